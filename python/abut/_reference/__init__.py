@@ -1,0 +1,23 @@
+"""The algorithms of abut in plain Python: the definition, and the oracle of the tests.
+
+Invariant: nothing here is incremental. Every answer is computed from the whole text by the
+definition, with the stages of the `tokenizers` package as they are, so that the native module,
+which takes shortcuts, has something to be compared with. It is slow, and only tests and readers
+import it (it needs `tokenizers`). Read `cut` first, then `tokenizer`, then `trajectory`.
+"""
+
+from abut._reference.cut import AddedToken, hard_tokens
+from abut._reference.tokenizer import Edge, Seam, Token, Tokenizer
+from abut._reference.trajectory import Columns, Trajectory, collate
+
+__all__ = [
+    "AddedToken",
+    "Columns",
+    "Edge",
+    "Seam",
+    "Token",
+    "Tokenizer",
+    "Trajectory",
+    "collate",
+    "hard_tokens",
+]

@@ -1,0 +1,390 @@
+"""A `tokenizer.json` as a function from typed text to ids.
+
+Invariant: `encode(text)` is what `tokenizers` gives with `add_special_tokens=False`, and content
+never becomes a control token, neither by matching nor by the model's own vocabulary.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby, takewhile
+from typing import Any, Literal, Self, TypeAlias
+
+import tokenizers
+
+from abut._reference.cut import AddedToken, Span, cut, hard_tokens, is_textual, run_around
+from abut.errors import ControlTokenError, TokenizerError
+from abut.parts import Content, Part, Scaffold
+
+AddedMode: TypeAlias = Literal["parse", "text", "raise"]
+SeamKind: TypeAlias = Literal["barrier", "window", "merged", "opaque"]
+
+
+class Edge(Enum):
+    """What stands to the left of a segment."""
+
+    START = "nothing: it begins the conversation"
+    SEGMENT = "an added token: a later segment"
+    CONTINUE = "tokens of the same text that must not change: no prefix of any kind"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token and the characters of the joined text that it came from."""
+
+    id: int
+    start: int
+    end: int
+    cut: AddedToken | None = None
+
+
+@dataclass(frozen=True)
+class Seam:
+    """The left tokens without the last `drop`, then `ids`, are the tokens of both."""
+
+    kind: SeamKind
+    exact: bool
+    drop: int
+    ids: list[int]
+    canonical_ids: list[int] | None = None
+
+
+class Tokenizer:
+    """The stages of a `tokenizer.json`, and the two classes of its added tokens."""
+
+    def __init__(self, source: str, *, control: Iterable[str] = (), textual: Iterable[str] = ()):
+        """Read the text of a `tokenizer.json`; `control` and `textual` move tokens between classes.
+
+        Raises:
+            TokenizerError: it cannot be read, or its tokens are drawn at random.
+        """
+        try:
+            config = json.loads(source) | {"truncation": None, "padding": None}
+            _refuse_randomness(config["model"])
+            whole = tokenizers.Tokenizer.from_str(json.dumps(config))
+        except TokenizerError:
+            raise
+        except Exception as error:  # tokenizers raises bare Exception
+            raise TokenizerError(f"not a tokenizer.json: {error}") from error
+        self._model = whole.model
+        self._stages = {edge: _stages(config, edge) for edge in Edge}
+        overrides = {**dict.fromkeys(textual, False), **dict.fromkeys(control, True)}
+        self.added = [
+            AddedToken(
+                id=id,
+                content=token.content,
+                pattern=_normalized(whole.normalizer, token) if token.normalized else token.content,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special,
+                control=overrides.get(
+                    token.content, token.special or not is_textual(token.content)
+                ),
+            )
+            for id, token in sorted(whole.get_added_tokens_decoder().items())
+        ]
+        self.hard = hard_tokens(self.added)
+        self.hard_ids = {token.id for token in self.hard}
+        unk_token = config["model"].get("unk_token")
+        unk_id = config["model"].get("unk_id")
+        if unk_id is None and unk_token is not None:
+            unk_id = self._model.token_to_id(unk_token)
+        self._not_to_mint = {token.id for token in self.added if token.control} - {unk_id}
+        self._bytes = _byte_table(config, whole, self.added)
+
+    @classmethod
+    def from_str(cls, source: str, **overrides: Iterable[str]) -> Self:
+        """As the constructor, under the name that the native class has."""
+        return cls(source, **overrides)
+
+    # --- text to ids
+
+    def encode(self, text: str, *, added: AddedMode = "parse") -> list[int]:
+        """The ids of `text`, which begins the conversation."""
+        return [token.id for token in self.tokens([self._part(text, added)], Edge.START)]
+
+    def encode_parts(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]:
+        """The ids of the parts as one text; only scaffold becomes control tokens."""
+        return [t.id for t in self.tokens(parts, Edge.START if at_start else Edge.SEGMENT)]
+
+    def tokens(self, parts: Sequence[Part], edge: Edge) -> list[Token]:
+        """The tokens of the parts as one text, with the characters that they came from."""
+        text, runs = "".join(parts), scaffold_runs(parts)
+        identity = [(i, i + 1) for i in range(len(text))]
+        raw = [token for token in self.added if not token.normalized]
+        tokens: list[Token] = []
+        end_of_last = 0
+        for found in cut(text, identity, raw, runs):
+            tokens += self._segment(text, (end_of_last, found.start), runs, edge)
+            tokens.append(Token(found.token.id, found.start, found.end, found.token))
+            end_of_last = found.end
+        return tokens + self._segment(text, (end_of_last, len(text)), runs, edge)
+
+    def _segment(self, text: str, span: Span, runs: Sequence[Span], edge: Edge) -> list[Token]:
+        """What stands between two raw cuts: normalized as a whole, then cut again."""
+        start, end = span
+        if start == end:
+            return []
+        edge = edge if start == 0 else Edge.SEGMENT
+        runs = [(low - start, high - start) for low, high in runs]
+        normalizer, pre_tokenizer = self._stages[edge]
+
+        def normalized_string() -> tokenizers.PreTokenizedString:
+            string = tokenizers.PreTokenizedString(text[start:end])
+            if normalizer is not None:
+                string.normalize(normalizer.normalize)
+            return string
+
+        normalized = "".join(piece for piece, _, _ in normalized_string().get_splits())
+        origin = _origin(normalized_string())
+        tokens: list[Token] = []
+
+        def piece_tokens(low: int, high: int) -> None:
+            if low == high:
+                return
+            string = normalized_string()
+            string.split(lambda _, whole: [whole.slice((low, high))])
+            if pre_tokenizer is not None:
+                pre_tokenizer.pre_tokenize(string)
+            words = [word for word, _, _ in string.get_splits()]
+            origins = iter(_origin(string))
+            for word in words:
+                tokens.extend(self._word(word, [next(origins) for _ in word], runs))
+
+        end_of_last = 0
+        by_pattern = [token for token in self.added if token.normalized]
+        for found in cut(normalized, origin, by_pattern, runs):
+            piece_tokens(end_of_last, found.start)
+            low, high = origin[found.start][0], origin[found.end - 1][1]
+            tokens.append(Token(found.token.id, low, high, found.token))
+            end_of_last = found.end
+        piece_tokens(end_of_last, len(normalized))
+        return [replace(t, start=t.start + start, end=t.end + start) for t in tokens]
+
+    def _word(self, word: str, origin: Sequence[Span], runs: Sequence[Span]) -> Iterator[Token]:
+        """The model's tokens of one pre-token, where content keeps it from control tokens."""
+        for id, low, high in self._model_tokens(word):
+            span = origin[low][0], origin[high - 1][1]
+            if id in self._not_to_mint and run_around(span, runs) is None:
+                for part, i, j in self._spelled_otherwise(word[low:high]):
+                    yield Token(part, origin[low + i][0], origin[low + j - 1][1])
+            else:
+                yield Token(id, *span)
+
+    def _spelled_otherwise(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """The tokens of the first character and of the rest, until no control token comes out."""
+        for begin, half in (0, text[:1]), (1, text[1:]):
+            for id, low, high in self._model_tokens(half) if half else ():
+                if id not in self._not_to_mint:
+                    yield id, begin + low, begin + high
+                elif high - low == 1:
+                    raise TokenizerError(f"content spells {half!r}, which only control id {id} is")
+                else:
+                    for part, i, j in self._spelled_otherwise(half[low:high]):
+                        yield part, begin + low + i, begin + low + j
+
+    def _model_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Ids with the characters of `text` that they cover (the model counts bytes)."""
+        char_of_byte = [i for i, char in enumerate(text) for _ in char.encode()]
+        try:
+            tokens = self._model.tokenize(text)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise TokenizerError(f"the tokenizer cannot encode {text!r}: {error}") from error
+        for token in tokens:
+            low, high = token.offsets
+            yield token.id, char_of_byte[low], char_of_byte[high - 1] + 1
+
+    def _part(self, text: str, added: AddedMode) -> Part:
+        if added == "parse":
+            return Scaffold(text)
+        if added == "raise":
+            for token in self.tokens([Scaffold(text)], Edge.START):
+                if token.id in self._not_to_mint or (token.cut and token.cut.control):
+                    spelled = text[token.start : token.end]
+                    at = token.start + len(spelled) - len(spelled.lstrip())
+                    content = next(t.content for t in self.added if t.id == token.id)
+                    raise ControlTokenError(
+                        f"the text spells the control token {content!r} at character {at}"
+                    )
+        return Content(text)
+
+    # --- two texts
+
+    def seam(self, a: str, b: str, *, added: AddedMode = "parse") -> Seam:
+        """What became of the tokens of `a` when `b` followed."""
+        if added == "raise":
+            self._part(a + b, added)
+        part = Scaffold if added == "parse" else Content
+        left = self.tokens([part(a)], Edge.START)
+        joined = self.tokens([part(a), part(b)], Edge.START)
+        at_edge = (not a) or (not b) or (left and left[-1].end == len(a) and self.is_hard(left[-1]))
+        barrier = at_edge or any(t.start == len(a) and self.is_hard(t) for t in joined)
+        return between_texts([t.id for t in left], [t.id for t in joined], bool(barrier))
+
+    def is_additive(self, a: str, b: str) -> bool:
+        """The literal equation, on three independent encodes."""
+        return self.encode(a + b) == self.encode(a) + self.encode(b)
+
+    def is_hard(self, token: Token) -> bool:
+        """Whether the token was cut out at a place that no other text can change."""
+        return token.cut in self.hard
+
+    def profile(self) -> dict[str, Any]:
+        """What is known statically; each list in the order of ids."""
+        return {
+            "hard_tokens": [token.content for token in self.hard],
+            "control_tokens": [token.content for token in self.added if token.control],
+            "textual_tokens": [token.content for token in self.added if not token.control],
+        }
+
+    # --- ids to text
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of the ids, one after the other, by table.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        for position, id in enumerate(ids):
+            if id not in self._bytes:
+                raise TokenizerError(f"token {position} has id {id}, outside the vocabulary")
+        return b"".join(self._bytes[id] for id in ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The bytes as text; what is not UTF-8 becomes U+FFFD."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def parts_of_ids(self, ids: Sequence[int]) -> list[tuple[type[Scaffold | Content], bytes]]:
+        """Runs of added tokens as scaffold, runs of all others as content, in bytes."""
+        added = {token.id for token in self.added}
+        return [
+            (Scaffold if is_added else Content, self.decode_bytes(list(run)))
+            for is_added, run in groupby(ids, key=added.__contains__)
+        ]
+
+
+def between_texts(before: list[int], after: list[int], barrier: bool) -> Seam:
+    """The seam where `before` became `after` because more text arrived."""
+    kept = common_prefix(before, after)
+    drop = len(before) - kept
+    kind: SeamKind = "merged" if drop else "barrier" if barrier else "opaque"
+    return Seam(kind, exact=drop == 0, drop=drop, ids=after[kept:])
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids agree from the start."""
+    agree = takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return sum(1 for _ in agree)
+
+
+def scaffold_runs(parts: Sequence[Part]) -> list[Span]:
+    """The maximal runs of adjacent scaffold in the joined text; empty parts separate nothing."""
+    runs: list[Span] = []
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        if isinstance(part, Scaffold) and part:
+            runs.append((runs.pop()[0] if runs and runs[-1][1] == start else start, end))
+    return runs
+
+
+def _origin(string: tokenizers.PreTokenizedString) -> list[Span]:
+    """For each character of the splits, the characters of the original that it came from."""
+    string.split(lambda _, piece: [piece.slice((i, i + 1)) for i in range(len(piece.normalized))])
+    return [origin for _, origin, _ in string.get_splits("original", "char")]
+
+
+def _normalized(normalizer: Any, token: tokenizers.AddedToken) -> str:
+    return token.content if normalizer is None else str(normalizer.normalize_str(token.content))
+
+
+def _refuse_randomness(model: dict[str, Any]) -> None:
+    if (model.get("dropout") or 0) > 0:
+        raise TokenizerError(f"the tokenizer is not deterministic: dropout {model['dropout']}")
+    if model.get("alpha") or (model.get("nbest_size") or 0) not in (0, 1):
+        raise TokenizerError("the tokenizer is not deterministic: Unigram sampling")
+
+
+def _stages(config: dict[str, Any], edge: Edge) -> tuple[Any, Any]:
+    """Normalizer and pre-tokenizer as they act on a segment with this edge."""
+    stages = {
+        "version": "1.0",
+        "normalizer": _without_prefix(config.get("normalizer"), edge),
+        "pre_tokenizer": _without_prefix(config.get("pre_tokenizer"), edge),
+        "model": {"type": "WordLevel", "vocab": {"": 0}, "unk_token": ""},
+    }
+    built = tokenizers.Tokenizer.from_str(json.dumps(stages))
+    return built.normalizer, built.pre_tokenizer
+
+
+def _without_prefix(stage: dict[str, Any] | None, edge: Edge) -> dict[str, Any] | None:
+    if stage is None or edge is Edge.START:
+        return stage
+    for inner in "normalizers", "pretokenizers":
+        if inner in stage:
+            rest = (_without_prefix(one, edge) for one in stage[inner])
+            return {**stage, inner: [one for one in rest if one is not None]}
+    continues = edge is Edge.CONTINUE
+    match stage["type"]:
+        case "Metaspace" if continues or stage.get("prepend_scheme") == "first":
+            return {**stage, "prepend_scheme": "never", "add_prefix_space": None}
+        case "Prepend" if continues:
+            return None
+        case "ByteLevel" if continues and "add_prefix_space" in stage:
+            return {**stage, "add_prefix_space": False}
+    return stage
+
+
+def _byte_table(
+    config: dict[str, Any], whole: tokenizers.Tokenizer, added: Iterable[AddedToken]
+) -> dict[int, bytes]:
+    """The bytes that each id stands for."""
+    stages = json.dumps(
+        [config.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
+    )
+    vocab = whole.get_vocab(with_added_tokens=False)
+    model = config["model"]
+    if '"ByteLevel"' in stages:
+        table = {id: _byte_level(token) for token, id in vocab.items()}
+    elif "Metaspace" in stages or "▁" in stages or model.get("byte_fallback"):
+        table = {id: _sentencepiece(token) for token, id in vocab.items()}
+    else:
+        continuing = model.get("continuing_subword_prefix")
+        suffix = model.get("end_of_word_suffix")
+        table = {id: _word(token, continuing, suffix) for token, id in vocab.items()}
+    return table | {token.id: token.content.encode() for token in added}
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace("▁", " ").encode()
+
+
+def _word(token: str, continuing: str | None, suffix: str | None) -> bytes:
+    if suffix and token.endswith(suffix):
+        return token.removesuffix(suffix).encode() + b" "
+    if not continuing:
+        return token.encode()
+    goes_on = token.startswith(continuing)
+    return token.removeprefix(continuing).encode() if goes_on else b" " + token.encode()
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 stands for itself, the other bytes follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF_CHAR = _byte_of_char()

@@ -1,0 +1,267 @@
+"""A trajectory from scratch: after every append, everything since the frozen edge anew.
+
+Invariant: what `request()` gave out or the policy sampled never changes; text that nobody has
+seen yet is encoded as the whole text that it is, in whatever pieces it arrived.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from abut._reference.tokenizer import (
+    AddedMode,
+    Edge,
+    Seam,
+    Token,
+    Tokenizer,
+    between_texts,
+    common_prefix,
+)
+from abut.errors import TrajectoryError
+from abut.parts import Content, Part, Scaffold
+
+PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One row for a trainer; `logprobs` (0.0 where not sampled) and `env_mask` are aligned."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    env_mask: list[int]
+
+
+@dataclass
+class Trajectory:
+    """Frozen tokens, and the parts that have arrived since, each with its provenance."""
+
+    tokenizer: Tokenizer
+    _frozen: list[tuple[int, float, str]] = field(default_factory=list)  # id, logprob, provenance
+    _open: list[tuple[Part, str]] = field(default_factory=list)
+    _edge: Edge = Edge.START
+    _requested: bool = False
+    turns: list[tuple[int, int]] = field(default_factory=list)
+
+    def append_text(self, text: str, *, added: AddedMode = "text", provenance: str = "env") -> Seam:
+        """Append context: content, or scaffold with `added="parse"`."""
+        if added == "raise":
+            self.tokenizer.encode(text, added="raise")
+        part: Part = Scaffold(text) if added == "parse" else Content(text)
+        return self.append_parts([part], provenance=provenance)
+
+    def append_parts(self, parts: Sequence[Part], *, provenance: str = "env") -> Seam:
+        """Append context; it joins the open text, and never changes a frozen token."""
+        parts = [part for part in parts if part]
+        if not parts:
+            return Seam("barrier", exact=True, drop=0, ids=[])
+        before = self._open_tokens()
+        boundary = sum(len(part) for part, _ in self._open)
+        self._open += [(part, provenance) for part in parts]
+        try:
+            after = self._open_tokens()
+        except Exception:
+            del self._open[-len(parts) :]
+            raise
+        self._requested = False
+        is_hard = self.tokenizer.is_hard
+        begins_hard = any(token.start == boundary and is_hard(token) for token in after)
+        if boundary == 0:
+            if self._edge is Edge.CONTINUE and not begins_hard:
+                return self._seam_after_frozen(parts, [token.id for token in after])
+            ends_hard = True
+        else:
+            ends_hard = any(token.end == boundary and is_hard(token) for token in before)
+        return between_texts(
+            [token.id for token in before],
+            [token.id for token in after],
+            barrier=ends_hard or begins_hard,
+        )
+
+    def request(self) -> list[int]:
+        """All ids so far, for the engine; they are frozen from here on."""
+        self._freeze(self._open_columns())
+        self._requested = True
+        return self.ids
+
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> Seam:
+        """Append what the engine sampled, verbatim.
+
+        Raises:
+            TrajectoryError: no `request()` directly before, a length that differs, or a logprob
+                that is not finite.
+            TokenizerError: an id outside the vocabulary.
+        """
+        if not self._requested:
+            raise TrajectoryError("append_sampled needs a request() directly before it")
+        if len(ids) != len(logprobs):
+            raise TrajectoryError(f"{len(ids)} sampled ids but {len(logprobs)} logprobs")
+        for index, logprob in enumerate(logprobs):
+            if not math.isfinite(logprob):
+                raise TrajectoryError(f"sampled token {index} (id {ids[index]}): {logprob}")
+        self.tokenizer.decode_bytes(ids)
+        seam = self._seam_before_sample(list(ids))
+        self.turns.append((len(self._frozen), len(self._frozen) + len(ids)))
+        columns = zip(ids, logprobs, strict=True)
+        self._freeze([(id, logprob, "sampled") for id, logprob in columns])
+        self._requested = False
+        return seam
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids."""
+        return [id for id, _, _ in self._columns()]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One for each token, in nats; NaN where it was not sampled."""
+        return [logprob for _, logprob, _ in self._columns()]
+
+    @property
+    def provenance(self) -> list[str]:
+        """Who wrote each token."""
+        return [provenance for _, _, provenance in self._columns()]
+
+    @property
+    def sampled_mask(self) -> list[int]:
+        """1 where the policy sampled the token."""
+        return [int(provenance == "sampled") for provenance in self.provenance]
+
+    def __len__(self) -> int:
+        return len(self._columns())
+
+    def columns(self) -> Columns:
+        """The prompt up to the first sampled token, and the rest, aligned.
+
+        Raises:
+            TrajectoryError: nothing was sampled.
+        """
+        mask = self.sampled_mask
+        if 1 not in mask:
+            raise TrajectoryError("no sampled token, so there is nothing to train")
+        start = mask.index(1)
+        logprobs = [0.0 if math.isnan(logprob) else logprob for logprob in self.logprobs]
+        return Columns(self.ids[:start], self.ids[start:], logprobs[start:], mask[start:])
+
+    def _columns(self) -> list[tuple[int, float, str]]:
+        return self._frozen + self._open_columns()
+
+    def _open_tokens(self) -> list[Token]:
+        return self.tokenizer.tokens([part for part, _ in self._open], self._edge)
+
+    def _open_columns(self) -> list[tuple[int, float, str]]:
+        return [(token.id, math.nan, self._written_by(token)) for token in self._open_tokens()]
+
+    def _written_by(self, token: Token) -> str:
+        """The first content that the token touches, else scaffold; in a close, all is close."""
+        touched = []
+        end = 0
+        # A token of no characters at all counts with the character after it, or the last one.
+        first = min(token.start, sum(len(part) for part, _ in self._open) - 1)
+        last = max(token.end - 1, first)
+        for part, provenance in self._open:
+            start, end = end, end + len(part)
+            if start <= last and first < end:
+                touched.append((isinstance(part, Content), provenance))
+        writers = [provenance for is_content, provenance in touched if is_content]
+        if writers:
+            return writers[0]
+        return "close" if touched[0][1] == "close" else "scaffold"
+
+    def _freeze(self, columns: list[tuple[int, float, str]]) -> None:
+        self._frozen += columns
+        self._open = []
+        if self._frozen:
+            ends_hard = self._frozen[-1][0] in self.tokenizer.hard_ids
+            self._edge = Edge.SEGMENT if ends_hard else Edge.CONTINUE
+
+    def _frozen_tail(self) -> list[int]:
+        """The frozen ids since the last hard token."""
+        ids = [id for id, _, _ in self._frozen]
+        hard = [i for i, id in enumerate(ids) if id in self.tokenizer.hard_ids]
+        return ids[hard[-1] + 1 :] if hard else ids
+
+    def _seam_before_sample(self, ids: list[int]) -> Seam:
+        hard = [i for i, id in enumerate(ids) if id in self.tokenizer.hard_ids]
+        right = ids[: hard[0]] if hard else ids
+        if not right or not self._frozen_tail():
+            return Seam("barrier", exact=True, drop=0, ids=ids)
+        return self._seam_after_frozen(_whole_start(self.tokenizer, right), ids)
+
+    def _seam_after_frozen(self, right: Sequence[Part], written: list[int]) -> Seam:
+        """What the canonical tokens on both sides of a frozen edge are; they are never applied.
+
+        The text on the left is that of its ids since the last hard token, so it has its prefix in
+        it, and nothing here writes another one. `canonical_ids` begin at the first token that
+        differs from those of the left text alone. Inside a character there is no text to compare.
+        """
+        left = _whole_end(self.tokenizer, self._frozen_tail())
+        if not left or not right:
+            return Seam("merged", exact=False, drop=0, ids=written)
+
+        def canonical(parts: Sequence[Part]) -> list[int]:
+            return [token.id for token in self.tokenizer.tokens(parts, Edge.CONTINUE)]
+
+        joined = canonical([*left, *right])
+        if joined == canonical(left) + canonical(right):
+            return Seam("opaque", exact=True, drop=0, ids=written)
+        kept = common_prefix(canonical(left), joined)
+        return Seam("merged", exact=False, drop=0, ids=written, canonical_ids=joined[kept:])
+
+
+def _whole_start(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:
+    """The text of the ids up to the first byte that is no whole character."""
+    parts: list[Part] = []
+    for kind, encoded in tokenizer.parts_of_ids(ids):
+        text = encoded.decode(errors="surrogateescape")
+        whole = text[: next((i for i, c in enumerate(text) if _is_stray(c)), len(text))]
+        parts.append(kind(whole))
+        if whole != text:
+            break
+    return parts if any(parts) else []
+
+
+def _whole_end(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:
+    """The text of the ids after the last byte that is no whole character."""
+    parts: list[Part] = []
+    for kind, encoded in reversed(tokenizer.parts_of_ids(ids)):
+        text = encoded.decode(errors="surrogateescape")
+        whole = text[max((i + 1 for i, c in enumerate(text) if _is_stray(c)), default=0) :]
+        parts.insert(0, kind(whole))
+        if whole != text:
+            break
+    return parts if any(parts) else []
+
+
+def _is_stray(char: str) -> bool:
+    """Whether this stands for a byte that is not part of a character."""
+    return "\udc80" <= char <= "\udcff"
+
+
+def collate(columns: Sequence[Any], pad_id: int) -> dict[str, np.ndarray]:
+    """Prompts padded on the left, completions on the right; masks are 1 where it is no padding."""
+    width_p = max((len(row.prompt_ids) for row in columns), default=0)
+    width_c = max((len(row.completion_ids) for row in columns), default=0)
+
+    def left(rows: list[list[int]], pad: int, dtype: type) -> np.ndarray:
+        padded = [[pad] * (width_p - len(row)) + list(row) for row in rows]
+        return np.array(padded, dtype=dtype).reshape(len(columns), width_p)
+
+    def right(rows: list[Any], pad: float, dtype: type) -> np.ndarray:
+        padded = [list(row) + [pad] * (width_c - len(row)) for row in rows]
+        return np.array(padded, dtype=dtype).reshape(len(columns), width_c)
+
+    prompts = [row.prompt_ids for row in columns]
+    completions = [row.completion_ids for row in columns]
+    return {
+        "prompt_ids": left(prompts, pad_id, np.int64),
+        "prompt_mask": left([[1] * len(ids) for ids in prompts], 0, np.uint8),
+        "completion_ids": right(completions, pad_id, np.int64),
+        "completion_mask": right([[1] * len(ids) for ids in completions], 0, np.uint8),
+        "logprobs": right([row.logprobs for row in columns], 0.0, np.float32),
+        "env_mask": right([row.env_mask for row in columns], 0, np.uint8),
+    }

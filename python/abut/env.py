@@ -1,0 +1,167 @@
+"""Environments: what answers an action.
+
+An env never sees tokens. `reset` and `step` return `(env, reply)`: the environment that goes on
+(usually itself) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+
+from abut.errors import EnvError
+
+Message: TypeAlias = dict[str, Any]
+Reply: TypeAlias = str | list[Message]
+
+
+@runtime_checkable
+class Env(Protocol):
+    """A synchronous environment. Each call runs on a worker thread, one at a time for one env.
+
+    `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share) and
+    any column of the dataset's row. `close()` is called at the end where it exists.
+    """
+
+    reward: float
+    alive: bool
+
+    def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: str) -> tuple[Self, Reply]:
+        """Answer one action of the policy."""
+        ...
+
+
+@runtime_checkable
+class AsyncEnv(Protocol):
+    """The asynchronous twin of `Env`, accepted wherever it is."""
+
+    reward: float
+    alive: bool
+
+    async def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Begin an episode."""
+        ...
+
+    async def step(self, action: str) -> tuple[Self, Reply]:
+        """Answer one action of the policy."""
+        ...
+
+
+EnvFactory: TypeAlias = Callable[[], Env | AsyncEnv]
+
+
+def check_env_factory(env: Any) -> EnvFactory:
+    """Return what makes a fresh environment for each episode.
+
+    Raises:
+        TypeError: it is no class or factory, or what looks like one environment object.
+    """
+    if not callable(env):
+        what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
+        raise TypeError(
+            f"env must be an Env class or a factory without arguments, got {what}\n"
+            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+        )
+    if inspect.isclass(env):
+        for method in ("reset", "step"):
+            if not callable(getattr(env, method, None)):
+                raise TypeError(
+                    f"env={env.__name__} has no method {method!r}\n"
+                    "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+                )
+    return env  # type: ignore[no-any-return]
+
+
+def make_env(factory: EnvFactory) -> Env | AsyncEnv:
+    """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
+    try:
+        return factory()
+    except Exception as error:
+        name = getattr(factory, "__name__", repr(factory))
+        raise EnvError(f"{name}() raised {type(error).__name__}: {error}") from error
+
+
+def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
+    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names."""
+    offered = {**columns, "episode_seed": episode_seed}
+    offered.pop("seed", None)
+    parameters = list(inspect.signature(env.reset).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return offered
+    return {
+        parameter.name: offered[parameter.name]
+        for parameter in parameters
+        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in offered
+    }
+
+
+def is_async(env: Any) -> bool:
+    """Whether `step` is a coroutine function."""
+    return inspect.iscoroutinefunction(env.step)
+
+
+def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
+    """Return `(env, reply)` as it was returned, or say what is wrong with it.
+
+    Raises:
+        EnvError: it is not a pair of an environment and a reply.
+    """
+    name = f"{type(env).__name__}.{method}"
+    if isinstance(returned, Awaitable):
+        raise EnvError(f"{name} returned an awaitable\nhint: make reset and step both `async def`")
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        hint = "return (self, text)"
+        if isinstance(returned, tuple) and len(returned) == 5:
+            hint = "a Gym step returns five values; set self.reward and self.alive, " + hint
+        raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
+    following, reply = returned
+    for attribute in ("reward", "alive"):
+        if not hasattr(following, attribute):
+            raise EnvError(
+                f"{name} returned {type(following).__name__} without attribute {attribute!r}\n"
+                "hint: the first of the pair is the environment that goes on, usually self"
+            )
+    if isinstance(reply, str):
+        return following, reply
+    if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
+        raise EnvError(
+            f"{name} must reply with a str or a list of messages, got {_shape(reply)}\n"
+            'hint: a message is {"role": "tool", "name": …, "content": "text"}'
+        )
+    return following, reply
+
+
+def env_reward_value(env: Any) -> float | None:
+    """Return the env's reward; None where it is None or NaN: no score.
+
+    Raises:
+        EnvError: the reward is no number.
+    """
+    reward = env.reward
+    if reward is None:
+        return None
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        raise EnvError(
+            f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
+        ) from None
+    return None if math.isnan(value) else value
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}: {[type(v).__name__ for v in value]}"
+    return f"{type(value).__name__}: {str(value)[:80]!r}"

@@ -1,0 +1,56 @@
+"""The errors of abut.
+
+    AbutError
+    ├── TokenizerError (ValueError)      a tokenizer that cannot be loaded or used exactly
+    ├── ControlTokenError (ValueError)   `added="raise"`: the text spells a control token
+    ├── TrajectoryError (ValueError)     an append that would break the invariant of a trajectory
+    ├── SeamError (ValueError)           recorded calls that do not join
+    ├── TemplateError (ValueError)       a chat template that cannot be appended to exactly
+    ├── EnvError (RuntimeError)          an environment that failed or returned the wrong thing
+    ├── SamplerError (RuntimeError)      a sampler that failed or returned the wrong thing
+    ├── RolloutError (RuntimeError)      rollouts that failed where failures are not tolerated
+    └── MissingExtraError (ImportError)  an optional dependency that is not installed
+
+Each is also the builtin exception that it stands for. Messages say what, where and both sides; a
+last line `hint: …` says what to do.
+"""
+
+
+class AbutError(Exception):
+    """Base of all errors that abut raises on purpose."""
+
+
+class TokenizerError(AbutError, ValueError):
+    """A tokenizer that cannot be loaded, or an input that it cannot encode or decode."""
+
+
+class ControlTokenError(AbutError, ValueError):
+    """With `added="raise"`: the text spells a control token."""
+
+
+class TrajectoryError(AbutError, ValueError):
+    """An append that would break the invariant of a trajectory."""
+
+
+class SeamError(AbutError, ValueError):
+    """Two pieces that do not join: the tokens differ where they must agree."""
+
+
+class TemplateError(AbutError, ValueError):
+    """A chat template that cannot be appended to exactly, and why."""
+
+
+class EnvError(AbutError, RuntimeError):
+    """An environment that failed, was too slow, or returned the wrong thing."""
+
+
+class SamplerError(AbutError, RuntimeError):
+    """A sampler that failed or returned the wrong thing."""
+
+
+class RolloutError(AbutError, RuntimeError):
+    """Rollouts that failed where the configuration does not tolerate it."""
+
+
+class MissingExtraError(AbutError, ImportError):
+    """An optional dependency that is not installed."""

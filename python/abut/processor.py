@@ -1,0 +1,173 @@
+"""From conversations to text: the protocols, and how a text processor is made to give parts.
+
+Invariant: what a processor writes around a message is found by rendering, and replaying it gives
+the rendered text. Where that cannot be shown, `TemplateError` says which call and why.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from abut.chat_template import ChatTemplateProcessor
+from abut.errors import TemplateError
+from abut.parts import Content, Part, Scaffold
+from abut.placeholder import Message, check_message, free_stem
+from abut.template_report import TemplateReport, both, roles
+
+__all__ = [
+    "ChatTemplateProcessor",
+    "Message",
+    "PartsProcessor",
+    "Processor",
+    "TemplateReport",
+    "as_parts_processor",
+]
+
+
+class Processor(Protocol):
+    """Text in, text out, as in trl-env."""
+
+    def init_system_input(self, prompt: str) -> str:
+        """The system block alone, from the first byte of the conversation."""
+        ...
+
+    def append_user_input(self, prompt: str) -> str:
+        """What follows a closed turn: separator, user block, generation prompt."""
+        ...
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        """`(reasoning, action)` of a completion without its stop token."""
+        ...
+
+
+@runtime_checkable
+class PartsProcessor(Protocol):
+    """A processor that keeps scaffold and content apart: what the engine uses.
+
+    Attributes:
+        stop_token_ids: every id that ends a turn, the template's own first.
+        close_token_id: the id that `closing()` encodes to.
+    """
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...  # noqa: D102 (in the class's docstring)
+
+    @property
+    def close_token_id(self) -> int: ...  # noqa: D102
+
+    def opening(self, messages: Sequence[Message]) -> list[Part]:
+        """From the first byte up to and with the generation prompt."""
+        ...
+
+    def closing(self) -> list[Part]:
+        """What closes a turn that did not end on the template's stop token."""
+        ...
+
+    def increment(self, messages: Sequence[Message]) -> list[Part]:
+        """After a closed assistant turn: separator, the new messages, generation prompt."""
+        ...
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        """`(reasoning, action)` of a completion without its stop token."""
+        ...
+
+
+def as_parts_processor(processor: Processor | PartsProcessor, hf_tokenizer: Any) -> PartsProcessor:
+    """The processor itself where it gives parts, else one that finds its scaffold.
+
+    A processor with only the three text methods is called with a placeholder and with the real
+    text; the two must differ in the content alone. Its turns end on the tokenizer's EOS token. It
+    takes a system message (or none: then nothing is written for it) and user messages, one at a
+    time.
+
+    Raises:
+        TemplateError: the tokenizer has no EOS token.
+    """
+    if isinstance(processor, PartsProcessor):
+        return processor
+    return _TextProcessorParts(processor, hf_tokenizer)
+
+
+class _TextProcessorParts:
+    """A `PartsProcessor` over the three text methods."""
+
+    def __init__(self, processor: Processor, hf_tokenizer: Any) -> None:
+        if hf_tokenizer.eos_token_id is None:
+            raise TemplateError(
+                f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so nothing says "
+                "where a turn ends\n"
+                "hint: set tokenizer.eos_token to the token that closes a turn, or use "
+                "ChatTemplateProcessor"
+            )
+        self._processor = processor
+        self._close = str(hf_tokenizer.eos_token)
+        self.close_token_id = int(hf_tokenizer.eos_token_id)
+        self.stop_token_ids: tuple[int, ...] = (self.close_token_id,)
+
+    def opening(self, messages: Sequence[Message]) -> list[Part]:
+        texts = self._texts(messages, takes=(["system", "user"], ["user"]))
+        *system, user = texts
+        parts = [part for text in system for part in self._split("init_system_input", text)]
+        return [*parts, *self._split("append_user_input", user)]
+
+    def closing(self) -> list[Part]:
+        return [Scaffold(self._close)]
+
+    def increment(self, messages: Sequence[Message]) -> list[Part]:
+        (text,) = self._texts(messages, takes=(["user"],))
+        parts = self._split("append_user_input", text)
+        if isinstance(parts[0], Scaffold) and parts[0].startswith(self._close):
+            raise TemplateError(
+                f"append_user_input begins with {self._close!r}, but the turn before it is closed "
+                "already\n"
+                "hint: begin with what stands between a closed turn and the next, for ChatML "
+                '"\\n<|im_start|>user\\n"'
+            )
+        return parts
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        return self._processor.parse_agent_output(completion)
+
+    def _texts(self, messages: Sequence[Message], *, takes: tuple[list[str], ...]) -> list[str]:
+        for k, message in enumerate(messages):
+            check_message(message, k)
+        if [message["role"] for message in messages] not in takes:
+            wanted = " or ".join(f"[{', '.join(sequence)}]" for sequence in takes)
+            raise TemplateError(
+                f"a processor with only the three text methods takes {wanted} here, not "
+                f"{roles(messages)}\n"
+                "hint: use ChatTemplateProcessor, which takes every role that the template knows"
+            )
+        texts = [message.get("content") for message in messages]
+        for k, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TemplateError(
+                    f"message {k} ({messages[k]['role']}): content={text!r} is not a string\n"
+                    "hint: write the text itself"
+                )
+        return [str(text) for text in texts]
+
+    def _split(self, name: str, text: str) -> list[Part]:
+        """The parts of what the method `name` writes around `text`."""
+        method = getattr(self._processor, name)
+        placeholder = free_stem(text) + "0x"
+        rendered, real = method(placeholder), method(text)
+        for value in (rendered, real):
+            if not isinstance(value, str):
+                raise TemplateError(
+                    f"{name} returned {value!r}, not a string\n"
+                    f"hint: return the text that stands for the message"
+                )
+        if (count := rendered.count(placeholder)) != 1:
+            raise TemplateError(
+                f"{name} writes its prompt {count} times, not once\n"
+                "hint: write the prompt as it is, once"
+            )
+        if (replayed := rendered.replace(placeholder, text)) != real:
+            raise TemplateError(
+                f"{name} changes its prompt, or what it writes around it: "
+                f"{both(replayed, real)}\n"
+                "hint: write the prompt as it is, with the same text around it every time"
+            )
+        before, _, after = rendered.partition(placeholder)
+        parts = (Scaffold(before), Content(text), Scaffold(after))
+        return [part for part in parts if part]

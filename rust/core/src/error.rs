@@ -1,0 +1,132 @@
+//! One error type: what is wrong, where, both sides, and a `hint:` line that says what to do.
+
+/// The result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong. `Display` is the whole message that a user reads.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The file is not a usable `tokenizer.json`.
+    #[error("not a tokenizer.json: {reason}\nhint: {hint}")]
+    Load {
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The tokenizer draws its tokens at random, so no exact answer exists.
+    #[error(
+        "the tokenizer is not deterministic: {what}\n\
+         hint: set it to null in tokenizer.json; sampling tokenizations is for pre-training"
+    )]
+    NotDeterministic {
+        /// The setting that makes it random.
+        what: String,
+    },
+    /// The `tokenizers` crate refused an input.
+    #[error("the tokenizer cannot encode {text:?}: {reason}")]
+    Encode {
+        /// The piece of text, shortened.
+        text: String,
+        /// The reason that `tokenizers` gave.
+        reason: String,
+    },
+    /// The model has no way to write this text without the control token.
+    #[error(
+        "content spells the control token {token:?} (id {id}) and the vocabulary has no other way \
+         to write {text:?}\nhint: encode it with added=\"parse\" if it is meant to be one"
+    )]
+    CannotAvoid {
+        /// The control token.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// The text of one character.
+        text: String,
+    },
+    /// `added="raise"` met a control token.
+    #[error(
+        "the text spells the control token {token:?} at character {position}\n\
+         hint: added=\"text\" keeps it as text; added=\"parse\" makes it the token"
+    )]
+    ControlToken {
+        /// The control token.
+        token: String,
+        /// Where it begins, in characters from 0.
+        position: usize,
+    },
+    /// An id that the tokenizer does not have.
+    #[error(
+        "token {position} has id {id}, which is outside the vocabulary ({vocab_size} ids)\n\
+         hint: the ids come from another tokenizer, or from padding of the model's embedding"
+    )]
+    UnknownId {
+        /// Index in the given ids, from 0.
+        position: usize,
+        /// The id.
+        id: i64,
+        /// How many ids there are.
+        vocab_size: usize,
+    },
+    /// The ids of one sample and their logprobs have different lengths.
+    #[error(
+        "turn {turn} has {ids} sampled ids but {logprobs} logprobs\n\
+         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+    )]
+    LogprobCount {
+        /// The turn, from 0.
+        turn: usize,
+        /// How many ids.
+        ids: usize,
+        /// How many logprobs.
+        logprobs: usize,
+    },
+    /// A sampled token without a finite logprob.
+    #[error(
+        "turn {turn}: sampled token {index} (id {id}) has logprob {value}, which is not finite\n\
+         hint: ask the engine for the logprob of each sampled token, after temperature and filters"
+    )]
+    Logprob {
+        /// The turn, from 0.
+        turn: usize,
+        /// Index in the sample, from 0.
+        index: usize,
+        /// The sampled id.
+        id: u32,
+        /// The value, as text: NaN, inf or -inf.
+        value: String,
+    },
+    /// Sampled tokens that answer no request.
+    #[error(
+        "append_sampled needs a request() directly before it: {reason}\n\
+         hint: send request() to the engine, then append what it sampled, then the reply"
+    )]
+    NoRequest {
+        /// What happened instead.
+        reason: &'static str,
+    },
+    /// A trajectory that holds nothing to train.
+    #[error(
+        "the trajectory of {tokens} tokens has no sampled token, so there is nothing to train\n\
+         hint: append_sampled before columns(); a failed rollout needs a row of its own"
+    )]
+    NothingSampled {
+        /// How many tokens it has.
+        tokens: usize,
+    },
+    /// Columns whose arrays do not have the same length.
+    #[error(
+        "columns {row}: {name} has {len} entries but completion_ids has {expected}\n\
+         hint: each array of a row is aligned with its completion_ids"
+    )]
+    ColumnLength {
+        /// The row, from 0.
+        row: usize,
+        /// The array.
+        name: &'static str,
+        /// Its length.
+        len: usize,
+        /// The length that it should have.
+        expected: usize,
+    },
+}

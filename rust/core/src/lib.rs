@@ -1,0 +1,24 @@
+//! abut-core: conversations joined end to end, exact to the token.
+//!
+//! The invariant that everything here serves: **a token that the model sampled is never tokenized
+//! again, and text is tokenized exactly as the whole text would be.**
+//!
+//! Data flows one way: text or ids → [`Tokenizer`] → [`Trajectory`] → [`Columns`]. Nothing here
+//! knows Python, a network, or a model.
+
+#![forbid(unsafe_code)]
+
+mod columns;
+mod error;
+mod parts;
+mod seam;
+mod segment;
+mod tokenizer;
+mod trajectory;
+
+pub use columns::{Batch, Columns, Row, collate};
+pub use error::{Error, Result};
+pub use parts::{Part, PartKind};
+pub use seam::{Seam, SeamKind};
+pub use tokenizer::{AddedMode, AddedToken, Edge, Overrides, Profile, Tokenizer};
+pub use trajectory::{Provenance, Trajectory, Turn};

@@ -1,0 +1,75 @@
+//! Text with a memory of who wrote it: the template (scaffold) or somebody else (content).
+
+use std::ops::Range;
+
+/// Who wrote a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartKind {
+    /// The chat template: may become control tokens.
+    Scaffold,
+    /// Anybody else: never becomes a control token.
+    Content,
+}
+
+/// A piece of text and who wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// Who wrote it.
+    pub kind: PartKind,
+    /// The text.
+    pub text: &'a str,
+}
+
+impl<'a> Part<'a> {
+    /// A part that the template wrote.
+    #[must_use]
+    pub fn scaffold(text: &'a str) -> Self {
+        Self { kind: PartKind::Scaffold, text }
+    }
+
+    /// A part that somebody else wrote.
+    #[must_use]
+    pub fn content(text: &'a str) -> Self {
+        Self { kind: PartKind::Content, text }
+    }
+}
+
+/// Parts joined to one text, with the byte ranges of its maximal scaffold runs, in order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Joined {
+    pub text: String,
+    pub scaffold: Vec<Range<usize>>,
+    /// Whether it matters which bytes a token came from: there is more than one part.
+    pub with_spans: bool,
+}
+
+impl Joined {
+    pub fn new<'a>(parts: impl IntoIterator<Item = Part<'a>>) -> Self {
+        let mut joined = Self::default();
+        for part in parts {
+            joined.push(part);
+        }
+        joined
+    }
+
+    pub fn push(&mut self, part: Part<'_>) {
+        if part.text.is_empty() {
+            return;
+        }
+        let start = self.text.len();
+        self.with_spans |= start > 0;
+        self.text.push_str(part.text);
+        if part.kind == PartKind::Scaffold {
+            match self.scaffold.last_mut() {
+                Some(run) if run.end == start => run.end = self.text.len(),
+                _ => self.scaffold.push(start..self.text.len()),
+            }
+        }
+    }
+
+    /// The scaffold run that holds all of `range`, if one does.
+    pub fn run_around(&self, range: &Range<usize>) -> Option<&Range<usize>> {
+        let i = self.scaffold.partition_point(|run| run.end < range.end);
+        self.scaffold.get(i).filter(|run| run.start <= range.start)
+    }
+}

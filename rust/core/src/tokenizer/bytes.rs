@@ -1,0 +1,118 @@
+//! Ids to bytes by a table, never by decoding slices: a token can end inside a UTF-8 character.
+
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use tokenizers::Model;
+use tokenizers::models::ModelWrapper;
+
+use super::added::AddedToken;
+use super::load::ModelSettings;
+
+/// How the vocabulary spells bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// GPT-2's table: one character for each byte.
+    ByteLevel,
+    /// `▁` for a space, `<0xHH>` for a byte that the vocabulary lacks.
+    SentencePiece,
+    /// Plain text, with markers at the start or end of words.
+    Words { continuing: Option<String>, end: Option<String> },
+}
+
+impl Spelling {
+    pub fn detect(settings: &ModelSettings, parts: [&Value; 3]) -> Self {
+        let mentions = |kind: &str| parts.iter().any(|value| has_type(value, kind));
+        let metaspace = parts.iter().any(|value| value.to_string().contains('▁'));
+        if mentions("ByteLevel") {
+            Self::ByteLevel
+        } else if mentions("Metaspace") || metaspace || settings.byte_fallback {
+            Self::SentencePiece
+        } else {
+            Self::Words {
+                continuing: settings.continuing_subword_prefix.clone().filter(|s| !s.is_empty()),
+                end: settings.end_of_word_suffix.clone().filter(|s| !s.is_empty()),
+            }
+        }
+    }
+
+    fn bytes(&self, token: &str, inverse: &FxHashMap<char, u8>) -> Vec<u8> {
+        match self {
+            Self::ByteLevel => token
+                .chars()
+                .map(|c| inverse.get(&c).copied())
+                .collect::<Option<Vec<u8>>>()
+                .unwrap_or_else(|| token.as_bytes().to_vec()),
+            Self::SentencePiece => fallback_byte(token)
+                .map_or_else(|| token.replace('▁', " ").into_bytes(), |byte| vec![byte]),
+            Self::Words { continuing, end } => {
+                let stem = end.as_deref().and_then(|end| token.strip_suffix(end));
+                if let Some(stem) = stem {
+                    return format!("{stem} ").into_bytes();
+                }
+                match continuing.as_deref() {
+                    None => token.as_bytes().to_vec(),
+                    Some(prefix) => token.strip_prefix(prefix).map_or_else(
+                        || format!(" {token}").into_bytes(),
+                        |rest| rest.as_bytes().to_vec(),
+                    ),
+                }
+            }
+        }
+    }
+}
+
+/// The bytes of every id; `None` where the vocabulary has a hole.
+pub(crate) fn byte_table(
+    spelling: &Spelling,
+    model: &ModelWrapper,
+    added: &[AddedToken],
+) -> Vec<Option<Box<[u8]>>> {
+    let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
+    let mut table: Vec<Option<Box<[u8]>>> = Vec::new();
+    let mut put = |id: u32, bytes: Vec<u8>| {
+        let index = id as usize;
+        if table.len() <= index {
+            table.resize(index + 1, None);
+        }
+        table[index] = Some(bytes.into_boxed_slice());
+    };
+    for (token, id) in model.get_vocab() {
+        put(id, spelling.bytes(&token, &inverse));
+    }
+    for token in added {
+        put(token.id, token.content.clone().into_bytes());
+    }
+    table
+}
+
+/// GPT-2's character for each byte: printable Latin-1 stands for itself, the rest is shifted.
+fn byte_chars() -> [char; 256] {
+    let mut shifted = 0u32;
+    std::array::from_fn(|byte| {
+        let byte = u8::try_from(byte).expect("256 bytes");
+        let code = match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => u32::from(byte),
+            _ => {
+                shifted += 1;
+                255 + shifted
+            }
+        };
+        char::from_u32(code).expect("below U+0200")
+    })
+}
+
+fn fallback_byte(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
+
+fn has_type(value: &Value, kind: &str) -> bool {
+    match value {
+        Value::Object(map) => {
+            map.get("type").and_then(Value::as_str) == Some(kind)
+                || map.values().any(|inner| has_type(inner, kind))
+        }
+        Value::Array(list) => list.iter().any(|inner| has_type(inner, kind)),
+        _ => false,
+    }
+}

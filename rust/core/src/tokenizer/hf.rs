@@ -1,0 +1,197 @@
+//! The general encoder: the `tokenizers` crate's own normalizer, pre-tokenizer and model, run on
+//! one segment at a time. It is the oracle, so nothing here may differ from it.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+use tokenizers::models::ModelWrapper;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::tokenizer::normalizer::Range as Span;
+use tokenizers::{Model, NormalizedString, Normalizer, PreTokenizedString, PreTokenizer};
+
+use super::{Edge, Encoded};
+use crate::error::{Error, Result};
+use crate::segment::Cutter;
+
+/// The three stages, the first two once for each [`Edge`].
+pub(crate) struct Pipeline {
+    pub normalizers: [Option<NormalizerWrapper>; 3],
+    pub pre_tokenizers: [Option<PreTokenizerWrapper>; 3],
+    pub model: ModelWrapper,
+}
+
+/// What one segment is and may become.
+pub(crate) struct Segment<'a> {
+    pub text: &'a str,
+    pub edge: Edge,
+    /// Where the segment stands in the whole text, in bytes.
+    pub offset: usize,
+    /// Added tokens with `normalized=true`.
+    pub normalized: Option<&'a Cutter>,
+    /// Control tokens that the model itself could emit, by id.
+    pub mintable: &'a FxHashMap<u32, String>,
+    pub any_scaffold: bool,
+    /// Whether anybody looks at the spans of the tokens.
+    pub with_spans: bool,
+    /// The scaffold run around a byte range of the whole text.
+    pub run_around: &'a dyn Fn(&Range<usize>) -> Option<Range<usize>>,
+}
+
+impl Segment<'_> {
+    /// The scaffold run around a range of the normalized text, in terms of the normalized text,
+    /// judged by the original bytes that the range came from.
+    fn run_around_normalized(
+        &self,
+        normalized: &NormalizedString,
+        range: &Range<usize>,
+    ) -> Option<Range<usize>> {
+        let original = normalized.convert_offsets(Span::Normalized(range.clone()))?;
+        let run = (self.run_around)(&(self.offset + original.start..self.offset + original.end))?;
+        let start = run.start.saturating_sub(self.offset);
+        let end = (run.end - self.offset).min(self.text.len());
+        if start == 0 && end == self.text.len() {
+            return Some(0..normalized.get().len());
+        }
+        let run = normalized.convert_offsets(Span::Original(start..end))?;
+        Some(run.start.min(range.start)..run.end.max(range.end))
+    }
+}
+
+impl Pipeline {
+    /// Encodes one segment that holds no added token with `normalized=false`.
+    pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> Result<()> {
+        let mut normalized = NormalizedString::from(segment.text);
+        if let Some(normalizer) = &self.normalizers[segment.edge as usize] {
+            normalizer
+                .normalize(&mut normalized)
+                .map_err(|e| encode_error(segment.text, e.as_ref()))?;
+        }
+        let Some(cutter) = segment.normalized else {
+            return self.encode_plain(normalized, segment, out);
+        };
+        let cuts = cutter.cut(normalized.get(), segment.any_scaffold, |range| {
+            segment.run_around_normalized(&normalized, range)
+        });
+        let mut from = 0;
+        for cut in cuts {
+            self.encode_slice(&normalized, from..cut.range.start, segment, out)?;
+            let original = normalized
+                .convert_offsets(Span::Normalized(cut.range.clone()))
+                .unwrap_or(0..segment.text.len());
+            let token = cutter.token(cut.token);
+            out.push(token.id, segment.offset + original.start..segment.offset + original.end);
+            from = cut.range.end;
+        }
+        self.encode_slice(&normalized, from..normalized.get().len(), segment, out)
+    }
+
+    fn encode_slice(
+        &self,
+        normalized: &NormalizedString,
+        range: Range<usize>,
+        segment: &Segment<'_>,
+        out: &mut Encoded,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let slice = normalized.slice(Span::Normalized(range)).expect("cuts fall on characters");
+        self.encode_plain(slice, segment, out)
+    }
+
+    fn encode_plain(
+        &self,
+        normalized: NormalizedString,
+        segment: &Segment<'_>,
+        out: &mut Encoded,
+    ) -> Result<()> {
+        if normalized.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = PreTokenizedString::from(normalized);
+        if let Some(pre_tokenizer) = &self.pre_tokenizers[segment.edge as usize] {
+            pre_tokenizer
+                .pre_tokenize(&mut pieces)
+                .map_err(|e| encode_error(segment.text, e.as_ref()))?;
+        }
+        let mut failed = None;
+        // `split` hands out each piece with its alignment, which is what offsets need; what it
+        // returns is not used.
+        pieces
+            .split(|_, piece| {
+                if failed.is_none() {
+                    failed = self.encode_piece(&piece, segment, out).err();
+                }
+                Ok(Vec::<NormalizedString>::new())
+            })
+            .expect("the closure does not fail");
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn encode_piece(
+        &self,
+        piece: &NormalizedString,
+        segment: &Segment<'_>,
+        out: &mut Encoded,
+    ) -> Result<()> {
+        let text = piece.get();
+        let tokens = self.model.tokenize(text).map_err(|e| encode_error(text, e.as_ref()))?;
+        let base = segment.offset + piece.offsets_original().0;
+        let original = |range: Range<usize>| {
+            piece
+                .convert_offsets(Span::Normalized(range.clone()))
+                .map_or(base + range.start..base + range.end, |r| base + r.start..base + r.end)
+        };
+        for token in tokens {
+            let range = token.offsets.0..token.offsets.1;
+            if !segment.mintable.is_empty() && segment.mintable.contains_key(&token.id) {
+                let whole = original(range.clone());
+                if (segment.run_around)(&whole).is_none() {
+                    self.encode_apart(&text[range], &whole, segment, out)?;
+                    continue;
+                }
+            }
+            let whole = if segment.with_spans { original(range) } else { 0..0 };
+            out.push(token.id, whole);
+        }
+        Ok(())
+    }
+
+    /// The tokens of `text`, which the model would write as a control token: its first character
+    /// and the rest on their own, again and again until no control token comes out.
+    fn encode_apart(
+        &self,
+        text: &str,
+        whole: &Range<usize>,
+        segment: &Segment<'_>,
+        out: &mut Encoded,
+    ) -> Result<()> {
+        let first = text.chars().next().map_or(0, char::len_utf8);
+        for half in [&text[..first], &text[first..]].into_iter().filter(|half| !half.is_empty()) {
+            for token in self.model.tokenize(half).map_err(|e| encode_error(half, e.as_ref()))? {
+                let inner = &half[token.offsets.0..token.offsets.1];
+                match segment.mintable.get(&token.id) {
+                    None => out.push(token.id, whole.clone()),
+                    Some(control) if inner.chars().nth(1).is_none() => {
+                        return Err(Error::CannotAvoid {
+                            token: control.clone(),
+                            id: token.id,
+                            text: inner.to_owned(),
+                        });
+                    }
+                    Some(_) => self.encode_apart(inner, whole, segment, out)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_error(text: &str, reason: &dyn std::error::Error) -> Error {
+    let mut short: String = text.chars().take(60).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    Error::Encode { text: short, reason: reason.to_string() }
+}

@@ -1,0 +1,207 @@
+//! Reading `tokenizer.json` without what would make encoding inexact: no truncation, no padding,
+//! no post-processor, nothing random.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokenizers::models::ModelWrapper;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::{Model, NormalizedString, Normalizer};
+
+use super::added::{AddedToken, Overrides, RawAddedToken};
+use super::{Edge, hf::Pipeline};
+use crate::error::{Error, Result};
+
+const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
+                         not tokenizer_config.json, vocab.json or tokenizer.model";
+
+/// The parts of the file that matter here. Truncation, padding and the post-processor are left
+/// out on purpose: assembly never uses them.
+#[derive(Deserialize)]
+struct File<'a> {
+    version: Option<String>,
+    #[serde(default)]
+    added_tokens: Vec<RawAddedToken>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: &'a RawValue,
+}
+
+/// Settings of the model that decide how ids map to bytes, and whether it is deterministic.
+#[derive(Deserialize, Default)]
+pub(crate) struct ModelSettings {
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    pub dropout: Option<f64>,
+    pub alpha: Option<f64>,
+    pub nbest_size: Option<i64>,
+    #[serde(default)]
+    pub byte_fallback: bool,
+    pub unk_token: Option<String>,
+    pub unk_id: Option<u32>,
+    pub continuing_subword_prefix: Option<String>,
+    pub end_of_word_suffix: Option<String>,
+}
+
+/// Everything that was read.
+pub(crate) struct Loaded {
+    pub pipeline: Pipeline,
+    pub added: Vec<AddedToken>,
+    /// What the tokens with `normalized=true` match, by id.
+    pub normalized_patterns: BTreeMap<u32, String>,
+    pub settings: ModelSettings,
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub decoder: Value,
+}
+
+pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
+    let bad = |reason: String| Error::Load { reason, hint: HINT_FILE };
+    let file: File<'_> = serde_json::from_str(json).map_err(|e| bad(e.to_string()))?;
+    if file.version.as_deref().is_some_and(|version| version != "1.0") {
+        return Err(bad(format!("version {:?}, expected \"1.0\"", file.version.as_deref())));
+    }
+    let settings: ModelSettings =
+        serde_json::from_str(file.model.get()).map_err(|e| bad(format!("model: {e}")))?;
+    refuse_randomness(&settings)?;
+    let model: ModelWrapper =
+        serde_json::from_str(file.model.get()).map_err(|e| bad(format!("model: {e}")))?;
+
+    let normalizers = by_edge(&file.normalizer, |value, edge| match edge {
+        Edge::Start | Edge::Segment => Some(value.clone()),
+        Edge::Continue => without_prepend(value),
+    });
+    let normalizers = try_map(normalizers, |value| match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => serde_json::from_value::<NormalizerWrapper>(value).map(Some),
+    })
+    .map_err(|e| bad(format!("normalizer: {e}")))?;
+    let pre_tokenizers =
+        by_edge(&file.pre_tokenizer, |value, edge| Some(with_prefix_policy(value, edge)));
+    let pre_tokenizers = try_map(pre_tokenizers, |value| match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => serde_json::from_value::<PreTokenizerWrapper>(value).map(Some),
+    })
+    .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
+
+    let added = number_added_tokens(file.added_tokens, &model, overrides);
+    let mut normalized_patterns = BTreeMap::new();
+    for token in added.iter().filter(|token| token.normalized) {
+        let mut pattern = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = &normalizers[0] {
+            normalizer.normalize(&mut pattern).map_err(|e| bad(format!("normalizer: {e}")))?;
+        }
+        normalized_patterns.insert(token.id, pattern.get().to_owned());
+    }
+    Ok(Loaded {
+        pipeline: Pipeline { normalizers, pre_tokenizers, model },
+        added,
+        normalized_patterns,
+        settings,
+        normalizer: file.normalizer,
+        pre_tokenizer: file.pre_tokenizer,
+        decoder: file.decoder,
+    })
+}
+
+fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
+    if let Some(dropout) = settings.dropout.filter(|&p| p > 0.0) {
+        return Err(Error::NotDeterministic { what: format!("BPE dropout is {dropout}") });
+    }
+    if let Some(alpha) = settings.alpha.filter(|&a| a != 0.0) {
+        return Err(Error::NotDeterministic { what: format!("Unigram sampling alpha is {alpha}") });
+    }
+    if let Some(size) = settings.nbest_size.filter(|&n| !(0..=1).contains(&n)) {
+        return Err(Error::NotDeterministic {
+            what: format!("Unigram sampling nbest_size is {size}"),
+        });
+    }
+    Ok(())
+}
+
+/// Ids as `tokenizers` gives them when it loads a file: the model's own id where the model has the
+/// token, else the next free one; a later entry with the same id replaces an earlier one.
+fn number_added_tokens(
+    raw: Vec<RawAddedToken>,
+    model: &ModelWrapper,
+    overrides: &Overrides,
+) -> Vec<AddedToken> {
+    let mut next = u32::try_from(model.get_vocab_size()).expect("ids are u32");
+    let mut by_id: BTreeMap<u32, AddedToken> = BTreeMap::new();
+    let mut ids: BTreeMap<String, u32> = BTreeMap::new();
+    for token in raw.into_iter().filter(|token| !token.content.is_empty()) {
+        let known = ids.get(&token.content).copied().or_else(|| model.token_to_id(&token.content));
+        let id = known.unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        });
+        ids.insert(token.content.clone(), id);
+        by_id.insert(id, token.classified(id, overrides));
+    }
+    by_id.into_values().collect()
+}
+
+fn by_edge(value: &Value, configure: impl Fn(&Value, Edge) -> Option<Value>) -> [Option<Value>; 3] {
+    [Edge::Start, Edge::Segment, Edge::Continue].map(|edge| configure(value, edge))
+}
+
+fn try_map<A, B, E>(
+    values: [A; 3],
+    f: impl Fn(A) -> std::result::Result<B, E>,
+) -> std::result::Result<[B; 3], E> {
+    let [a, b, c] = values;
+    Ok([f(a)?, f(b)?, f(c)?])
+}
+
+fn kind(value: &Value) -> Option<&str> {
+    value.get("type").and_then(Value::as_str)
+}
+
+/// The normalizer without any `Prepend`: text that continues a segment gets no prefix.
+fn without_prepend(value: &Value) -> Option<Value> {
+    match kind(value) {
+        Some("Prepend") => None,
+        Some("Sequence") => {
+            let mut value = value.clone();
+            if let Some(list) = value.get_mut("normalizers").and_then(Value::as_array_mut) {
+                *list = list.iter().filter_map(without_prepend).collect();
+            }
+            Some(value)
+        }
+        _ => Some(value.clone()),
+    }
+}
+
+/// The pre-tokenizer for a segment that is not the first (`Metaspace` "first" writes no prefix),
+/// or that continues earlier tokens (nothing writes one).
+fn with_prefix_policy(value: &Value, edge: Edge) -> Value {
+    let mut value = value.clone();
+    match kind(&value) {
+        Some("Metaspace") => {
+            let first = value.get("prepend_scheme").and_then(Value::as_str) == Some("first");
+            if edge == Edge::Continue || (edge == Edge::Segment && first) {
+                value["prepend_scheme"] = "never".into();
+            }
+        }
+        Some("ByteLevel") if edge == Edge::Continue => {
+            value["add_prefix_space"] = false.into();
+        }
+        Some("Sequence") => {
+            if let Some(list) = value.get_mut("pretokenizers").and_then(Value::as_array_mut) {
+                for inner in list {
+                    *inner = with_prefix_policy(inner, edge);
+                }
+            }
+        }
+        _ => {}
+    }
+    value
+}

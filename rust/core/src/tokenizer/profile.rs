@@ -1,0 +1,104 @@
+//! What is known about a tokenizer without encoding anything.
+
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+use tokenizers::Model;
+
+use super::added::AddedToken;
+use super::load::Loaded;
+
+/// The static facts that decide which seams are safe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// The model: BPE, Unigram, `WordPiece` or `WordLevel`.
+    pub model: String,
+    /// The normalizer's type, `None` without one.
+    pub normalizer: Option<String>,
+    /// The pre-tokenizer's type, `None` without one.
+    pub pre_tokenizer: Option<String>,
+    /// How many ids there are, added tokens included.
+    pub vocab_size: usize,
+    /// The encoder in use.
+    pub encoder: &'static str,
+    /// Added tokens that no text around them can change.
+    pub hard: Vec<String>,
+    /// Added tokens that only scaffold may become.
+    pub control: Vec<String>,
+    /// Added tokens that ordinary text is meant to become.
+    pub textual: Vec<String>,
+    /// Control tokens that the model's own vocabulary could spell, and is kept from.
+    pub mintable: Vec<String>,
+}
+
+impl Profile {
+    pub(super) fn new(
+        loaded: &Loaded,
+        raw: &[AddedToken],
+        hard: &[bool],
+        mintable: &FxHashMap<u32, String>,
+        vocab_size: usize,
+    ) -> Self {
+        let contents = |keep: &dyn Fn(&AddedToken) -> bool| -> Vec<String> {
+            loaded.added.iter().filter(|token| keep(token)).map(|t| t.content.clone()).collect()
+        };
+        Self {
+            model: loaded.settings.kind.clone().unwrap_or_else(|| model_kind(loaded)),
+            normalizer: kind(&loaded.normalizer),
+            pre_tokenizer: kind(&loaded.pre_tokenizer),
+            vocab_size,
+            encoder: "hf",
+            hard: raw
+                .iter()
+                .zip(hard)
+                .filter(|(_, hard)| **hard)
+                .map(|(token, _)| token.content.clone())
+                .collect(),
+            control: contents(&|token| token.control),
+            textual: contents(&|token| !token.control),
+            mintable: contents(&|token| mintable.contains_key(&token.id)),
+        }
+    }
+}
+
+/// One more than the highest id.
+pub(super) fn vocab_size(loaded: &Loaded) -> usize {
+    let model = loaded.pipeline.model.get_vocab_size();
+    let added = loaded.added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
+    model.max(added)
+}
+
+/// Control tokens that stand in the model's own vocabulary, except the unknown token, which is
+/// the model's answer to what it cannot write.
+pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
+    let unk = unk_id(loaded);
+    loaded
+        .added
+        .iter()
+        .filter(|token| token.control)
+        .filter(|token| loaded.pipeline.model.id_to_token(token.id).is_some())
+        .filter(|token| Some(token.id) != unk)
+        .map(|token| (token.id, token.content.clone()))
+        .collect()
+}
+
+/// The id that the model gives to what it cannot write.
+pub(super) fn unk_id(loaded: &Loaded) -> Option<u32> {
+    let token = loaded.settings.unk_token.as_deref();
+    loaded.settings.unk_id.or_else(|| loaded.pipeline.model.token_to_id(token?))
+}
+
+fn kind(value: &Value) -> Option<String> {
+    value.get("type").and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Files from before the model had a type.
+fn model_kind(loaded: &Loaded) -> String {
+    use tokenizers::models::ModelWrapper;
+    match &loaded.pipeline.model {
+        ModelWrapper::BPE(_) => "BPE",
+        ModelWrapper::WordPiece(_) => "WordPiece",
+        ModelWrapper::WordLevel(_) => "WordLevel",
+        ModelWrapper::Unigram(_) => "Unigram",
+    }
+    .to_owned()
+}

@@ -1,0 +1,320 @@
+//! A trajectory: tokens in the order in which the engine saw and sampled them.
+//!
+//! Invariant: **a token has a finite logprob exactly when it was sampled**, every array has one
+//! entry per token, and nothing before the frozen edge ever changes. It is checked where it is
+//! written: nothing outside this file writes `ids`, `logprobs` or `provenance`.
+
+use std::sync::Arc;
+
+use crate::columns::Columns;
+use crate::error::{Error, Result};
+use crate::parts::{Joined, Part, PartKind};
+use crate::seam::{Seam, SeamKind};
+use crate::tokenizer::{Edge, Encoded, Tokenizer};
+
+/// Who wrote a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Provenance {
+    /// Text of the prompt: system, user, earlier turns.
+    Prompt = 0,
+    /// Text that the environment answered.
+    Env = 1,
+    /// Written by the chat template around content.
+    Scaffold = 2,
+    /// Drawn by the policy.
+    Sampled = 3,
+    /// Written by us to close a turn that the policy did not close.
+    Close = 4,
+}
+
+/// One turn: what the engine received, and what it sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Where the sample begins, in tokens: the length of the request.
+    pub start: usize,
+    /// Where the sample ends, exclusive.
+    pub end: usize,
+}
+
+/// Text that is still open: more text may join it.
+#[derive(Debug)]
+struct OpenPart {
+    kind: PartKind,
+    provenance: Provenance,
+    text: String,
+}
+
+/// Tokens with provenance, joined without gap or overlap.
+pub struct Trajectory {
+    tokenizer: Arc<Tokenizer>,
+    ids: Vec<u32>,
+    logprobs: Vec<f32>,
+    provenance: Vec<u8>,
+    turns: Vec<Turn>,
+    /// The tokens since the last hard token begin here.
+    barrier: usize,
+    /// The text since the last hard token or frozen edge, and where its tokens begin. Tokens
+    /// before `open_start` never change.
+    open: Vec<OpenPart>,
+    open_start: usize,
+    edge: Edge,
+    requested: bool,
+}
+
+impl Trajectory {
+    /// An empty trajectory.
+    #[must_use]
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        Self {
+            tokenizer,
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            provenance: Vec::new(),
+            turns: Vec::new(),
+            barrier: 0,
+            open: Vec::new(),
+            open_start: 0,
+            edge: Edge::Start,
+            requested: false,
+        }
+    }
+
+    /// Appends context: the tokens of all text since the last hard token or frozen edge are those
+    /// of the whole text, whatever the pieces in which it arrived.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_parts`]; nothing is written then.
+    pub fn append_parts(&mut self, parts: &[Part<'_>], provenance: Provenance) -> Result<Seam> {
+        if parts.iter().all(|part| part.text.is_empty()) {
+            return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
+        }
+        let boundary = self.open.iter().map(|part| part.text.len()).sum::<usize>();
+        let kept = self.open.len();
+        self.open.extend(parts.iter().map(|part| OpenPart {
+            kind: part.kind,
+            provenance,
+            text: part.text.to_owned(),
+        }));
+        match self.judge_open(parts, boundary) {
+            Ok((encoded, seam)) => {
+                self.write_open(encoded);
+                self.requested = false;
+                Ok(seam)
+            }
+            Err(error) => {
+                self.open.truncate(kept);
+                Err(error)
+            }
+        }
+    }
+
+    /// What goes to the engine: all ids so far. Freezes them.
+    pub fn request(&mut self) -> &[u32] {
+        self.freeze();
+        self.requested = true;
+        &self.ids
+    }
+
+    /// Appends what the engine sampled, verbatim, with its logprobs.
+    ///
+    /// # Errors
+    /// [`Error::NoRequest`], [`Error::LogprobCount`], [`Error::Logprob`], [`Error::UnknownId`];
+    /// nothing is written then.
+    pub fn append_sampled(&mut self, ids: &[u32], logprobs: &[f32]) -> Result<Seam> {
+        if !self.requested {
+            let reason = if self.ids.is_empty() {
+                "the trajectory is empty"
+            } else if self.turns.last().is_some_and(|turn| turn.end == self.ids.len()) {
+                "the last request is already answered"
+            } else {
+                "text was appended after the last request"
+            };
+            return Err(Error::NoRequest { reason });
+        }
+        let turn = self.turns.len();
+        if ids.len() != logprobs.len() {
+            return Err(Error::LogprobCount { turn, ids: ids.len(), logprobs: logprobs.len() });
+        }
+        if let Some(index) = logprobs.iter().position(|logprob| !logprob.is_finite()) {
+            let value = logprobs[index].to_string();
+            return Err(Error::Logprob { turn, index, id: ids[index], value });
+        }
+        self.tokenizer.check_ids(ids)?;
+        let seam = self.seam_before_sample(ids)?;
+
+        let start = self.ids.len();
+        self.ids.extend_from_slice(ids);
+        self.logprobs.extend_from_slice(logprobs);
+        self.provenance.resize(self.ids.len(), Provenance::Sampled as u8);
+        self.turns.push(Turn { start, end: self.ids.len() });
+        self.requested = false;
+        if let Some(last) = ids.iter().rposition(|&id| self.tokenizer.is_hard(id)) {
+            self.barrier = start + last + 1;
+        }
+        self.freeze();
+        Ok(seam)
+    }
+
+    /// All ids.
+    #[must_use]
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// The logprob of each token, in nats; NaN where it was not sampled.
+    #[must_use]
+    pub fn logprobs(&self) -> &[f32] {
+        &self.logprobs
+    }
+
+    /// The [`Provenance`] of each token.
+    #[must_use]
+    pub fn provenance(&self) -> &[u8] {
+        &self.provenance
+    }
+
+    /// The turns so far.
+    #[must_use]
+    pub fn turns(&self) -> &[Turn] {
+        &self.turns
+    }
+
+    /// What a trainer takes: the prompt up to the first sampled token, and the rest, aligned, up
+    /// to the last sampled token. Context after it trains nothing, and trainers judge by the last
+    /// token whether a row was cut.
+    ///
+    /// # Errors
+    /// [`Error::NothingSampled`].
+    pub fn columns(&self) -> Result<Columns> {
+        let sampled = Provenance::Sampled as u8;
+        let is_sampled = |&p: &u8| p == sampled;
+        let Some(start) = self.provenance.iter().position(is_sampled) else {
+            return Err(Error::NothingSampled { tokens: self.ids.len() });
+        };
+        let end = self.provenance.iter().rposition(is_sampled).expect("there is a first one") + 1;
+        let zero_if_nan = |&logprob: &f32| if logprob.is_nan() { 0.0 } else { logprob };
+        Ok(Columns {
+            prompt_ids: self.ids[..start].iter().map(|&id| id.into()).collect(),
+            completion_ids: self.ids[start..end].iter().map(|&id| id.into()).collect(),
+            logprobs: self.logprobs[start..end].iter().map(zero_if_nan).collect(),
+            env_mask: self.provenance[start..end].iter().map(|&p| u8::from(p == sampled)).collect(),
+        })
+    }
+
+    /// Everything so far is final: what follows continues from the ids, not from the text.
+    fn freeze(&mut self) {
+        self.open.clear();
+        self.open_start = self.ids.len();
+        if let Some(&last) = self.ids.last() {
+            let hard = self.tokenizer.is_hard(last);
+            self.edge = if hard { Edge::Segment } else { Edge::Continue };
+        }
+    }
+
+    /// The tokens of the open text, of which `parts` is new from byte `boundary` on, and the
+    /// verdict on the seam before it.
+    fn judge_open(&self, parts: &[Part<'_>], boundary: usize) -> Result<(Encoded, Seam)> {
+        let text = self.open.iter().map(|part| Part { kind: part.kind, text: &part.text });
+        let encoded = self.tokenizer.encode_joined(&Joined::new(text), self.edge)?;
+        let after_frozen = boundary == 0 && self.edge == Edge::Continue;
+        let seam = if after_frozen && !encoded.hard_at(0) {
+            self.seam_after_frozen(parts.iter().copied(), encoded.ids.clone())?
+        } else {
+            let barrier = boundary == 0 || encoded.hard_at(boundary);
+            Seam::between_texts(&self.ids[self.open_start..], &encoded.ids, barrier)
+        };
+        Ok((encoded, seam))
+    }
+
+    fn seam_before_sample(&self, ids: &[u32]) -> Result<Seam> {
+        let first_hard = ids.iter().position(|&id| self.tokenizer.is_hard(id));
+        let right = &ids[..first_hard.unwrap_or(ids.len())];
+        if right.is_empty() || self.barrier == self.ids.len() {
+            return Ok(Seam::clean(SeamKind::Barrier, ids.to_vec()));
+        }
+        match self.tokenizer.parts_of_ids(right, false)? {
+            None => Ok(Seam::broken(ids.to_vec())),
+            Some(right) => {
+                let right = right.iter().map(|(kind, text)| Part { kind: *kind, text });
+                self.seam_after_frozen(right, ids.to_vec())
+            }
+        }
+    }
+
+    /// Compares the canonical tokens of the text on both sides of a frozen edge. Text that
+    /// continues gets no prefix: the prefix of the left side stands in its bytes.
+    fn seam_after_frozen<'a>(
+        &self,
+        right: impl Iterator<Item = Part<'a>> + Clone,
+        written: Vec<u32>,
+    ) -> Result<Seam> {
+        let Some(left) = self.tokenizer.parts_of_ids(&self.ids[self.barrier..], true)? else {
+            return Ok(Seam::broken(written));
+        };
+        let encode = |joined: Joined| self.tokenizer.encode_joined(&joined, Edge::Continue);
+        let mut both = Joined::new(left.iter().map(|(kind, text)| Part { kind: *kind, text }));
+        let left = encode(both.clone())?;
+        right.clone().for_each(|part| both.push(part));
+        let (joined, right) = (encode(both)?, encode(Joined::new(right))?);
+        Ok(Seam::after_frozen(&left.ids, &right.ids, &joined.ids, written))
+    }
+
+    /// Writes the tokens of the open text over those that it had, then closes what is final.
+    fn write_open(&mut self, encoded: Encoded) {
+        self.ids.truncate(self.open_start);
+        self.logprobs.truncate(self.open_start);
+        self.provenance.truncate(self.open_start);
+        self.provenance.extend(provenance_of(&self.open, &encoded));
+        self.ids.extend(encoded.ids);
+        self.logprobs.resize(self.ids.len(), f32::NAN);
+        if let Some(cut) = encoded.hard.last() {
+            self.open_start += cut.tokens_before_end;
+            self.barrier = self.open_start;
+            self.edge = Edge::Segment;
+            drop_bytes(&mut self.open, cut.bytes.end);
+        }
+    }
+}
+
+/// Who wrote each token: the first content that it touches, else scaffold.
+fn provenance_of(open: &[OpenPart], encoded: &Encoded) -> Vec<u8> {
+    let of_part = |part: &OpenPart| match (part.provenance, part.kind) {
+        (Provenance::Close, _) => Provenance::Close as u8,
+        (_, PartKind::Scaffold) => Provenance::Scaffold as u8,
+        (provenance, PartKind::Content) => provenance as u8,
+    };
+    let parts: Vec<&OpenPart> = open.iter().filter(|part| !part.text.is_empty()).collect();
+    if let [only] = parts[..] {
+        return vec![of_part(only); encoded.ids.len()];
+    }
+    let mut ends = Vec::with_capacity(parts.len());
+    for part in &parts {
+        ends.push(ends.last().copied().unwrap_or(0) + part.text.len());
+    }
+    encoded
+        .spans
+        .iter()
+        .map(|span| {
+            let first = ends.partition_point(|&end| end <= span.start).min(parts.len() - 1);
+            let last = ends.partition_point(|&end| end < span.end).clamp(first, parts.len() - 1);
+            let touched = &parts[first..=last];
+            touched
+                .iter()
+                .find(|part| part.kind == PartKind::Content)
+                .map_or_else(|| of_part(touched[0]), |part| of_part(part))
+        })
+        .collect()
+}
+
+/// Forgets the first `bytes` bytes of the open text.
+fn drop_bytes(open: &mut Vec<OpenPart>, mut bytes: usize) {
+    while let Some(part) = open.first_mut() {
+        if part.text.len() > bytes {
+            part.text.drain(..bytes);
+            return;
+        }
+        bytes -= part.text.len();
+        open.remove(0);
+    }
+}

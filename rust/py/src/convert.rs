@@ -1,0 +1,134 @@
+//! Python values in and out: NumPy arrays without a detour through lists, texts, typed parts.
+
+use abut_core::{AddedMode, Error, Part, PartKind, Provenance};
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyString, PyType};
+
+use crate::error;
+
+/// Ids as the core has them. Arrays of int64 are read in place; other sequences of ints are taken
+/// as they are.
+pub fn ids_in(value: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<Vec<u32>> {
+    let narrow = |ids: &[i64]| {
+        ids.iter()
+            .enumerate()
+            .map(|(position, &id)| {
+                u32::try_from(id)
+                    .map_err(|_| error::to_py(&Error::UnknownId { position, id, vocab_size }))
+            })
+            .collect()
+    };
+    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, i64>>() {
+        return match array.as_slice() {
+            Ok(ids) => narrow(ids),
+            Err(_) => narrow(&array.as_array().to_vec()),
+        };
+    }
+    narrow(&value.extract::<Vec<i64>>().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "ids must be a one-dimensional array or list of ints, got {}",
+            type_name(value)
+        ))
+    })?)
+}
+
+/// Logprobs as the core has them; None becomes NaN, which the core refuses by index.
+pub fn logprobs_in(value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
+    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, f32>>() {
+        return Ok(array.as_array().to_vec());
+    }
+    let values = value.extract::<Vec<Option<f32>>>().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "logprobs must be a one-dimensional array or list of floats, got {}",
+            type_name(value)
+        ))
+    })?;
+    Ok(values.into_iter().map(|logprob| logprob.unwrap_or(f32::NAN)).collect())
+}
+
+/// Ids as an int64 array.
+pub fn ids_out<'py>(py: Python<'py>, ids: &[u32]) -> Bound<'py, PyArray1<i64>> {
+    PyArray1::from_iter(py, ids.iter().map(|&id| i64::from(id)))
+}
+
+/// The UTF-8 of a `str`, borrowed.
+pub fn text_in<'a>(value: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
+    value.to_str().map_err(|_| {
+        error::tokenizer(
+            "the text has a lone surrogate, which is half of a character and has no UTF-8\n\
+             hint: decode bytes with errors=\"replace\", or text.encode(\"utf-8\", \"replace\")"
+                .to_owned(),
+        )
+    })
+}
+
+pub fn mode_in(added: &str) -> PyResult<AddedMode> {
+    match added {
+        "parse" => Ok(AddedMode::Parse),
+        "text" => Ok(AddedMode::Text),
+        "raise" => Ok(AddedMode::Raise),
+        other => Err(PyValueError::new_err(format!(
+            "added={other:?}: expected \"parse\", \"text\" or \"raise\""
+        ))),
+    }
+}
+
+/// Provenance that text can have; only `append_sampled` writes "sampled", only parts "scaffold".
+pub fn provenance_in(name: &str) -> PyResult<Provenance> {
+    match name {
+        "prompt" => Ok(Provenance::Prompt),
+        "env" => Ok(Provenance::Env),
+        "close" => Ok(Provenance::Close),
+        other => Err(PyValueError::new_err(format!(
+            "provenance={other:?}: expected \"prompt\", \"env\" or \"close\""
+        ))),
+    }
+}
+
+/// Typed parts, with the Python strings that they borrow from.
+pub struct Parts<'py>(Vec<(PartKind, Bound<'py, PyString>)>);
+
+impl<'py> Parts<'py> {
+    pub fn new(parts: &Bound<'py, PyAny>) -> PyResult<Self> {
+        static SCAFFOLD: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        static CONTENT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let py = parts.py();
+        let scaffold = SCAFFOLD.import(py, "abut.parts", "Scaffold")?;
+        let content = CONTENT.import(py, "abut.parts", "Content")?;
+        if parts.is_instance_of::<PyString>() {
+            return Err(PyTypeError::new_err(
+                "parts must be a list of abut.Scaffold and abut.Content, got one str",
+            ));
+        }
+        parts
+            .try_iter()?
+            .map(|part| {
+                let part = part?;
+                let kind = if part.is_instance(scaffold)? {
+                    PartKind::Scaffold
+                } else if part.is_instance(content)? {
+                    PartKind::Content
+                } else {
+                    return Err(PyTypeError::new_err(format!(
+                        "a part must be abut.Scaffold or abut.Content, got {}: only scaffold may \
+                         become control tokens, so say which it is",
+                        type_name(&part)
+                    )));
+                };
+                Ok((kind, part.cast_into::<PyString>()?))
+            })
+            .collect::<PyResult<Vec<_>>>()
+            .map(Self)
+    }
+
+    pub fn borrow(&self) -> PyResult<Vec<Part<'_>>> {
+        self.0.iter().map(|(kind, text)| Ok(Part { kind: *kind, text: text_in(text)? })).collect()
+    }
+}
+
+pub fn type_name(value: &Bound<'_, PyAny>) -> String {
+    value.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
+}

@@ -1,0 +1,46 @@
+//! Core errors to the classes of `abut.errors`.
+
+use abut_core::Error;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+macro_rules! error_class {
+    ($function:ident, $name:literal) => {
+        fn $function(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+            static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+            CLASS.import(py, "abut.errors", $name)
+        }
+    };
+}
+
+error_class!(tokenizer_error, "TokenizerError");
+error_class!(control_token_error, "ControlTokenError");
+error_class!(trajectory_error, "TrajectoryError");
+
+/// The Python exception for an error of the core.
+pub fn to_py(error: &Error) -> PyErr {
+    Python::attach(|py| {
+        let class = match error {
+            Error::Load { .. }
+            | Error::NotDeterministic { .. }
+            | Error::Encode { .. }
+            | Error::CannotAvoid { .. }
+            | Error::UnknownId { .. } => tokenizer_error(py),
+            Error::ControlToken { .. } => control_token_error(py),
+            Error::LogprobCount { .. }
+            | Error::Logprob { .. }
+            | Error::NoRequest { .. }
+            | Error::NothingSampled { .. }
+            | Error::ColumnLength { .. } => trajectory_error(py),
+        };
+        class.map_or_else(|e| e, |class| PyErr::from_type(class.clone(), error.to_string()))
+    })
+}
+
+/// A `TokenizerError` with this message.
+pub fn tokenizer(message: String) -> PyErr {
+    Python::attach(|py| {
+        tokenizer_error(py).map_or_else(|e| e, |class| PyErr::from_type(class.clone(), message))
+    })
+}

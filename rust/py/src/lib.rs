@@ -1,0 +1,27 @@
+//! `abut._native`: converts and calls. It decides nothing about tokens.
+
+mod columns;
+mod convert;
+mod error;
+mod seam;
+mod tokenizer;
+mod trajectory;
+
+#[pyo3::pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::columns::{PyColumns, collate};
+    #[pymodule_export]
+    use crate::seam::PySeam;
+    #[pymodule_export]
+    use crate::tokenizer::PyTokenizer;
+    #[pymodule_export]
+    use crate::trajectory::{PyTrajectory, PyTurn};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,169 @@
+//! `abut.Tokenizer`.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use abut_core::{Edge, Overrides, Tokenizer};
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::convert::{Parts, ids_in, ids_out, mode_in, text_in};
+use crate::error;
+use crate::seam::PySeam;
+
+#[pyclass(name = "Tokenizer", module = "abut", frozen, subclass)]
+pub struct PyTokenizer(pub Arc<Tokenizer>);
+
+#[pymethods]
+impl PyTokenizer {
+    #[staticmethod]
+    #[pyo3(signature = (json, *, control = None, textual = None))]
+    fn from_str(
+        py: Python<'_>,
+        json: &Bound<'_, PyString>,
+        control: Option<HashSet<String>>,
+        textual: Option<HashSet<String>>,
+    ) -> PyResult<Self> {
+        let json = text_in(json)?;
+        let overrides = Overrides {
+            control: control.unwrap_or_default(),
+            textual: textual.unwrap_or_default(),
+        };
+        let tokenizer = py.detach(|| Tokenizer::from_json(json, &overrides));
+        tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| error::to_py(&e))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (path, *, control = None, textual = None))]
+    fn from_file(
+        py: Python<'_>,
+        path: PathBuf,
+        control: Option<HashSet<String>>,
+        textual: Option<HashSet<String>>,
+    ) -> PyResult<Self> {
+        let read = py.detach(|| std::fs::read(&path))?;
+        let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
+        let json = String::from_utf8(read).map_err(|_| {
+            located(
+                "not a tokenizer.json: it is not UTF-8 text\n\
+                 hint: a tokenizer.model of SentencePiece is loaded with from_pretrained(folder)"
+                    .to_owned(),
+            )
+        })?;
+        let overrides = Overrides {
+            control: control.unwrap_or_default(),
+            textual: textual.unwrap_or_default(),
+        };
+        let tokenizer = py.detach(|| Tokenizer::from_json(&json, &overrides));
+        tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| located(e.to_string()))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (source, *, control = None, textual = None))]
+    fn from_pretrained(
+        source: &Bound<'_, PyAny>,
+        control: Option<HashSet<String>>,
+        textual: Option<HashSet<String>>,
+    ) -> PyResult<Self> {
+        let py = source.py();
+        let json = py.import("abut.pretrained")?.call_method1("tokenizer_json", (source,))?;
+        Self::from_str(py, json.cast::<PyString>()?, control, textual)
+    }
+
+    #[pyo3(signature = (text, *, added = "parse"))]
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        text: &Bound<'py, PyString>,
+        added: &str,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let (text, mode) = (text_in(text)?, mode_in(added)?);
+        let ids = py.detach(|| self.0.encode(text, mode)).map_err(|e| error::to_py(&e))?;
+        Ok(ids_out(py, &ids))
+    }
+
+    #[pyo3(signature = (parts, *, at_start = true))]
+    fn encode_parts<'py>(
+        &self,
+        py: Python<'py>,
+        parts: &Bound<'py, PyAny>,
+        at_start: bool,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let parts = Parts::new(parts)?;
+        let parts = parts.borrow()?;
+        let edge = if at_start { Edge::Start } else { Edge::Segment };
+        let ids = py.detach(|| self.0.encode_parts(&parts, edge)).map_err(|e| error::to_py(&e))?;
+        Ok(ids_out(py, &ids))
+    }
+
+    fn decode_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        ids: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let ids = ids_in(ids, self.0.vocab_size())?;
+        let bytes = self.0.decode_bytes(&ids).map_err(|e| error::to_py(&e))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn decode(&self, ids: &Bound<'_, PyAny>) -> PyResult<String> {
+        let ids = ids_in(ids, self.0.vocab_size())?;
+        let bytes = self.0.decode_bytes(&ids).map_err(|e| error::to_py(&e))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    #[pyo3(signature = (a, b, *, added = "parse"))]
+    fn seam(
+        &self,
+        py: Python<'_>,
+        a: &Bound<'_, PyString>,
+        b: &Bound<'_, PyString>,
+        added: &str,
+    ) -> PyResult<PySeam> {
+        let (a, b, mode) = (text_in(a)?, text_in(b)?, mode_in(added)?);
+        py.detach(|| self.0.seam(a, b, mode)).map(PySeam).map_err(|e| error::to_py(&e))
+    }
+
+    #[pyo3(signature = (a, b, *, added = "parse"))]
+    fn is_additive(
+        &self,
+        py: Python<'_>,
+        a: &Bound<'_, PyString>,
+        b: &Bound<'_, PyString>,
+        added: &str,
+    ) -> PyResult<bool> {
+        let (a, b, mode) = (text_in(a)?, text_in(b)?, mode_in(added)?);
+        py.detach(|| self.0.is_additive(a, b, mode)).map_err(|e| error::to_py(&e))
+    }
+
+    fn token_to_id(&self, token: &Bound<'_, PyString>) -> PyResult<Option<u32>> {
+        Ok(self.0.token_to_id(text_in(token)?))
+    }
+
+    #[getter]
+    fn vocab_size(&self) -> usize {
+        self.0.vocab_size()
+    }
+
+    fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let profile = self.0.profile();
+        let dict = PyDict::new(py);
+        dict.set_item("model", &profile.model)?;
+        dict.set_item("normalizer", &profile.normalizer)?;
+        dict.set_item("pre_tokenizer", &profile.pre_tokenizer)?;
+        dict.set_item("vocab_size", profile.vocab_size)?;
+        dict.set_item("encoder", profile.encoder)?;
+        dict.set_item("hard_tokens", &profile.hard)?;
+        dict.set_item("control_tokens", &profile.control)?;
+        dict.set_item("textual_tokens", &profile.textual)?;
+        dict.set_item("mintable_tokens", &profile.mintable)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        let profile = self.0.profile();
+        format!("Tokenizer(model={:?}, vocab_size={})", profile.model, profile.vocab_size)
+    }
+}
