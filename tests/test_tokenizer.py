@@ -2,6 +2,7 @@
 
 import json
 import string
+import unicodedata
 
 import pytest
 from hypothesis import assume, example, given
@@ -228,9 +229,18 @@ def test_qwen3_control_tokens_are_hard() -> None:
 
 
 @given(texts)
-def test_byte_level_ids_give_back_the_bytes_of_the_text(text: str) -> None:
+def test_sentencepiece_ids_give_back_the_text_after_one_space(text: str) -> None:
     tokenizer = real("mistral_v3").native
-    assert tokenizer.decode_bytes(tokenizer.encode(text)).endswith(text.encode())
+    text = text.replace("▁", " ")  # one spelling for both: the only thing that gets lost
+    decoded = tokenizer.decode(tokenizer.encode(text, added="text"))
+    assert decoded == text if text[:1] in {"", " "} else decoded == " " + text
+
+
+@given(texts)
+def test_byte_level_ids_give_back_the_text(text: str) -> None:
+    tokenizer = real("qwen3").native
+    composed = unicodedata.normalize("NFC", text)
+    assert tokenizer.decode(tokenizer.encode(text, added="text")) == composed
 
 
 @given(st.lists(st.integers(0, 151_642)))

@@ -13,7 +13,7 @@ use crate::convert::{Parts, ids_in, ids_out, mode_in, text_in};
 use crate::error;
 use crate::seam::PySeam;
 
-#[pyclass(name = "Tokenizer", module = "abut", frozen, subclass)]
+#[pyclass(name = "Tokenizer", module = "abut", frozen)]
 pub struct PyTokenizer(pub Arc<Tokenizer>);
 
 #[pymethods]

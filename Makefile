@@ -1,0 +1,52 @@
+# Everything is in .venv; each target sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml | grep -v '^rust/fuzz') Cargo.toml Cargo.lock
+TOKENIZERS := $(abspath ../shared/data/tokenizers)
+ifneq ($(wildcard $(TOKENIZERS)),)
+export ABUT_TOKENIZERS ?= $(TOKENIZERS)
+endif
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests and the demo never need a hub.
+export HF_HUB_OFFLINE := 1
+FUZZ_SECONDS ?= 60
+
+.PHONY: setup build check test demo bench fuzz wheel
+
+setup: $(VENV)/deps.stamp
+
+build: $(VENV)/build.stamp
+
+$(VENV)/deps.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl dev
+	touch $@
+
+$(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+check: build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- --deny warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest abut._native --concise
+
+test: build
+	cargo test --workspace --locked --quiet
+	$(BIN)/pytest
+
+demo: build
+	$(BIN)/abut demo
+
+bench: build
+	$(BIN)/python benchmarks/assembly.py
+
+fuzz:
+	ABUT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --locked -p abut-core --test fuzz -- --ignored --nocapture
+
+wheel: setup
+	$(BIN)/maturin build --release --locked --sdist --out dist

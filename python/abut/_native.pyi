@@ -1,0 +1,270 @@
+"""The Rust core. Ids are int64, masks uint8, logprobs float32."""
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.parts import Part
+
+__all__ = [
+    "Columns",
+    "Seam",
+    "Tokenizer",
+    "Trajectory",
+    "Turn",
+    "__version__",
+    "collate",
+]
+
+__version__: str
+
+_Added = Literal["parse", "text", "raise"]
+_Ids = NDArray[np.int64] | Sequence[int]
+
+@final
+class Seam:
+    """What happened where one piece met the next."""
+
+    @property
+    def kind(self) -> Literal["barrier", "window", "merged", "opaque"]:
+        """How it was decided, or that the canonical tokens differ across it (`merged`)."""
+
+    @property
+    def exact(self) -> bool:
+        """Appending in the right left context changed no earlier token."""
+
+    @property
+    def drop(self) -> int:
+        """How many tokens on the left were replaced."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """`(T,)`: the left tokens without the last `drop`, then these, are the whole."""
+
+    @property
+    def canonical_ids(self) -> NDArray[np.int64] | None:
+        """`(T,)`: where the left side was frozen and the canonical tokens differ, what they
+        would have been from the first differing token on; else None.
+        """
+
+@final
+class Tokenizer:
+    """A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored."""
+
+    @staticmethod
+    def from_str(
+        json: str,
+        *,
+        control: Collection[str] | None = None,
+        textual: Collection[str] | None = None,
+    ) -> Tokenizer:
+        """Read the text of a `tokenizer.json`.
+
+        Args:
+            json: the text.
+            control: added tokens to treat as control tokens, whatever their spelling.
+            textual: added tokens to treat as ordinary text.
+
+        Raises:
+            TokenizerError: it is not one, or its tokens are drawn at random.
+        """
+
+    @staticmethod
+    def from_file(
+        path: str | os.PathLike[str],
+        *,
+        control: Collection[str] | None = None,
+        textual: Collection[str] | None = None,
+    ) -> Tokenizer:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            OSError: the file cannot be read.
+            TokenizerError: as `from_str`, with the path.
+        """
+
+    @staticmethod
+    def from_pretrained(
+        source: Any,
+        *,
+        control: Collection[str] | None = None,
+        textual: Collection[str] | None = None,
+    ) -> Tokenizer:
+        """Take over a transformers tokenizer, or load one by name or folder with transformers.
+
+        Raises:
+            MissingExtraError: a name or folder, and transformers is not installed.
+            TokenizerError: it has no `tokenizers` backend.
+        """
+
+    def encode(self, text: str, *, added: _Added = "parse") -> NDArray[np.int64]:
+        """Return the `(T,)` tokens of `text`. Never adds BOS or EOS.
+
+        Args:
+            text: the first text of a conversation.
+            added: "parse": control tokens that are spelled become control tokens; "text": they
+                stay text; "raise": they are an error.
+
+        Raises:
+            ControlTokenError: `added="raise"` and the text spells one.
+            TokenizerError: the text has no tokens, or no UTF-8.
+        """
+
+    def encode_parts(self, parts: Sequence[Part], *, at_start: bool = True) -> NDArray[np.int64]:
+        """Return the `(T,)` tokens of the joined text; only scaffold becomes control tokens.
+
+        Args:
+            parts: scaffold and content, in order.
+            at_start: whether they begin the conversation.
+        """
+
+    def decode_bytes(self, ids: _Ids) -> bytes:
+        """Return the bytes of the ids, by table.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary.
+        """
+
+    def decode(self, ids: _Ids) -> str:
+        """Return `decode_bytes` as text; bytes that are no character become U+FFFD."""
+
+    def seam(self, a: str, b: str, *, added: _Added = "parse") -> Seam:
+        """Return the verdict on the seam between two texts."""
+
+    def is_additive(self, a: str, b: str, *, added: _Added = "parse") -> bool:
+        """Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of an added token or an entry of the vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, added tokens included."""
+
+    def profile(self) -> dict[str, Any]:
+        """Return what is known without encoding anything.
+
+        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder, and the lists hard_tokens,
+        control_tokens, textual_tokens, mintable_tokens (control tokens that the model's own
+        vocabulary could spell, and is kept from).
+        """
+
+@final
+class Turn:
+    """Where one sample stands in its trajectory."""
+
+    @property
+    def start(self) -> int:
+        """First token: the length of the request that it answers."""
+
+    @property
+    def end(self) -> int:
+        """Behind the last token."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Trajectory:
+    """Tokens in the order in which the engine saw and sampled them.
+
+    A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
+    """
+
+    def __new__(cls, tokenizer: Tokenizer) -> Trajectory: ...
+    def append_text(
+        self,
+        text: str,
+        *,
+        added: _Added = "text",
+        provenance: Literal["prompt", "env", "close"] = "env",
+    ) -> Seam:
+        """Append context. With `added="parse"` it is scaffold, else content."""
+
+    def append_parts(
+        self, parts: Sequence[Part], *, provenance: Literal["prompt", "env", "close"] = "env"
+    ) -> Seam:
+        """Append context whose scaffold and content are apart.
+
+        Returns:
+            The seam between what stood there and what was appended.
+        """
+
+    def request(self) -> NDArray[np.int64]:
+        """Return all ids so far, `(T,)`, which the engine gets. Freezes them."""
+
+    def append_sampled(self, ids: _Ids, logprobs: NDArray[np.float32] | Sequence[float]) -> Seam:
+        """Append what the engine sampled, verbatim.
+
+        Args:
+            ids: `(T,)`.
+            logprobs: `(T,)`, nats, finite, aligned with `ids`.
+
+        Raises:
+            TrajectoryError: no request stands directly before it, or the logprobs are not one
+                finite number per id; nothing is written.
+            TokenizerError: an id outside the vocabulary.
+        """
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """`(T,)`."""
+
+    @property
+    def sampled_mask(self) -> NDArray[np.uint8]:
+        """`(T,)`: 1 where the policy sampled the token."""
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """`(T,)`, nats; NaN where the token was not sampled."""
+
+    @property
+    def provenance(self) -> NDArray[np.uint8]:
+        """`(T,)`: codes; `abut.PROVENANCE` has their names."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        """One for each sample."""
+
+    def columns(self) -> Columns:
+        """Return the row for a trainer: up to the last sampled token.
+
+        Raises:
+            TrajectoryError: nothing was sampled.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class Columns:
+    """One row for a trainer. The three arrays after the prompt are aligned."""
+
+    def __new__(
+        cls, *, prompt_ids: _Ids, completion_ids: _Ids, logprobs: Any, env_mask: Any
+    ) -> Columns: ...
+    @property
+    def prompt_ids(self) -> NDArray[np.int64]:
+        """`(P,)`: all ids before the first sampled one."""
+
+    @property
+    def completion_ids(self) -> NDArray[np.int64]:
+        """`(T,)`: from the first to the last sampled one."""
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """`(T,)`, nats; 0.0 where `env_mask` is 0."""
+
+    @property
+    def env_mask(self) -> NDArray[np.uint8]:
+        """`(T,)`: 1 where the policy sampled the token."""
+
+def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any]]:
+    """Pad rows to rectangles: prompts on the left, completions on the right.
+
+    Returns:
+        `prompt_ids`, `prompt_mask` `(B, P)` and `completion_ids`, `completion_mask`, `logprobs`,
+        `env_mask` `(B, T)`.
+    """

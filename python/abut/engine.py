@@ -1,0 +1,316 @@
+"""The engine: many rollouts at once, each at its own pace.
+
+One event loop on a thread of its own, which only waits. Environments run on worker threads (async
+ones on a loop of their own), a model in this process on the thread that called `run`. A slow or
+failing environment costs its own rollout at the most.
+"""
+
+import asyncio
+import inspect
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from abut._native import Tokenizer
+from abut.episode import Episode
+from abut.errors import EnvError, RolloutError, SamplerError, TemplateError, TokenizerError
+from abut.processor import PartsProcessor
+from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
+from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
+from abut.threads import DaemonThreads
+
+T = TypeVar("T")
+
+# What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
+_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
+# After the first waiting request, how long further ones are waited for, while rollouts are still
+# stepping: a batch of one costs the model nearly what a batch of all does.
+_GATHER_S = 0.02
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Budgets with nothing left open."""
+
+    max_completion_tokens: int
+    max_context_tokens: int | None = None
+
+
+class Engine:
+    """Plays rollouts. One engine runs one batch at a time."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        processor: PartsProcessor,
+        sampler: Sampler | BatchSampler,
+        config: RolloutConfig,
+        limits: Limits,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        progress: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.config = config
+        self.limits = limits
+        self.stop_token_ids = tuple(dict.fromkeys((*processor.stop_token_ids, *stop_token_ids)))
+        self._sampler = sampler
+        self._progress = progress
+        self._waiting: queue.SimpleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._unfinished = 0
+        self._env_loop: asyncio.AbstractEventLoop | None = None
+        self._env_loop_lock = threading.Lock()
+
+    def run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
+        """Play all tasks; returns one rollout for each, in order. Blocks.
+
+        Raises:
+            RolloutError: a rollout failed with `on_failure="raise"`, or too many did.
+            SamplerError: the sampler failed.
+        """
+        if not tasks:
+            return []
+        self._unfinished = len(tasks)
+        done: Future[list[Rollout]] = Future()
+        with ExitStack() as stack:
+            self.threads = DaemonThreads("abut-env")
+            stack.callback(self.threads.close)
+            stack.callback(self._stop_env_loop)
+            if isinstance(self._sampler, AbstractContextManager):
+                stack.enter_context(self._sampler)
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(
+                target=self._run_loop, args=(loop, tasks, done), name="abut-loop", daemon=True
+            )
+            thread.start()
+            try:
+                self._serve(done)
+            except BaseException:
+                # Ctrl-C or a failing model: end every rollout, then let the error go on.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._cancel_all)
+                thread.join(_CLOSE_S)
+                raise
+            thread.join()
+        rollouts = done.result()
+        self._judge(rollouts)
+        return rollouts
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Sample one turn, at most `max_requests` at once."""
+        if isinstance(self._sampler, BatchSampler):
+            future: Future[Sample] = Future()
+            self._waiting.put((request, future))
+            return await asyncio.wrap_future(future)
+        async with self._request_slots:
+            return await self._sampler.sample(request)
+
+    def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
+        """Return the own seed of one turn: the same for the same config, task and attempt."""
+        parts = f"{self.config.seed}/{task.rollout_id}/{attempt}/{turn}"
+        return random.Random(parts).getrandbits(63)
+
+    def submit_to_env_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run a coroutine of an async environment on the environments' own loop."""
+        with self._env_loop_lock:
+            if self._env_loop is None:
+                self._env_loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._env_loop.run_forever, name="abut-env-loop", daemon=True
+                ).start()
+
+        async def run() -> T:
+            return await call()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._env_loop)
+
+    def _serve(self, done: Future[list[Rollout]]) -> None:
+        """Sample for in-process models on this thread until the batch is done."""
+        done.add_done_callback(lambda _: self._waiting.put(None))
+        while (batch := self._gather()) is not None:
+            requests = [request for request, _ in batch]
+            try:
+                samples = self._sampler.sample_batch(requests)  # type: ignore[union-attr]
+                if len(samples) != len(requests):
+                    raise SamplerError(
+                        f"sample_batch returned {len(samples)} samples for {len(requests)} requests"
+                    )
+            except Exception as error:
+                for _, future in batch:
+                    future.set_exception(error)
+                continue
+            for (_, future), sample in zip(batch, samples, strict=True):
+                future.set_result(sample)
+
+    def _gather(self) -> list[tuple[SampleRequest, Future[Sample]]] | None:
+        """Wait for requests; returns those that came close together, None when all is done."""
+        item = self._waiting.get()
+        batch = []
+        deadline = time.monotonic() + _GATHER_S
+        while item is not None:
+            if item[1].set_running_or_notify_cancel():
+                batch.append(item)
+            if len(batch) >= min(self._unfinished, self.config.max_requests):
+                return batch
+            try:
+                item = self._waiting.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                if batch:
+                    return batch
+                item = self._waiting.get()
+                deadline = time.monotonic() + _GATHER_S
+        return None
+
+    def _run_loop(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tasks: Sequence[RolloutTask],
+        done: Future[list[Rollout]],
+    ) -> None:
+        try:
+            rollouts = loop.run_until_complete(self._run_all(tasks))
+        except BaseException as error:  # handed to the caller of `run`
+            done.set_exception(error)
+        else:
+            done.set_result(rollouts)
+        finally:
+            loop.close()
+
+    async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
+        self.env_slots = asyncio.Semaphore(self.config.max_env_steps)
+        self._request_slots = asyncio.Semaphore(self.config.max_requests)
+        rollout_slots = asyncio.Semaphore(self.config.max_rollouts or len(tasks))
+        progress = _Progress(len(tasks), self._progress)
+
+        async def play(task: RolloutTask) -> Rollout:
+            async with rollout_slots:
+                rollout = await self._play(task)
+            self._unfinished -= 1
+            progress.add(rollout)
+            return rollout
+
+        self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
+        try:
+            return list(await asyncio.gather(*self._tasks))
+        finally:
+            self._cancel_all()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            progress.close()
+
+    def _cancel_all(self) -> None:
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
+
+    async def _play(self, task: RolloutTask) -> Rollout:
+        """Play one rollout: whole episodes until one succeeds or the retries are used up."""
+        began = time.monotonic()
+        for attempt in range(self.config.retries + 1):
+            episode = Episode(self, task, attempt)
+            try:
+                async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
+                    rollout = await episode.run()
+            except _ROLLOUT_ERRORS as error:
+                rollout = self._failed(episode, error)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
+                slow = EnvError(f"the rollout took longer than {limit}")
+                rollout = self._failed(episode, slow)
+            finally:
+                self._close(episode.env)
+            rollout.attempts = attempt + 1
+            rollout.seconds = time.monotonic() - began
+            if not rollout.failed:
+                break
+        if rollout.failed and self.config.on_failure == "raise":
+            raise RolloutError(
+                f"rollout {task.rollout_id} failed after {rollout.attempts} attempts: "
+                f"{rollout.error}"
+            )
+        if rollout.failed and self.config.on_failure == "zero":
+            rollout.reward = 0.0
+        return rollout
+
+    def _failed(self, episode: Episode, error: Exception) -> Rollout:
+        partial = episode.rollout
+        return Rollout(
+            partial.rollout_id,
+            partial.index,
+            prompt_ids=partial.prompt_ids,
+            turns=list(partial.turns),
+            seams=list(partial.seams),
+            messages=list(partial.messages),
+            stop_reason=StopReason.ERROR,
+            error=f"{type(error).__name__}: {error}",
+        )
+
+    def _close(self, env: Any) -> None:
+        """Close an environment without waiting: what fails here concerns no rollout."""
+        close = getattr(env, "close", None)
+        if close is None:
+            return
+        if inspect.iscoroutinefunction(close):
+            self.submit_to_env_loop(close)
+        else:
+            self.threads.submit(close)
+
+    def _judge(self, rollouts: Sequence[Rollout]) -> None:
+        failed = [rollout for rollout in rollouts if rollout.failed]
+        if len(failed) <= self.config.max_failed_frac * len(rollouts):
+            return
+        kinds = Counter((rollout.error or "").splitlines()[0] for rollout in failed)
+        lines = "\n".join(f"  {count} x {kind}" for kind, count in kinds.most_common(8))
+        raise RolloutError(
+            f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_frac="
+            f"{self.config.max_failed_frac:g} allows:\n{lines}\n"
+            "hint: mend the environment, or raise RolloutConfig(max_failed_frac=…)"
+        )
+
+    def _stop_env_loop(self) -> None:
+        loop, self._env_loop = self._env_loop, None
+        if loop is None:
+            return
+
+        async def drain() -> None:
+            pending = asyncio.all_tasks() - {asyncio.current_task()}
+            if pending:
+                await asyncio.wait(pending, timeout=_CLOSE_S)
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(drain(), loop).result(_CLOSE_S + 1)
+        loop.call_soon_threadsafe(loop.stop)
+
+
+class _Progress:
+    """`rollouts 37/64 · turns 142 · failed 1`, where somebody watches."""
+
+    def __init__(self, total: int, enabled: bool) -> None:
+        self._bar: Any = None
+        self._turns = self._failed = 0
+        if enabled:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=total, desc="rollouts", leave=False, disable=None)
+
+    def add(self, rollout: Rollout) -> None:
+        self._turns += len(rollout.turns)
+        self._failed += rollout.failed
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"turns {self._turns} · failed {self._failed}", refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

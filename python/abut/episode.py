@@ -1,0 +1,268 @@
+"""One attempt at a rollout: an environment, a trajectory, and the turns between them.
+
+Everything that is not waiting happens in `_begin`, `_observe` and `_answer`, which run on worker
+threads: the event loop only waits. An attempt that timed out is dropped whole, so whatever such a
+thread still does to it is seen by nobody.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from abut._native import Seam, Trajectory
+from abut.env import (
+    Message,
+    Reply,
+    accepted_keywords,
+    check_reply,
+    env_reward_value,
+    is_async,
+    make_env,
+)
+from abut.errors import EnvError
+from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
+from abut.sampler import Sample, SampleRequest, check_sample
+
+if TYPE_CHECKING:
+    from abut.engine import Engine
+
+T = TypeVar("T")
+
+
+class Episode:
+    """One episode on one fresh environment."""
+
+    def __init__(self, engine: "Engine", task: RolloutTask, attempt: int) -> None:
+        self._engine = engine
+        self._config = engine.config
+        self._task = task
+        self._attempt = attempt
+        self._env: Any = None
+        self._trajectory = Trajectory(engine.tokenizer)
+        self.rollout = Rollout(task.rollout_id, task.index, messages=list(task.messages))
+
+    async def run(self) -> Rollout:
+        """Play the episode to its end.
+
+        Raises:
+            EnvError: the environment failed; the episode may be tried again on a fresh one.
+            SamplerError: the sampler failed; training must stop.
+        """
+        await self._reset()
+        while True:
+            sample, generate_s = await self._sample()
+            if await self._step(sample, generate_s):
+                return self._finish()
+
+    @property
+    def env(self) -> Any:
+        """The environment; None before it was made."""
+        return self._env
+
+    async def _reset(self) -> None:
+        timeout_s = self._config.reset_timeout_s
+        self._env = await self._on_thread("reset", timeout_s, lambda: make_env(self._task.make_env))
+        task = self._task
+        keywords = accepted_keywords(self._env, task.columns, task.episode_seed)
+        if is_async(self._env):
+            returned = await self._on_env_loop(
+                "reset", timeout_s, lambda: self._env.reset(task.seed, **keywords)
+            )
+            await self._on_thread("reset", timeout_s, lambda: self._begin(returned))
+        else:
+            await self._on_thread(
+                "reset",
+                timeout_s,
+                lambda: self._begin(self._call_env("reset", task.seed, **keywords)),
+            )
+
+    def _begin(self, returned: Any) -> None:
+        self._env, reply = check_reply(self._env, "reset", returned)
+        self.rollout.messages += _messages_of(reply)
+        opening = self._engine.processor.opening(self.rollout.messages)
+        self._note(self._trajectory.append_parts(opening, provenance="prompt"))
+
+    async def _sample(self) -> tuple[Sample, float]:
+        request = SampleRequest(
+            prompt_ids=self._trajectory.request(),
+            max_tokens=self._budget()[0],
+            stop_token_ids=self._engine.stop_token_ids,
+            seed=self._engine.sample_seed(self._task, self._attempt, len(self.rollout.turns)),
+            rollout_id=self._task.rollout_id,
+            turn=len(self.rollout.turns),
+        )
+        if self.rollout.prompt_ids is None:
+            self.rollout.prompt_ids = request.prompt_ids.tolist()
+        if request.max_tokens < 1:
+            raise EnvError(
+                f"the prompt has {len(request.prompt_ids)} tokens and leaves no room for a sample"
+                f" ({self._budget()[1].value})\n"
+                "hint: shorten the prompt, or raise max_context_tokens"
+            )
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._config.turn_timeout_s):
+                sample = await self._engine.sample(request)
+        except TimeoutError:
+            raise EnvError(
+                f"turn {request.turn} was not sampled within turn_timeout_s="
+                f"{self._config.turn_timeout_s:g}"
+            ) from None
+        return check_sample(sample, request), time.monotonic() - began
+
+    async def _step(self, sample: Sample, generate_s: float) -> bool:
+        """Play one turn; returns whether the episode is over."""
+        timeout_s = self._config.step_timeout_s
+        if is_async(self._env):
+            action = await self._on_thread(
+                "step", timeout_s, lambda: self._observe(sample, generate_s)
+            )
+            if action is None:
+                return True
+            began = time.monotonic()
+            returned = await self._on_env_loop("step", timeout_s, lambda: self._env.step(action))
+            env_s = time.monotonic() - began
+            return await self._on_thread(
+                "step", timeout_s, lambda: self._answer(sample, returned, env_s)
+            )
+
+        def observe_step_answer() -> bool:
+            action = self._observe(sample, generate_s)
+            if action is None:
+                return True
+            began = time.monotonic()
+            returned = self._call_env("step", action)
+            return self._answer(sample, returned, time.monotonic() - began)
+
+        return await self._on_thread("step", timeout_s, observe_step_answer)
+
+    def _observe(self, sample: Sample, generate_s: float) -> str | None:
+        """Write the sample; return the action, or None where nothing was sampled."""
+        self._note(self._trajectory.append_sampled(sample.ids, sample.logprobs))
+        end = len(self._trajectory)
+        self.rollout.turns.append(
+            TurnRecord(end - len(sample.ids), end, sample.finish_reason, generate_s)
+        )
+        if not len(sample.ids):
+            self.rollout.stop_reason = StopReason.EMPTY_SAMPLE
+            return None
+        ids = sample.ids[:-1] if self._stopped(sample) else sample.ids
+        text = self._engine.tokenizer.decode(ids)
+        self.rollout.messages.append({"role": "assistant", "content": text})
+        return self._engine.processor.parse_agent_output(text)[1]
+
+    def _answer(self, sample: Sample, returned: Any, env_s: float) -> bool:
+        """Write the env's reply; returns whether the episode is over."""
+        self._env, reply = check_reply(self._env, "step", returned)
+        turn = self.rollout.turns[-1]
+        turn.env_s = env_s
+        turn.reward = env_reward_value(self._env)
+        messages = _messages_of(reply)
+        self.rollout.messages += messages
+        if not self._env.alive:
+            self.rollout.stop_reason = StopReason.ENV_DONE
+            return True
+        if len(self.rollout.turns) >= self._config.max_turns:
+            self.rollout.stop_reason = StopReason.MAX_TURNS
+            return True
+        processor = self._engine.processor
+        if int(sample.ids[-1]) != processor.close_token_id:
+            # Cut by length, or ended on another stop token: the template needs its own close.
+            self._note(
+                self._trajectory.append_parts(processor.closing(), provenance="close"), False
+            )
+        if not messages:
+            raise EnvError(
+                f"{type(self._env).__name__}.step replied nothing and is still alive\n"
+                "hint: reply with text, or set alive to False"
+            )
+        self._note(self._trajectory.append_parts(processor.increment(messages)))
+        left, reason = self._budget()
+        if left < 1:
+            self.rollout.stop_reason = reason
+        return left < 1
+
+    def _budget(self) -> tuple[int, StopReason]:
+        """How many tokens the next turn may have, and which limit would end the rollout."""
+        length = len(self._trajectory)
+        turns = self.rollout.turns
+        prompt = turns[0].start if turns else length
+        limits = self._engine.limits
+        left, reason = (
+            limits.max_completion_tokens - (length - prompt),
+            StopReason.MAX_COMPLETION_TOKENS,
+        )
+        if limits.max_context_tokens is not None and limits.max_context_tokens - length < left:
+            left, reason = limits.max_context_tokens - length, StopReason.MAX_CONTEXT_TOKENS
+        if self._config.max_turn_tokens is not None:
+            left = min(left, self._config.max_turn_tokens)
+        return left, reason
+
+    def _finish(self) -> Rollout:
+        rollout = self.rollout
+        if rollout.sampled_tokens:
+            rollout.columns = self._trajectory.columns()
+            length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
+            rollout.provenance = self._trajectory.provenance[:length].tolist()
+        rewards = rollout.step_rewards
+        if self._config.reward == "sum":
+            scored = [reward for reward in rewards if reward is not None]
+            rollout.reward = sum(scored) if len(scored) == len(rewards) and rewards else None
+        else:
+            rollout.reward = rewards[-1] if rewards else None
+        return rollout
+
+    def _stopped(self, sample: Sample) -> bool:
+        return int(sample.ids[-1]) in self._engine.stop_token_ids
+
+    def _note(self, seam: Seam, count: bool = True) -> None:
+        if count:
+            self.rollout.seams.append((seam.kind, seam.exact))
+
+    def _call_env(self, method: str, *args: Any, **keywords: Any) -> Any:
+        try:
+            return getattr(self._env, method)(*args, **keywords)
+        except Exception as error:
+            raise self._env_raised(method, error) from error
+
+    def _env_raised(self, method: str, error: Exception) -> EnvError:
+        name = f"{type(self._env).__name__}.{method}"
+        return EnvError(f"{name} raised {type(error).__name__}: {error}")
+
+    async def _on_thread(self, what: str, timeout_s: float, call: Callable[[], T]) -> T:
+        async with self._engine.env_slots:
+            return await self._within(
+                what, timeout_s, asyncio.wrap_future(self._engine.threads.submit(call))
+            )
+
+    async def _on_env_loop(
+        self, method: str, timeout_s: float, call: Callable[[], Awaitable[T]]
+    ) -> T:
+        async with self._engine.env_slots:
+            future = self._engine.submit_to_env_loop(call)
+            try:
+                return await self._within(method, timeout_s, asyncio.wrap_future(future))
+            except (EnvError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                raise self._env_raised(method, error) from error
+
+    async def _within(self, what: str, timeout_s: float, awaitable: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                return await awaitable
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            name = getattr(self._task.make_env, "__name__", "the environment")
+            raise EnvError(
+                f"{name}.{what} did not answer within {what}_timeout_s={timeout_s:g}"
+            ) from None
+
+
+def _messages_of(reply: Reply) -> list[Message]:
+    """Return the messages of a reply: a non-empty string is a user turn."""
+    if isinstance(reply, str):
+        return [{"role": "user", "content": reply}] if reply else []
+    return list(reply)

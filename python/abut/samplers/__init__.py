@@ -1,0 +1,1 @@
+"""Samplers for real models, one module for each: `transformers` (in process)."""

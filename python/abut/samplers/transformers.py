@@ -1,0 +1,208 @@
+"""Sampling with a transformers model in this process.
+
+Invariant: the logprob of a sampled token is that of the distribution it was drawn from: after
+temperature, penalties and filters. Each request has a generator of its own, so what it samples
+does not depend on which requests share its batch (up to the float noise of padding).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Self
+
+import numpy as np
+
+from abut.errors import MissingExtraError, SamplerError
+from abut.sampler import Sample, SampleRequest
+
+try:
+    import torch
+    from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+    from transformers.generation.logits_process import (
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+except ImportError as error:
+    raise MissingExtraError(
+        "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'"
+    ) from error
+
+# What would make the drawn distribution another one than the logprobs say, or draw more than one.
+_REFUSED = ("num_beams", "num_return_sequences", "do_sample", "penalty_alpha", "assistant_model")
+
+
+class TransformersSampler:
+    """Batched `generate` with left padding; one forward pass for all requests that wait.
+
+    Args:
+        model: a causal language model, on its device.
+        pad_token_id: fills the left of shorter prompts; masked out.
+        temperature: above 0; logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
+        min_p: keep tokens with at least this share of the most likely one's probability.
+        repetition_penalty: 1.0 is none.
+        generation_kwargs: more settings of `transformers.GenerationConfig`.
+        max_batch: at most so many requests in one `generate`.
+        unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
+            (as `GRPOTrainer` does it for sharded models).
+
+    Raises:
+        ValueError: a setting under which logprobs could not be those of the sampled tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pad_token_id: int,
+        temperature: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 1.0,
+        min_p: float | None = None,
+        repetition_penalty: float | None = 1.0,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        max_batch: int = 256,
+        unwrap: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        more = dict(generation_kwargs or {})
+        settings: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        settings |= {name: more.pop(name) for name in settings if name in more}
+        for name in _REFUSED:
+            if more.get(name) not in (None, 1) and not (name == "do_sample" and more[name]):
+                raise ValueError(
+                    f"generation_kwargs[{name!r}]={more[name]!r}: each token is drawn on its own "
+                    "and trained with its own logprob\nhint: leave it out"
+                )
+            more.pop(name, None)
+        if not settings["temperature"] > 0:
+            raise ValueError(
+                f"temperature={settings['temperature']!r}: must be more than 0; at 0 every "
+                "logprob is 0 and nothing can be learned"
+            )
+        self._model = model
+        self._pad_token_id = pad_token_id
+        self._settings = settings
+        self._more = more
+        self._max_batch = max_batch
+        self._unwrap = unwrap or (lambda: nullcontext(model))
+        self._stack: ExitStack | None = None
+        self._plain: Any = None
+
+    def __enter__(self) -> Self:
+        """Hold the plain model, in eval mode, for a batch of rollouts."""
+        with ExitStack() as stack:
+            self._plain = stack.enter_context(self._unwrap())
+            if self._plain.training:
+                self._plain.eval()
+                stack.callback(self._plain.train)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give the model back as it was."""
+        if self._stack is not None:
+            self._stack.close()
+        self._stack = self._plain = None
+
+    def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample one turn for each request, in order."""
+        if self._stack is None:
+            with self:
+                return self.sample_batch(requests)
+        samples: list[Sample] = []
+        for start in range(0, len(requests), self._max_batch):
+            samples += self._generate(requests[start : start + self._max_batch])
+        return samples
+
+    def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        stop_token_ids = sorted({id_ for request in requests for id_ in request.stop_token_ids})
+        longest = max(len(request.prompt_ids) for request in requests)
+        input_ids = np.full((len(requests), longest), self._pad_token_id, dtype=np.int64)
+        attention_mask = np.zeros_like(input_ids)
+        for row, request in enumerate(requests):
+            input_ids[row, longest - len(request.prompt_ids) :] = request.prompt_ids
+            attention_mask[row, longest - len(request.prompt_ids) :] = 1
+        device = self._plain.device
+        draw = _Draw([request.seed for request in requests], device)
+        config = GenerationConfig(
+            **self._more,
+            do_sample=False,  # `_Draw` leaves one token to choose
+            max_new_tokens=max(request.max_tokens for request in requests),
+            eos_token_id=stop_token_ids or None,
+            pad_token_id=self._pad_token_id,
+            disable_compile=True,
+        )
+        with torch.inference_mode():
+            output_ids = self._plain.generate(
+                input_ids=torch.from_numpy(input_ids).to(device),
+                attention_mask=torch.from_numpy(attention_mask).to(device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([*self._warpers(), draw]),
+            )
+        drawn_ids = output_ids[:, longest:].cpu().numpy()
+        drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
+        if drawn_logprobs.shape != drawn_ids.shape:
+            raise SamplerError(
+                f"generate returned {drawn_ids.shape} tokens but drew {drawn_logprobs.shape}"
+            )
+        return [
+            _cut(ids, logprobs, request)
+            for ids, logprobs, request in zip(drawn_ids, drawn_logprobs, requests, strict=True)
+        ]
+
+    def _warpers(self) -> list[Any]:
+        """The filters in the order in which `generate` applies its own."""
+        settings = self._settings
+        warpers: list[Any] = []
+        if settings["repetition_penalty"] not in (None, 1.0):
+            warpers.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
+        if settings["temperature"] != 1.0:
+            warpers.append(TemperatureLogitsWarper(float(settings["temperature"])))
+        if settings["top_k"]:
+            warpers.append(TopKLogitsWarper(settings["top_k"]))
+        if settings["top_p"] is not None and settings["top_p"] < 1.0:
+            warpers.append(TopPLogitsWarper(settings["top_p"]))
+        if settings["min_p"]:
+            warpers.append(MinPLogitsWarper(settings["min_p"]))
+        return warpers
+
+
+class _Draw(LogitsProcessor):  # type: ignore[misc]
+    """Draws each row's token with the row's own generator and leaves only that token.
+
+    Adding Gumbel noise and taking the maximum draws from the softmax exactly; the noise of a row
+    comes from its own seed, so its draw does not depend on the other rows.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: Any) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.logprobs: list[Any] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """`(B, V)` scores to `(B, V)` scores that are finite at the drawn token only."""
+        logprobs = torch.log_softmax(scores.float(), dim=-1)
+        exponential = torch.empty_like(logprobs)
+        for row, generator in enumerate(self._generators):
+            exponential[row].exponential_(generator=generator)
+        drawn = (logprobs - exponential.log()).argmax(dim=-1, keepdim=True)
+        self.logprobs.append(logprobs.gather(1, drawn).squeeze(1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+
+
+def _cut(ids: Any, logprobs: Any, request: SampleRequest) -> Sample:
+    """The row's own sample: up to its first stop token, at most its own `max_tokens`."""
+    ids, logprobs = ids[: request.max_tokens], logprobs[: request.max_tokens]
+    stops = np.flatnonzero(np.isin(ids, request.stop_token_ids))
+    if len(stops):
+        end = int(stops[0]) + 1
+        return Sample(ids[:end].copy(), logprobs[:end].copy(), "stop")
+    return Sample(ids.copy(), logprobs.copy(), "length")

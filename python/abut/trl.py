@@ -1,0 +1,344 @@
+"""TRL: a `rollout_func` for `GRPOTrainer`, and the reward function that goes with it.
+
+Invariant: one row for each prompt, in order, each exactly what the engine saw and sampled; a row
+ends on a sampled token; a failed rollout is a row that carries no weight.
+"""
+
+import dataclasses
+import functools
+import inspect
+import logging
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.engine import Engine, Limits
+from abut.env import EnvFactory, Message, check_env_factory
+from abut.errors import MissingExtraError
+from abut.metrics import log_rollout_metrics, rollout_stats
+from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
+from abut.record import JsonlRecorder, Recorder
+from abut.rollout import Rollout, RolloutConfig, RolloutTask
+from abut.sampler import BatchSampler, Sampler
+
+logger = logging.getLogger(__name__)
+
+_OLDEST = (0, 29, 1)
+_NEWEST = (1, 16)
+_NONE_IS_UNSCORED = (1, 6)
+
+
+def make_rollout_func(
+    env: Any,
+    *,
+    config: RolloutConfig | None = None,
+    processor: Processor | PartsProcessor | None = None,
+    sampler: Sampler | BatchSampler | str = "auto",
+    system_prompt: str | None = None,
+    recorder: Recorder | str | None = None,
+) -> "RolloutFunc":
+    """Return a `rollout_func` for `GRPOTrainer`.
+
+    Args:
+        env: an Env class, or a factory without arguments; each episode gets a fresh one.
+        config: limits and policies; None takes the defaults.
+        processor: None derives one from the tokenizer's chat template.
+        sampler: "auto" samples with the trainer's model in this process.
+        system_prompt: for prompts that have no system message.
+        recorder: keeps every rollout; a string is the path of a JSONL file.
+
+    Raises:
+        TypeError: `env` is no class or factory.
+        ValueError: `sampler` is an unknown name.
+        MissingExtraError: TRL is not installed, or older than 0.29.1.
+    """
+    _check_trl_version()
+    if isinstance(sampler, str) and sampler != "auto":
+        raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
+    if isinstance(recorder, str):
+        recorder = JsonlRecorder(recorder)
+    return RolloutFunc(
+        check_env_factory(env),
+        config or RolloutConfig(),
+        processor,
+        sampler,
+        system_prompt,
+        recorder,
+    )
+
+
+class RolloutFunc:
+    """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
+
+    def __init__(
+        self,
+        env: EnvFactory,
+        config: RolloutConfig,
+        processor: Processor | PartsProcessor | None,
+        sampler: Sampler | BatchSampler | str,
+        system_prompt: str | None,
+        recorder: Recorder | None,
+    ) -> None:
+        self._env = env
+        self._config = config
+        self._processor = processor
+        self._sampler = sampler
+        self._system_prompt = system_prompt
+        self._recorder = recorder
+        self._engine: Engine | None = None
+        self._trainer: Any = None
+        self._calls = 0
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Return the columns that TRL requires and the extras for reward functions."""
+        if self._engine is None or self._trainer is not trainer:
+            self._engine = self._build_engine(trainer)
+            self._trainer = trainer
+        mode = "train" if trainer.model.training else "eval"
+        tasks = self._tasks(prompts, trainer, mode)
+        self._calls += 1
+        rollouts = self._engine.run(tasks)
+        if self._recorder is not None:
+            for rollout in rollouts:
+                self._recorder.write(rollout, step=trainer.state.global_step, mode=mode)
+        rows = [
+            self._row(rollout, task, self._engine)
+            for rollout, task in zip(rollouts, tasks, strict=True)
+        ]
+        return {
+            **{key: [row[key] for row in rows] for key in rows[0]},
+            "env_reward": [rollout.reward for rollout in rollouts],
+            "env_step_rewards": [rollout.step_rewards for rollout in rollouts],
+            "num_turns": [len(rollout.turns) for rollout in rollouts],
+            "stop_reason": [rollout.stop_reason.value for rollout in rollouts],
+            "error": [rollout.error for rollout in rollouts],
+            "rollout_id": [rollout.rollout_id for rollout in rollouts],
+            "messages": [rollout.messages for rollout in rollouts],
+            "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
+        }
+
+    def _build_engine(self, trainer: Any) -> Engine:
+        _check_trainer(trainer)
+        config = self._config
+        if config.on_failure == "unscored" and _trl_version() < _NONE_IS_UNSCORED:
+            logger.warning(
+                "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
+                "TRL 1.6 and later leave it out",
+                version("trl"),
+            )
+            config = dataclasses.replace(config, on_failure="raise")
+        hf_tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        processor = self._processor or ChatTemplateProcessor(
+            hf_tokenizer,
+            chat_template=getattr(trainer, "chat_template", None),
+            **(getattr(trainer, "chat_template_kwargs", None) or {}),
+        )
+        eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
+        context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
+        return Engine(
+            Tokenizer.from_pretrained(hf_tokenizer),
+            as_parts_processor(processor, hf_tokenizer),
+            _sampler_of(trainer, hf_tokenizer) if isinstance(self._sampler, str) else self._sampler,
+            config,
+            Limits(
+                config.max_completion_tokens or trainer.max_completion_length,
+                config.max_context_tokens or context,
+            ),
+            stop_token_ids=[eos] if isinstance(eos, int) else eos or [],
+            progress=not trainer.args.disable_tqdm,
+        )
+
+    def _tasks(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
+        generations = trainer.num_generations
+        if mode == "eval":
+            generations = getattr(trainer, "num_generations_eval", generations)
+        # A rank's slice may cut a group, so groups are counted over all ranks.
+        offset = trainer.accelerator.process_index * len(prompts)
+        tasks = []
+        for index, prompt in enumerate(prompts):
+            messages, seed, columns = self._start(prompt, index)
+            group = (offset + index) // generations
+            tasks.append(
+                RolloutTask(
+                    index=index,
+                    rollout_id=f"{mode}-{self._calls}-{offset + index}",
+                    make_env=self._env,
+                    messages=messages,
+                    seed=str(columns.get("seed", seed)),
+                    episode_seed=_episode_seed(self._config.seed, mode, self._calls, group),
+                    columns=columns,
+                )
+            )
+        return tasks
+
+    def _start(self, prompt: Any, index: int) -> tuple[list[Message], str, dict[str, Any]]:
+        """Return the history, the seed, and the columns that a prompt stands for."""
+        system = []
+        if self._system_prompt is not None:
+            system = [{"role": "system", "content": self._system_prompt}]
+        if isinstance(prompt, str):
+            return system, prompt, {}
+        messages = [dict(message) for message in prompt]
+        columns: dict[str, Any] = {}
+        if messages and isinstance(messages[-1].get("row"), Mapping):
+            columns = dict(messages[-1].pop("row"))
+        if system and any(message.get("role") == "system" for message in messages):
+            raise ValueError(
+                f"prompt {index} has a system message and make_rollout_func has a system_prompt\n"
+                "hint: give one of the two"
+            )
+        users = [m for m in messages if m.get("role") == "user"]
+        seed = users[-1].get("content") if users else ""
+        return [*system, *messages], str(seed), columns
+
+    def _row(self, rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, Any]:
+        columns = rollout.columns
+        if columns is not None and not rollout.failed:
+            return {
+                "prompt_ids": columns.prompt_ids.tolist(),
+                "completion_ids": columns.completion_ids.tolist(),
+                "logprobs": columns.logprobs.tolist(),
+                "env_mask": columns.env_mask.tolist(),
+            }
+        prompt_ids = rollout.prompt_ids
+        if prompt_ids is None:
+            messages = list(task.messages)
+            if not any(message["role"] == "user" for message in messages):
+                messages.append({"role": "user", "content": task.seed})
+            parts = engine.processor.opening(messages)
+            prompt_ids = engine.tokenizer.encode_parts(parts).tolist()
+        return {
+            "prompt_ids": list(prompt_ids),
+            "completion_ids": [engine.processor.close_token_id],
+            "logprobs": [0.0],
+            "env_mask": [0],
+        }
+
+
+def env_reward(
+    completions: Sequence[Any],
+    *,
+    env_reward: Sequence[float | None],
+    rollout_stats: Sequence[Mapping[str, Any]] = (),
+    log_metric: Callable[[str, float], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """Reward function for `GRPOTrainer`: the environment's own reward; None where it has none.
+
+    Logs the `rollout/…` metrics of the batch.
+    """
+    if log_metric is not None:
+        log_rollout_metrics(rollout_stats, log_metric)
+    return list(env_reward)
+
+
+def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a reward function: None for rollouts that failed.
+
+    TRL leaves a row out only where *every* reward function returns None.
+    """
+
+    def unscore(rewards: Sequence[float | None], error: Sequence[str | None]) -> list[float | None]:
+        return [None if failed else r for r, failed in zip(rewards, error, strict=True)]
+
+    if inspect.iscoroutinefunction(reward_func):
+
+        @functools.wraps(reward_func)
+        async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
+            return unscore(await reward_func(*args, **kwargs), kwargs["error"])
+
+        wrapped_async.__abut_scored_only__ = True  # type: ignore[attr-defined]
+        return wrapped_async
+
+    @functools.wraps(reward_func)
+    def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
+        return unscore(reward_func(*args, **kwargs), kwargs["error"])
+
+    wrapped.__abut_scored_only__ = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+env_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
+
+
+def _check_trainer(trainer: Any) -> None:
+    for name in ("tools", "environment_factory", "environment_factories"):
+        if getattr(trainer, name, None):
+            raise ValueError(
+                f"GRPOTrainer({name}=…) and rollout_func exclude each other: TRL would run its own "
+                "tool loop over finished rollouts\nhint: leave one of the two out"
+            )
+    for reward_func in trainer.reward_funcs:
+        if not getattr(reward_func, "__abut_scored_only__", False):
+            name = getattr(reward_func, "__name__", type(reward_func).__name__)
+            warnings.warn(
+                f"the reward function {name} also scores rollouts that failed, which pollutes "
+                f"their group's baseline; wrap it: abut.trl.scored_only({name})",
+                stacklevel=4,
+            )
+
+
+def _sampler_of(trainer: Any, hf_tokenizer: Any) -> BatchSampler:
+    if trainer.use_vllm:
+        raise ValueError(
+            "sampler='auto' samples with the trainer's model in this process, but the trainer has "
+            "use_vllm=True\nhint: GRPOConfig(use_vllm=False), or pass a sampler of your own"
+        )
+    from trl.models import unwrap_model_for_generation
+
+    from abut.samplers.transformers import TransformersSampler
+
+    args = trainer.args
+    return TransformersSampler(
+        trainer.model,
+        pad_token_id=hf_tokenizer.pad_token_id,
+        temperature=trainer.temperature,
+        top_k=trainer.top_k,
+        top_p=trainer.top_p,
+        min_p=trainer.min_p,
+        repetition_penalty=trainer.repetition_penalty,
+        generation_kwargs=args.generation_kwargs,
+        unwrap=lambda: unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=args.ds3_gather_for_generation,
+        ),
+    )
+
+
+def _text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _episode_seed(seed: int, mode: str, call: int, group: int) -> int:
+    return random.Random(f"{seed}/{mode}/{call}/{group}").getrandbits(31)
+
+
+def _trl_version() -> tuple[int, ...]:
+    try:
+        text = version("trl")
+    except PackageNotFoundError:
+        raise MissingExtraError("abut.trl needs TRL: pip install 'abut[trl]'") from None
+    numbers = []
+    for piece in text.split("."):
+        if not piece.isdigit():
+            break
+        numbers.append(int(piece))
+    return tuple(numbers)
+
+
+def _check_trl_version() -> None:
+    found = _trl_version()
+    if found < _OLDEST:
+        raise MissingExtraError(
+            f"abut.trl needs TRL 0.29.1 or later, found {version('trl')}\n"
+            "hint: pip install 'trl>=0.29.1'"
+        )
+    if found[:2] > _NEWEST:
+        warnings.warn(
+            f"abut.trl was tested up to TRL 1.16 and found {version('trl')}", stacklevel=3
+        )
