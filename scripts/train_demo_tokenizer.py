@@ -31,9 +31,16 @@ PATTERN = (
 # As in Qwen3, the second group is `special=False`: `skip_special_tokens` keeps it in the text, and
 # `split_special_tokens` does not disable it. It has to be kept out of untrusted text all the same.
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKUP = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 
-# What the template writes in every turn: one token each instead of three, so that prompts are short.
+# What the template writes in every turn: one token each instead of three, for short prompts.
 SCAFFOLD_WORDS = ("system", "user", "assistant", "tool")
 SCAFFOLD_REPEATS = 5_000
 
@@ -141,6 +148,7 @@ def config(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def main() -> None:
+    """Write the two files."""
     parser = argparse.ArgumentParser(description="Train the demo's tokenizer.")
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder (default: %(default)s)")
     out: Path = parser.parse_args().out

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracle import Trio, outcome, plain, real, trio
-from strategies_text import parts, texts, trios
-from test_tokenizer import REAL, unknown, word_level
 
 import abut
 from abut.parts import Content, Part, Scaffold
+from oracle import Trio, outcome, plain, real
+from strategies_text import parts, texts, trios
+from test_tokenizer import REAL, unknown, word_level
 
 
 @given(trios(), parts, st.booleans())
@@ -91,7 +91,7 @@ def test_a_message_that_spells_control_tokens_stays_text() -> None:
 
 
 def test_parts_are_one_text_and_not_one_text_each() -> None:
-    """The negative control: encoding part by part gives other tokens, and the comparison sees it."""
+    """The negative control: part by part the tokens differ, and the comparison sees it."""
     three = real("qwen3")
     parts = [Scaffold("<|im_start|>user\n"), Content("\nhel"), Content("lo")]
     assert naive(three.native, parts) != three.reference.encode_parts(parts)
@@ -99,7 +99,7 @@ def test_parts_are_one_text_and_not_one_text_each() -> None:
 
 
 def ids_of(added: list, *parts: Part) -> list[str]:
-    three = trio(word_level(*added))
+    three = Trio(word_level(*added))
     ids = plain(three.native.encode_parts(parts))
     assert ids == three.reference.encode_parts(parts)
     return [three.native.decode([id]) for id in ids]

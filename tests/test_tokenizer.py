@@ -7,12 +7,13 @@ import unicodedata
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from oracle import Trio, outcome, plain, real, trio
-from strategies_text import overlaps_when_stripped, texts, trios
 
 import abut
+from abut import _reference as reference
 from abut._reference.cut import HTML_ELEMENTS
 from abut.errors import AbutError, ControlTokenError, TokenizerError
+from oracle import Trio, outcome, plain, real
+from strategies_text import has_no_oracle, texts, trios
 
 REAL = pytest.mark.parametrize("name", ["qwen3", "mistral_v3"])
 modes = st.sampled_from(["parse", "text", "raise"])
@@ -44,7 +45,7 @@ def word_level(*added: str | dict, vocab: str = "ab", **model: object) -> str:
 
 @given(trios(), texts)
 def test_the_reference_encodes_as_tokenizers_does(three: Trio, text: str) -> None:
-    assume(not overlaps_when_stripped(three))
+    assume(not has_no_oracle(three))
     assert three.reference.encode(text) == three.hf.encode(text, add_special_tokens=False).ids
 
 
@@ -56,18 +57,14 @@ def test_native_encodes_as_the_reference_does(three: Trio, text: str, added: str
 
 
 @given(trios(), texts, texts, modes)
-def test_native_judges_seams_as_the_reference_does(
-    three: Trio, a: str, b: str, added: str
-) -> None:
+def test_native_judges_seams_as_the_reference_does(three: Trio, a: str, b: str, added: str) -> None:
     assert outcome(lambda: three.native.seam(a, b, added=added)) == outcome(
         lambda: three.reference.seam(a, b, added=added)
     )
 
 
 @given(trios(), texts, texts)
-def test_a_seam_says_how_the_left_tokens_become_those_of_both(
-    three: Trio, a: str, b: str
-) -> None:
+def test_a_seam_says_how_the_left_tokens_become_those_of_both(three: Trio, a: str, b: str) -> None:
     left, both = plain(three.native.encode(a)), plain(three.native.encode(a + b))
     seam = three.native.seam(a, b)
     assert left[: len(left) - seam.drop] + plain(seam.ids) == both
@@ -79,7 +76,7 @@ def test_a_seam_says_how_the_left_tokens_become_those_of_both(
 @given(trios(), texts, texts)
 def test_additive_means_the_literal_equation(three: Trio, a: str, b: str) -> None:
     encode = three.hf.encode
-    assume(not overlaps_when_stripped(three))
+    assume(not has_no_oracle(three))
     left, right = (encode(text, add_special_tokens=False).ids for text in (a, b))
     equation = encode(a + b, add_special_tokens=False).ids == left + right
     assert three.native.is_additive(a, b) == three.reference.is_additive(a, b) == equation
@@ -158,7 +155,7 @@ def test_a_model_whose_own_vocabulary_holds_a_control_token_is_kept_from_it() ->
     config = json.loads(word_level({"content": "</s>", "special": True}))
     del config["pre_tokenizer"]
     config["model"] = {"type": "Unigram", "unk_id": 0, "vocab": pieces}
-    three = trio(json.dumps(config))
+    three = Trio(json.dumps(config))
     assert plain(three.native.encode("a</s>")) == [5, 6]
     expected = [5, 1, 2, 3, 4]  # not 6, nor 7: the first character stands alone
     assert plain(three.native.encode("a</s>", added="text")) == expected
@@ -180,7 +177,7 @@ def test_both_sides_know_the_same_html_elements() -> None:
     tags = [f"<{name}>" for name in sorted(HTML_ELEMENTS)]
     others = ["<think>", "<tool>", "<image>", "<answer>", "<user>", "</>", "<>", "<math>", "<|b|>"]
     variants = ["</td>", "<br/>", "<H1>", "</br/>", "< b>", "<b >"]
-    three = trio(word_level(*tags, *others, *variants))
+    three = Trio(word_level(*tags, *others, *variants))
     assert three.native.profile()["textual_tokens"] == three.reference.profile()["textual_tokens"]
     assert set(tags) <= set(three.native.profile()["textual_tokens"])
     assert set(others) <= set(three.native.profile()["control_tokens"])
@@ -212,7 +209,7 @@ def test_nothing_around_a_hard_token_changes_it(
     ],
 )
 def test_a_token_that_others_can_touch_is_not_hard(added: list, x: str, y: str) -> None:
-    three = trio(word_level(*added))
+    three = Trio(word_level(*added))
     token = added[0] if isinstance(added[0], str) else added[0]["content"]
     assert token not in three.native.profile()["hard_tokens"] or (x, y) == ("", "")
     if (x, y) != ("", ""):
@@ -304,6 +301,14 @@ def test_what_is_no_tokenizer_json_is_refused(source: str) -> None:
         abut.Tokenizer.from_str(source)
 
 
+def test_an_added_token_of_which_normalization_leaves_nothing_is_refused() -> None:
+    config = json.loads(word_level({"content": "\n", "normalized": True}))
+    config["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    for side in (abut.Tokenizer, reference.Tokenizer):
+        with pytest.raises(TokenizerError, match="empty once normalized"):
+            side.from_str(json.dumps(config))
+
+
 def test_truncation_and_padding_of_the_file_are_not_applied() -> None:
     config = json.loads(word_level())
     config["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0} | {
@@ -314,7 +319,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied() -> None:
         "pad_type_id": 0,
         "pad_token": "?",
     }
-    three = trio(json.dumps(config))
+    three = Trio(json.dumps(config))
     assert len(three.hf.encode("aaaa").ids) == 9
     assert len(three.native.encode("aaaa")) == len(three.reference.encode("aaaa")) == 4
 

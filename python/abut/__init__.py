@@ -4,6 +4,7 @@ Conversations between a policy and its environments, joined end to end: exact to
 """
 
 from abut._native import Columns, Seam, Tokenizer, Trajectory, Turn, __version__, collate
+from abut.env import AsyncEnv, Env
 from abut.errors import (
     AbutError,
     ControlTokenError,
@@ -17,6 +18,10 @@ from abut.errors import (
     TrajectoryError,
 )
 from abut.parts import Content, Part, Scaffold
+from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
+from abut.record import JsonlRecorder, read_records
+from abut.rollout import Rollout, RolloutConfig, StopReason
+from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
 """The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""
@@ -24,17 +29,31 @@ PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
 __all__ = [
     "PROVENANCE",
     "AbutError",
+    "AsyncEnv",
+    "BatchSampler",
+    "ChatTemplateProcessor",
     "Columns",
     "Content",
     "ControlTokenError",
+    "Env",
     "EnvError",
+    "JsonlRecorder",
     "MissingExtraError",
     "Part",
+    "PartsProcessor",
+    "Processor",
+    "Rollout",
+    "RolloutConfig",
     "RolloutError",
+    "Sample",
+    "SampleRequest",
+    "Sampler",
     "SamplerError",
     "Scaffold",
+    "ScriptedSampler",
     "Seam",
     "SeamError",
+    "StopReason",
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
@@ -43,4 +62,5 @@ __all__ = [
     "Turn",
     "__version__",
     "collate",
+    "read_records",
 ]

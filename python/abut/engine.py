@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 # stepping: a batch of one costs the model nearly what a batch of all does.
 _GATHER_S = 0.02
 _CLOSE_S = 5.0
+_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,21 @@ class Engine:
         self.stop_token_ids = tuple(dict.fromkeys((*processor.stop_token_ids, *stop_token_ids)))
         self._sampler = sampler
         self._progress = progress
-        self._waiting: queue.SimpleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
-            queue.SimpleQueue()
-        )
         self._unfinished = 0
         self._env_loop: asyncio.AbstractEventLoop | None = None
         self._env_loop_lock = threading.Lock()
 
-    def run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
+    def run(
+        self,
+        tasks: Sequence[RolloutTask],
+        *,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> list[Rollout]:
         """Play all tasks; returns one rollout for each, in order. Blocks.
+
+        Args:
+            tasks: what each rollout starts from.
+            on_rollout: gets every rollout that ended, in order, also where this call raises.
 
         Raises:
             RolloutError: a rollout failed with `on_failure="raise"`, or too many did.
@@ -81,12 +89,29 @@ class Engine:
         """
         if not tasks:
             return []
+        # New for each batch: an interrupted one leaves what nobody waits for any more.
+        self._waiting: queue.SimpleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._ended: list[Rollout] = []
         self._unfinished = len(tasks)
+        try:
+            rollouts = self._run(tasks)
+        finally:
+            if on_rollout is not None:
+                for rollout in sorted(self._ended, key=lambda rollout: rollout.index):
+                    on_rollout(rollout)
+        self._judge(rollouts)
+        return rollouts
+
+    def _run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
+        self._closing: list[Future[Any]] = []
         done: Future[list[Rollout]] = Future()
         with ExitStack() as stack:
             self.threads = DaemonThreads("abut-env")
             stack.callback(self.threads.close)
             stack.callback(self._stop_env_loop)
+            stack.callback(lambda: wait_for(self._closing, _CLOSE_S))
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
             loop = asyncio.new_event_loop()
@@ -103,9 +128,7 @@ class Engine:
                 thread.join(_CLOSE_S)
                 raise
             thread.join()
-        rollouts = done.result()
-        self._judge(rollouts)
-        return rollouts
+        return done.result()
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn, at most `max_requests` at once."""
@@ -127,7 +150,10 @@ class Engine:
             if self._env_loop is None:
                 self._env_loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._env_loop.run_forever, name="abut-env-loop", daemon=True
+                    target=_run_until_stopped,
+                    args=(self._env_loop,),
+                    name="abut-env-loop",
+                    daemon=True,
                 ).start()
 
         async def run() -> T:
@@ -197,7 +223,13 @@ class Engine:
             async with rollout_slots:
                 rollout = await self._play(task)
             self._unfinished -= 1
+            self._ended.append(rollout)
             progress.add(rollout)
+            if rollout.failed and self.config.on_failure == "raise":
+                raise RolloutError(
+                    f"rollout {task.rollout_id} failed after {rollout.attempts} attempts: "
+                    f"{rollout.error}"
+                )
             return rollout
 
         self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
@@ -229,16 +261,11 @@ class Engine:
                 slow = EnvError(f"the rollout took longer than {limit}")
                 rollout = self._failed(episode, slow)
             finally:
-                self._close(episode.env)
+                self._close(episode.end())
             rollout.attempts = attempt + 1
             rollout.seconds = time.monotonic() - began
             if not rollout.failed:
                 break
-        if rollout.failed and self.config.on_failure == "raise":
-            raise RolloutError(
-                f"rollout {task.rollout_id} failed after {rollout.attempts} attempts: "
-                f"{rollout.error}"
-            )
         if rollout.failed and self.config.on_failure == "zero":
             rollout.reward = 0.0
         return rollout
@@ -257,14 +284,14 @@ class Engine:
         )
 
     def _close(self, env: Any) -> None:
-        """Close an environment without waiting: what fails here concerns no rollout."""
+        """Close an environment in the background: what fails here concerns no rollout."""
         close = getattr(env, "close", None)
         if close is None:
             return
         if inspect.iscoroutinefunction(close):
-            self.submit_to_env_loop(close)
+            self._closing.append(self.submit_to_env_loop(close))
         else:
-            self.threads.submit(close)
+            self._closing.append(self.threads.submit(close))
 
     def _judge(self, rollouts: Sequence[Rollout]) -> None:
         failed = [rollout for rollout in rollouts if rollout.failed]
@@ -286,11 +313,18 @@ class Engine:
         async def drain() -> None:
             pending = asyncio.all_tasks() - {asyncio.current_task()}
             if pending:
-                await asyncio.wait(pending, timeout=_CLOSE_S)
+                await asyncio.wait(pending, timeout=_DRAIN_S)
 
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(drain(), loop).result(_CLOSE_S + 1)
+            asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * _DRAIN_S)
         loop.call_soon_threadsafe(loop.stop)
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 class _Progress:

@@ -4,6 +4,7 @@ An env never sees tokens. `reset` and `step` return `(env, reply)`: the environm
 (usually itself) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
 """
 
+import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -78,18 +79,37 @@ def check_env_factory(env: Any) -> EnvFactory:
 
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
     """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
+    name = getattr(factory, "__name__", repr(factory))
     try:
-        return factory()
-    except Exception as error:
-        name = getattr(factory, "__name__", repr(factory))
+        env = factory()
+    except BaseException as error:  # SystemExit of an environment does not end training
         raise EnvError(f"{name}() raised {type(error).__name__}: {error}") from error
+    for method in ("reset", "step"):
+        if not callable(getattr(env, method, None)):
+            raise EnvError(
+                f"{name}() returned {type(env).__name__}, which has no method {method!r}\n"
+                "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+            )
+    return env
+
+
+def close_env(env: Any) -> None:
+    """Close an environment that no loop runs, where it has a `close`."""
+    close = getattr(env, "close", None)
+    if inspect.iscoroutinefunction(close):
+        asyncio.run(close())
+    elif close is not None:
+        close()
 
 
 def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
     """Return what `reset` takes besides the seed: columns and `episode_seed` that it names."""
     offered = {**columns, "episode_seed": episode_seed}
     offered.pop("seed", None)
-    parameters = list(inspect.signature(env.reset).parameters.values())
+    try:
+        parameters = list(inspect.signature(env.reset).parameters.values())
+    except (TypeError, ValueError):  # a callable that Python cannot look into
+        return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return offered
     return {
@@ -112,6 +132,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     """
     name = f"{type(env).__name__}.{method}"
     if isinstance(returned, Awaitable):
+        if inspect.iscoroutine(returned):
+            returned.close()
         raise EnvError(f"{name} returned an awaitable\nhint: make reset and step both `async def`")
     if not isinstance(returned, tuple) or len(returned) != 2:
         hint = "return (self, text)"
@@ -119,8 +141,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
             hint = "a Gym step returns five values; set self.reward and self.alive, " + hint
         raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
     following, reply = returned
-    for attribute in ("reward", "alive"):
-        if not hasattr(following, attribute):
+    for attribute in ("reward", "alive", "step"):
+        if not _has(following, attribute):
             raise EnvError(
                 f"{name} returned {type(following).__name__} without attribute {attribute!r}\n"
                 "hint: the first of the pair is the environment that goes on, usually self"
@@ -135,13 +157,28 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     return following, reply
 
 
+def env_alive(env: Any) -> bool:
+    """Whether the env goes on.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    try:
+        return bool(env.alive)
+    except Exception as error:
+        raise _attribute_raised(env, "alive", error) from error
+
+
 def env_reward_value(env: Any) -> float | None:
     """Return the env's reward; None where it is None or NaN: no score.
 
     Raises:
-        EnvError: the reward is no number.
+        EnvError: the reward is no number, or infinite.
     """
-    reward = env.reward
+    try:
+        reward = env.reward
+    except Exception as error:
+        raise _attribute_raised(env, "reward", error) from error
     if reward is None:
         return None
     try:
@@ -150,7 +187,23 @@ def env_reward_value(env: Any) -> float | None:
         raise EnvError(
             f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
         ) from None
+    if math.isinf(value):
+        raise EnvError(
+            f"{type(env).__name__}.reward is {value}, which no baseline of a group can hold\n"
+            "hint: give a finite number, or None for no score"
+        )
     return None if math.isnan(value) else value
+
+
+def _has(env: Any, attribute: str) -> bool:
+    try:
+        return hasattr(env, attribute)
+    except Exception as error:
+        raise _attribute_raised(env, attribute, error) from error
+
+
+def _attribute_raised(env: Any, attribute: str, error: Exception) -> EnvError:
+    return EnvError(f"{type(env).__name__}.{attribute} raised {type(error).__name__}: {error}")
 
 
 def _is_message(message: Any) -> bool:

@@ -6,6 +6,8 @@ thread still does to it is seen by nobody.
 """
 
 import asyncio
+import inspect
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +18,13 @@ from abut.env import (
     Reply,
     accepted_keywords,
     check_reply,
+    close_env,
+    env_alive,
     env_reward_value,
     is_async,
     make_env,
 )
-from abut.errors import EnvError
+from abut.errors import EnvError, SamplerError, TrajectoryError
 from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
 from abut.sampler import Sample, SampleRequest, check_sample
 
@@ -39,6 +43,8 @@ class Episode:
         self._task = task
         self._attempt = attempt
         self._env: Any = None
+        self._lock = threading.Lock()
+        self._over = False
         self._trajectory = Trajectory(engine.tokenizer)
         self.rollout = Rollout(task.rollout_id, task.index, messages=list(task.messages))
 
@@ -55,14 +61,24 @@ class Episode:
             if await self._step(sample, generate_s):
                 return self._finish()
 
-    @property
-    def env(self) -> Any:
-        """The environment; None before it was made."""
-        return self._env
+    def end(self) -> Any:
+        """End the attempt; returns the environment to close, None where none was made."""
+        with self._lock:
+            self._over = True
+            return self._env
+
+    def _make(self) -> None:
+        env = make_env(self._task.make_env)
+        with self._lock:
+            late = self._over
+            if not late:
+                self._env = env
+        if late:  # the attempt timed out meanwhile, and nobody else knows this environment
+            close_env(env)
 
     async def _reset(self) -> None:
         timeout_s = self._config.reset_timeout_s
-        self._env = await self._on_thread("reset", timeout_s, lambda: make_env(self._task.make_env))
+        await self._on_thread("reset", timeout_s, self._make)
         task = self._task
         keywords = accepted_keywords(self._env, task.columns, task.episode_seed)
         if is_async(self._env):
@@ -102,9 +118,11 @@ class Episode:
             )
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._config.turn_timeout_s):
+            async with asyncio.timeout(self._config.turn_timeout_s) as deadline:
                 sample = await self._engine.sample(request)
         except TimeoutError:
+            if not deadline.expired():
+                raise  # the sampler's own
             raise EnvError(
                 f"turn {request.turn} was not sampled within turn_timeout_s="
                 f"{self._config.turn_timeout_s:g}"
@@ -139,7 +157,10 @@ class Episode:
 
     def _observe(self, sample: Sample, generate_s: float) -> str | None:
         """Write the sample; return the action, or None where nothing was sampled."""
-        self._note(self._trajectory.append_sampled(sample.ids, sample.logprobs))
+        try:
+            self._note(self._trajectory.append_sampled(sample.ids, sample.logprobs))
+        except (TrajectoryError, TypeError) as error:
+            raise SamplerError(f"rollout {self._task.rollout_id}: {error}") from error
         end = len(self._trajectory)
         self.rollout.turns.append(
             TurnRecord(end - len(sample.ids), end, sample.finish_reason, generate_s)
@@ -160,7 +181,7 @@ class Episode:
         turn.reward = env_reward_value(self._env)
         messages = _messages_of(reply)
         self.rollout.messages += messages
-        if not self._env.alive:
+        if not env_alive(self._env):
             self.rollout.stop_reason = StopReason.ENV_DONE
             return True
         if len(self.rollout.turns) >= self._config.max_turns:
@@ -206,6 +227,8 @@ class Episode:
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
             rollout.provenance = self._trajectory.provenance[:length].tolist()
         rewards = rollout.step_rewards
+        if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
+            rewards.pop()  # there was no action, so the env's last step is that of the turn before
         if self._config.reward == "sum":
             scored = [reward for reward in rewards if reward is not None]
             rollout.reward = sum(scored) if len(scored) == len(rewards) and rewards else None
@@ -223,10 +246,10 @@ class Episode:
     def _call_env(self, method: str, *args: Any, **keywords: Any) -> Any:
         try:
             return getattr(self._env, method)(*args, **keywords)
-        except Exception as error:
+        except BaseException as error:  # SystemExit of an environment does not end training
             raise self._env_raised(method, error) from error
 
-    def _env_raised(self, method: str, error: Exception) -> EnvError:
+    def _env_raised(self, method: str, error: BaseException) -> EnvError:
         name = f"{type(self._env).__name__}.{method}"
         return EnvError(f"{name} raised {type(error).__name__}: {error}")
 
@@ -240,13 +263,23 @@ class Episode:
         self, method: str, timeout_s: float, call: Callable[[], Awaitable[T]]
     ) -> T:
         async with self._engine.env_slots:
-            future = self._engine.submit_to_env_loop(call)
-            try:
-                return await self._within(method, timeout_s, asyncio.wrap_future(future))
-            except (EnvError, asyncio.CancelledError):
-                raise
-            except Exception as error:
-                raise self._env_raised(method, error) from error
+            future = self._engine.submit_to_env_loop(lambda: self._await_env(method, call))
+            return await self._within(method, timeout_s, asyncio.wrap_future(future))
+
+    async def _await_env(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            awaitable = call()
+            if inspect.isawaitable(awaitable):
+                return await awaitable
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # ours: the attempt is over. Any other is the environment's.
+            raise self._env_raised(method, error) from error
+        raise EnvError(
+            f"{type(self._env).__name__}.{method} is not async, but step is\n"
+            "hint: make reset and step both `async def`"
+        )
 
     async def _within(self, what: str, timeout_s: float, awaitable: Awaitable[T]) -> T:
         try:
@@ -256,6 +289,8 @@ class Episode:
             if not deadline.expired():
                 raise
             name = getattr(self._task.make_env, "__name__", "the environment")
+            if self._env is not None:
+                name = type(self._env).__name__
             raise EnvError(
                 f"{name}.{what} did not answer within {what}_timeout_s={timeout_s:g}"
             ) from None

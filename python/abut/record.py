@@ -69,7 +69,10 @@ class JsonlRecorder:
     def write(self, rollout: Rollout, /, **extra: Any) -> None:
         """Append one rollout."""
         # JSON has no NaN or infinity: a record that holds one is a defect, not a value.
-        line = json.dumps(to_record(rollout, **extra), ensure_ascii=False, allow_nan=False)
+        # What a dataset or an environment put into a message, beside its text, is kept as text.
+        line = json.dumps(
+            to_record(rollout, **extra), ensure_ascii=False, allow_nan=False, default=str
+        )
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(line + "\n")
 
@@ -80,7 +83,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
     Raises:
         ValueError: a line is no record; names the file and the line.
     """
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)

@@ -100,10 +100,7 @@ class RolloutFunc:
         mode = "train" if trainer.model.training else "eval"
         tasks = self._tasks(prompts, trainer, mode)
         self._calls += 1
-        rollouts = self._engine.run(tasks)
-        if self._recorder is not None:
-            for rollout in rollouts:
-                self._recorder.write(rollout, step=trainer.state.global_step, mode=mode)
+        rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
         rows = [
             self._row(rollout, task, self._engine)
             for rollout, task in zip(rollouts, tasks, strict=True)
@@ -119,6 +116,11 @@ class RolloutFunc:
             "messages": [rollout.messages for rollout in rollouts],
             "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
         }
+
+    def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
+        if self._recorder is None:
+            return None
+        return functools.partial(self._recorder.write, step=trainer.state.global_step, mode=mode)
 
     def _build_engine(self, trainer: Any) -> Engine:
         _check_trainer(trainer)

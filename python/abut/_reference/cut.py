@@ -9,6 +9,7 @@ panics there.
 """
 
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -93,11 +94,13 @@ def cut(
     ones anywhere, control ones only inside one run. Where none is admissible the search goes on
     one character later.
     """
-    longest_first = sorted(tokens, key=lambda token: -len(token.pattern))
+    longest_first: dict[str, list[AddedToken]] = defaultdict(list)
+    for token in sorted(tokens, key=lambda token: -len(token.pattern)):
+        longest_first[token.pattern[0]].append(token)
     cuts: list[Cut] = []
     at = free = 0  # the search goes on here; everything before `free` belongs to the last cut
     while at < len(text):
-        for token in longest_first:
+        for token in longest_first.get(text[at], []):
             start, end = at, at + len(token.pattern)
             if not text.startswith(token.pattern, start):
                 continue

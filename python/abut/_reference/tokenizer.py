@@ -86,6 +86,9 @@ class Tokenizer:
             )
             for id, token in sorted(whole.get_added_tokens_decoder().items())
         ]
+        for token in self.added:
+            if not token.pattern:  # tokenizers would match it between any two characters
+                raise TokenizerError(f"added token {token.content!r} is empty once normalized")
         self.hard = hard_tokens(self.added)
         self.hard_ids = {token.id for token in self.hard}
         unk_token = config["model"].get("unk_token")
@@ -138,8 +141,9 @@ class Tokenizer:
                 string.normalize(normalizer.normalize)
             return string
 
+        by_pattern = [token for token in self.added if token.normalized]
         normalized = "".join(piece for piece, _, _ in normalized_string().get_splits())
-        origin = _origin(normalized_string())
+        origin = _origin(normalized_string()) if by_pattern else []
         tokens: list[Token] = []
 
         def piece_tokens(low: int, high: int) -> None:
@@ -155,7 +159,6 @@ class Tokenizer:
                 tokens.extend(self._word(word, [next(origins) for _ in word], runs))
 
         end_of_last = 0
-        by_pattern = [token for token in self.added if token.normalized]
         for found in cut(normalized, origin, by_pattern, runs):
             piece_tokens(end_of_last, found.start)
             low, high = origin[found.start][0], origin[found.end - 1][1]

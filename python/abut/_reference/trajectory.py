@@ -36,13 +36,28 @@ class Columns:
     env_mask: list[int]
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One token of a trajectory. `hard`: a hard token that was cut out of text, or sampled.
+
+    The id alone does not tell: a model answers unknown text with the id of `<unk>`, which may be a
+    hard token, but nothing was cut there and the text goes on.
+    """
+
+    id: int
+    logprob: float
+    provenance: str
+    hard: bool
+
+
 @dataclass
 class Trajectory:
     """Frozen tokens, and the parts that have arrived since, each with its provenance."""
 
     tokenizer: Tokenizer
-    _frozen: list[tuple[int, float, str]] = field(default_factory=list)  # id, logprob, provenance
+    _frozen: list[Entry] = field(default_factory=list)
     _open: list[tuple[Part, str]] = field(default_factory=list)
+    _open_tokens: list[Token] = field(default_factory=list)
     _edge: Edge = Edge.START
     _requested: bool = False
     turns: list[tuple[int, int]] = field(default_factory=list)
@@ -59,15 +74,11 @@ class Trajectory:
         parts = [part for part in parts if part]
         if not parts:
             return Seam("barrier", exact=True, drop=0, ids=[])
-        before = self._open_tokens()
+        open_parts = self._open + [(part, provenance) for part in parts]
+        before = self._open_tokens
+        after = self.tokenizer.tokens([part for part, _ in open_parts], self._edge)
         boundary = sum(len(part) for part, _ in self._open)
-        self._open += [(part, provenance) for part in parts]
-        try:
-            after = self._open_tokens()
-        except Exception:
-            del self._open[-len(parts) :]
-            raise
-        self._requested = False
+        self._open, self._open_tokens, self._requested = open_parts, after, False
         is_hard = self.tokenizer.is_hard
         begins_hard = any(token.start == boundary and is_hard(token) for token in after)
         if boundary == 0:
@@ -84,7 +95,7 @@ class Trajectory:
 
     def request(self) -> list[int]:
         """All ids so far, for the engine; they are frozen from here on."""
-        self._freeze(self._open_columns())
+        self._freeze(self._open_entries())
         self._requested = True
         return self.ids
 
@@ -106,25 +117,26 @@ class Trajectory:
         self.tokenizer.decode_bytes(ids)
         seam = self._seam_before_sample(list(ids))
         self.turns.append((len(self._frozen), len(self._frozen) + len(ids)))
-        columns = zip(ids, logprobs, strict=True)
-        self._freeze([(id, logprob, "sampled") for id, logprob in columns])
+        hard = self.tokenizer.hard_ids
+        pairs = zip(ids, logprobs, strict=True)
+        self._freeze([Entry(id, logprob, "sampled", id in hard) for id, logprob in pairs])
         self._requested = False
         return seam
 
     @property
     def ids(self) -> list[int]:
         """All ids."""
-        return [id for id, _, _ in self._columns()]
+        return [entry.id for entry in self._entries()]
 
     @property
     def logprobs(self) -> list[float]:
         """One for each token, in nats; NaN where it was not sampled."""
-        return [logprob for _, logprob, _ in self._columns()]
+        return [entry.logprob for entry in self._entries()]
 
     @property
     def provenance(self) -> list[str]:
         """Who wrote each token."""
-        return [provenance for _, _, provenance in self._columns()]
+        return [entry.provenance for entry in self._entries()]
 
     @property
     def sampled_mask(self) -> list[int]:
@@ -132,10 +144,13 @@ class Trajectory:
         return [int(provenance == "sampled") for provenance in self.provenance]
 
     def __len__(self) -> int:
-        return len(self._columns())
+        return len(self._entries())
 
     def columns(self) -> Columns:
-        """The prompt up to the first sampled token, and the rest, aligned.
+        """The prompt up to the first sampled token, and the rest up to the last one, aligned.
+
+        Context after the last sampled token trains nothing, and trainers judge by the last token
+        whether a row was cut.
 
         Raises:
             TrajectoryError: nothing was sampled.
@@ -143,18 +158,19 @@ class Trajectory:
         mask = self.sampled_mask
         if 1 not in mask:
             raise TrajectoryError("no sampled token, so there is nothing to train")
-        start = mask.index(1)
+        start, end = mask.index(1), len(mask) - mask[::-1].index(1)
         logprobs = [0.0 if math.isnan(logprob) else logprob for logprob in self.logprobs]
-        return Columns(self.ids[:start], self.ids[start:], logprobs[start:], mask[start:])
+        ids = self.ids
+        return Columns(ids[:start], ids[start:end], logprobs[start:end], mask[start:end])
 
-    def _columns(self) -> list[tuple[int, float, str]]:
-        return self._frozen + self._open_columns()
+    def _entries(self) -> list[Entry]:
+        return self._frozen + self._open_entries()
 
-    def _open_tokens(self) -> list[Token]:
-        return self.tokenizer.tokens([part for part, _ in self._open], self._edge)
-
-    def _open_columns(self) -> list[tuple[int, float, str]]:
-        return [(token.id, math.nan, self._written_by(token)) for token in self._open_tokens()]
+    def _open_entries(self) -> list[Entry]:
+        return [
+            Entry(token.id, math.nan, self._written_by(token), self.tokenizer.is_hard(token))
+            for token in self._open_tokens
+        ]
 
     def _written_by(self, token: Token) -> str:
         """The first content that the token touches, else scaffold; in a close, all is close."""
@@ -172,18 +188,16 @@ class Trajectory:
             return writers[0]
         return "close" if touched[0][1] == "close" else "scaffold"
 
-    def _freeze(self, columns: list[tuple[int, float, str]]) -> None:
-        self._frozen += columns
-        self._open = []
+    def _freeze(self, entries: list[Entry]) -> None:
+        self._frozen += entries
+        self._open, self._open_tokens = [], []
         if self._frozen:
-            ends_hard = self._frozen[-1][0] in self.tokenizer.hard_ids
-            self._edge = Edge.SEGMENT if ends_hard else Edge.CONTINUE
+            self._edge = Edge.SEGMENT if self._frozen[-1].hard else Edge.CONTINUE
 
     def _frozen_tail(self) -> list[int]:
         """The frozen ids since the last hard token."""
-        ids = [id for id, _, _ in self._frozen]
-        hard = [i for i, id in enumerate(ids) if id in self.tokenizer.hard_ids]
-        return ids[hard[-1] + 1 :] if hard else ids
+        after_hard = max((i + 1 for i, entry in enumerate(self._frozen) if entry.hard), default=0)
+        return [entry.id for entry in self._frozen[after_hard:]]
 
     def _seam_before_sample(self, ids: list[int]) -> Seam:
         hard = [i for i, id in enumerate(ids) if id in self.tokenizer.hard_ids]

@@ -31,6 +31,18 @@ except ImportError as error:
 
 # What would make the drawn distribution another one than the logprobs say, or draw more than one.
 _REFUSED = ("num_beams", "num_return_sequences", "do_sample", "penalty_alpha", "assistant_model")
+# What this sampler decides for each request, or could not apply before the draw.
+_NOT_TAKEN = (
+    "max_new_tokens",
+    "max_length",
+    "eos_token_id",
+    "pad_token_id",
+    "stop_strings",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_h",
+)
 
 
 class TransformersSampler:
@@ -83,7 +95,15 @@ class TransformersSampler:
                     "and trained with its own logprob\nhint: leave it out"
                 )
             more.pop(name, None)
-        if not settings["temperature"] > 0:
+        for name in _NOT_TAKEN:
+            if more.get(name) is not None:
+                raise ValueError(
+                    f"generation_kwargs[{name!r}]={more[name]!r}: this sampler cannot apply it\n"
+                    "hint: leave it out; RolloutConfig has the limits, top_k, top_p and min_p the "
+                    "filters"
+                )
+            more.pop(name, None)
+        if not (settings["temperature"] or 0) > 0:
             raise ValueError(
                 f"temperature={settings['temperature']!r}: must be more than 0; at 0 every "
                 "logprob is 0 and nothing can be learned"
@@ -133,15 +153,21 @@ class TransformersSampler:
             attention_mask[row, longest - len(request.prompt_ids) :] = 1
         device = self._plain.device
         draw = _Draw([request.seed for request in requests], device)
+        # What is None here would be taken from the model's own generation config.
         config = GenerationConfig(
             **self._more,
             do_sample=False,  # `_Draw` leaves one token to choose
+            num_beams=1,
+            num_return_sequences=1,
+            repetition_penalty=1.0,  # `_warpers` has it
             max_new_tokens=max(request.max_tokens for request in requests),
             eos_token_id=stop_token_ids or None,
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
-        with torch.inference_mode():
+        # No inference mode: a buffer that the model renews here (the frequencies of a dynamic
+        # rope) could not take part in training afterwards.
+        with torch.no_grad():
             output_ids = self._plain.generate(
                 input_ids=torch.from_numpy(input_ids).to(device),
                 attention_mask=torch.from_numpy(attention_mask).to(device),

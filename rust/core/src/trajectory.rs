@@ -252,12 +252,17 @@ impl Trajectory {
         let Some(left) = self.tokenizer.parts_of_ids(&self.ids[self.barrier..], true)? else {
             return Ok(Seam::broken(written));
         };
-        let encode = |joined: Joined| self.tokenizer.encode_joined(&joined, Edge::Continue);
-        let mut both = Joined::new(left.iter().map(|(kind, text)| Part { kind: *kind, text }));
-        let left = encode(both.clone())?;
+        let encode = |joined: &Joined| self.tokenizer.encode_joined(joined, Edge::Continue);
+        let left = Joined::new(left.iter().map(|(kind, text)| Part { kind: *kind, text }));
+        let mut both = left.clone();
         right.clone().for_each(|part| both.push(part));
-        let (joined, right) = (encode(both)?, encode(Joined::new(right))?);
-        Ok(Seam::after_frozen(&left.ids, &right.ids, &joined.ids, written))
+        match (encode(&left), encode(&Joined::new(right)), encode(&both)) {
+            (Ok(left), Ok(right), Ok(both)) => {
+                Ok(Seam::after_frozen(&left.ids, &right.ids, &both.ids, written))
+            }
+            // Sampled bytes that no text has.
+            _ => Ok(Seam::broken(written)),
+        }
     }
 
     /// Writes the tokens of the open text over those that it had, then closes what is final.

@@ -1,0 +1,1 @@
+"""What `abut demo` runs on: a tiny model, its tokenizer, and how it trains."""

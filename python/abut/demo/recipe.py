@@ -1,0 +1,78 @@
+"""How the demo trains, and why so: GRPO that gets from random weights to copying in a minute.
+
+The numbers belong together. They were found by running; a comment says what was tried instead, with
+the mean reward of its last ten steps. The recipe itself ends at 1.00 under seeds 0, 1 and 2.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from abut.envs import CopyRowEnv
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class DemoRecipe:
+    """All that the demo's run depends on."""
+
+    seed: int = _option(0, "seed of the weights, the sampling and the episodes")
+    steps: int = _option(120, "optimizer steps")
+
+    # 64 rollouts are 8 groups. One optimizer step per batch: all is on-policy.
+    batch: int = _option(64, "rollouts per step")
+    group: int = _option(8, "rollouts of one episode (num_generations)")
+
+    # 3e-3 does as well (1.00).
+    learning_rate: float = _option(2e-3, "constant learning rate of AdamW")
+    # Without it the policy settles on one symbol before it has found out what the prompt is for
+    # (0.19 to 0.23). With 0.02 to 0.03 the answer to one symbol may stay wrong for ever, for
+    # nothing else is tried any more (0.71 to 1.00). At 0.1 it did not leave the noise (0.02).
+    # The first and the last were run with two turns and rows of one.
+    entropy_coef: float = _option(0.05, "weight of the entropy bonus")
+    temperature: float = _option(1.0, "sampling temperature")
+
+    max_turns: int = _option(3, "turns in an episode")
+    # Four tokens are the whole row, so the right answer needs no stop token, which a random model
+    # emits once in 500, and an untrained model finds a lucky digit often enough to learn from it.
+    max_turn_tokens: int = _option(4, "sampled tokens in a turn")
+    max_completion_tokens: int = _option(128, "all tokens after the prompt; three turns need 46")
+
+    # One layer suffices for copying and takes two thirds of the time of two.
+    layers: int = _option(1, "transformer layers")
+    hidden_size: int = _option(128, "width")
+    heads: int = _option(4, "attention heads")
+
+    # The environment draws its rows from the group's episode seed, so that one prompt is enough.
+    # No system prompt: a short context leaves an untrained attention less to look at.
+    prompt: str = _option("copy", "the prompt of every row, handed to reset as the seed")
+    rows: int = _option(256, "rows of the dataset")
+
+    def env(self) -> CopyRowEnv:
+        """A fresh environment."""
+        return CopyRowEnv(turns=self.max_turns)
+
+    def grpo_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `GRPOConfig`, without `output_dir`."""
+        return {
+            "seed": self.seed,
+            "max_steps": self.steps,
+            "per_device_train_batch_size": self.batch,
+            "steps_per_generation": 1,
+            "num_generations": self.group,
+            "learning_rate": self.learning_rate,
+            "lr_scheduler_type": "constant",
+            "entropy_coef": self.entropy_coef,
+            "temperature": self.temperature,
+            "max_completion_length": self.max_completion_tokens,
+            # A model this small recomputes for nothing.
+            "gradient_checkpointing": False,
+            "use_vllm": False,
+            "use_cpu": True,
+            "bf16": False,
+            "dataloader_pin_memory": False,
+            "save_strategy": "no",
+            "report_to": "none",
+        }

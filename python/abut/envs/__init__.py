@@ -1,0 +1,7 @@
+"""Built-in environments: text in, text out, standard library only, the same for the same seed."""
+
+from abut.envs.copy_row import CopyRowEnv
+from abut.envs.echo import EchoEnv
+from abut.envs.word_guess import WordGuessEnv
+
+__all__ = ["CopyRowEnv", "EchoEnv", "WordGuessEnv"]

@@ -1,0 +1,108 @@
+"""Guess the word: five letters, six guesses, and after each guess what every letter is worth."""
+
+import random
+import re
+from collections import Counter
+from typing import Self
+
+_WORDS = """
+about above actor adult agent alarm album alive angle apple beach bench birth black blade blind
+block board brain bread brick bring brown brush cabin candy chain chair chalk charm chess chief
+child clean clear clock cloth cloud coast cream crowd crown dance depth dough draft dream drink
+eagle early earth empty entry equal event faith field final flame flood floor fluid focus
+frame fresh front fruit ghost giant glass globe grain grape grass green group guest guide happy
+heart heavy honey horse hotel house image jelly joint judge juice knife label large laser lemon
+level light limit lucky lunch magic maple march metal minor model money month motor mount mouse
+mouth music night noise north novel nurse ocean offer olive onion order other paint panel paper
+party peace phone piano pilot pitch place plain plane plant plate point pound power press price
+pride prize proud queen quick quiet radio range rapid ratio reply river robot rough round route
+salad scale scene scope score shade shape share sharp sheep sheet shelf shell shirt shore short
+skill sleep slice slope small smart smile smoke snake solid sound south space spare spice spoon
+sport stage stair start steam steel stick stone store storm story sugar sunny sweet table taste
+teach thing tiger tight title toast topic total tower track trade train trust truth uncle union
+upper urban value video visit voice waste watch water wheel white whole woman world worth young
+"""
+WORDS: tuple[str, ...] = tuple(_WORDS.split())
+
+# Bounded, so that a degenerate answer of a thousand brackets costs no quadratic time.
+_MARKED = re.compile(r"<guess>([^<]{0,40})</guess>|\[([^\[\]]{0,40})\]")
+_WORD = re.compile(r"[A-Za-z]+")
+
+RULES = (
+    "Guess the secret word of five letters. After each guess you see, under each letter: "
+    "G right place, Y in the word but elsewhere, X not in the word. "
+    "You have {guesses} guesses. Answer with one word, like [stone]."
+)
+
+
+class WordGuessEnv:
+    """A word-guessing game. Text in, text out.
+
+    `reward`, 0 to 1: an unsolved game is worth up to 0.5, half the letter score of the best guess
+    (right letter 1, elsewhere 0.5, over five). A solved one is worth 1.0 at the first guess and
+    0.1 less for each further one of six, so that solving always beats not solving.
+
+    A guess is the last `[word]` or `<guess>word</guess>`, else the last word of five letters; any
+    case, in the list or not. An answer without one is the model's fault: it costs a guess and is
+    told so.
+    """
+
+    def __init__(self, guesses: int = 6) -> None:
+        self.guesses = guesses
+        self.secret = ""
+        self.reward = 0.0
+        self.alive = True
+        self._left = guesses
+
+    def reset(self, seed: str, *, episode_seed: int = 0) -> tuple[Self, str]:
+        """Begin; the secret follows from `seed` and `episode_seed` alone."""
+        self.secret = random.Random(f"{episode_seed} {seed}").choice(WORDS)
+        self._left, self.reward, self.alive = self.guesses, 0.0, True
+        return self, RULES.format(guesses=self.guesses)
+
+    def step(self, action: str) -> tuple[Self, str]:
+        """Judge one guess."""
+        used = self.guesses - self._left
+        self._left -= 1
+        self.alive = self._left > 0
+        guess = parse_guess(action)
+        if guess is None:
+            return self, f"That is no word of five letters. {self._rest()}"
+        if guess == self.secret:
+            self.alive = False
+            self.reward = 1.0 - 0.6 * used / self.guesses
+            return self, f"{guess} is right."
+        marks = feedback(guess, self.secret)
+        score = (marks.count("G") + 0.5 * marks.count("Y")) / len(marks)
+        self.reward = max(self.reward, 0.5 * score)
+        return self, f"{' '.join(guess.upper())}\n{' '.join(marks)}\n{self._rest()}"
+
+    def _rest(self) -> str:
+        if self.alive:
+            return f"Guesses left: {self._left}."
+        return f"No guesses left. The word was {self.secret}."
+
+
+def parse_guess(action: str) -> str | None:
+    """The guess in an answer, lower case; None where there is none."""
+    marked = [angled or square for angled, square in _MARKED.findall(action)]
+    if marked:
+        word = marked[-1].strip().lower()
+        return word if len(word) == 5 and _WORD.fullmatch(word) else None
+    words = [word for word in _WORD.findall(action) if len(word) == 5]
+    return words[-1].lower() if words else None
+
+
+def feedback(guess: str, secret: str) -> str:
+    """One mark for each letter: `G`, `Y` or `X`.
+
+    A letter that the guess has more often than the secret is marked only as often as the secret
+    has it: right places first, then from the left.
+    """
+    marks = ["G" if a == b else "X" for a, b in zip(guess, secret, strict=True)]
+    free = Counter(b for a, b in zip(guess, secret, strict=True) if a != b)
+    for i, letter in enumerate(guess):
+        if marks[i] == "X" and free[letter]:
+            marks[i] = "Y"
+            free[letter] -= 1
+    return "".join(marks)

@@ -1,0 +1,142 @@
+//! A trajectory is what the engine saw: whole-text exact, frozen, aligned.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+
+use abut_core::{
+    AddedMode, Edge, Error, Overrides, Part, PartKind, Provenance, SeamKind, Tokenizer, Trajectory,
+};
+use proptest::prelude::*;
+use support::{spec, text};
+
+fn demo() -> Arc<Tokenizer> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
+    let json = std::fs::read_to_string(path).unwrap();
+    Arc::new(Tokenizer::from_json(&json, &Overrides::default()).unwrap())
+}
+
+fn part(kind: PartKind, text: &str) -> Part<'_> {
+    Part { kind, text }
+}
+
+fn any_part() -> impl Strategy<Value = (PartKind, String)> {
+    (prop::sample::select(vec![PartKind::Scaffold, PartKind::Content]), text())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn appended_parts_equal_the_whole_after_every_append(
+        spec in spec(true),
+        parts in prop::collection::vec(any_part(), 1..6),
+    ) {
+        let tokenizer = Arc::new(spec.ours());
+        let mut trajectory = Trajectory::new(tokenizer.clone());
+        for end in 1..=parts.len() {
+            let (kind, text) = &parts[end - 1];
+            let before = trajectory.ids().to_vec();
+            let seam = trajectory.append_parts(&[part(*kind, text)], Provenance::Env);
+            let whole: Vec<_> = parts[..end].iter().map(|(kind, text)| part(*kind, text)).collect();
+            let expected = tokenizer.encode_parts(&whole, Edge::Start);
+            // A control token of one character that the vocabulary can write in no other way.
+            prop_assert_eq!(seam.is_err(), expected.is_err());
+            prop_assume!(seam.is_ok());
+            let (seam, expected) = (seam.unwrap(), expected.unwrap());
+            prop_assert_eq!(trajectory.ids(), &expected[..]);
+            let told = [&before[..before.len() - seam.drop], &seam.ids[..]].concat();
+            prop_assert_eq!(told, expected);
+            prop_assert_eq!(trajectory.provenance().len(), trajectory.ids().len());
+        }
+    }
+
+    #[test]
+    fn frozen_tokens_never_change(
+        spec in spec(true),
+        before in text(),
+        after in text(),
+        sample in prop::collection::vec(0u32..6, 0..5),
+    ) {
+        let tokenizer = Arc::new(spec.ours());
+        let mut trajectory = Trajectory::new(tokenizer);
+        trajectory.append_parts(&[Part::scaffold(&before)], Provenance::Prompt).unwrap();
+        let request = trajectory.request().to_vec();
+        trajectory.append_sampled(&sample, &vec![-0.5; sample.len()]).unwrap();
+        trajectory.append_parts(&[Part::scaffold(&after)], Provenance::Env).unwrap();
+        prop_assert!(trajectory.ids().starts_with(&[request, sample].concat()));
+        for (logprob, provenance) in trajectory.logprobs().iter().zip(trajectory.provenance()) {
+            prop_assert_eq!(logprob.is_finite(), *provenance == Provenance::Sampled as u8);
+        }
+    }
+
+    #[test]
+    fn content_mints_no_control_token(spec in spec(true), text in text()) {
+        let tokenizer = spec.ours();
+        let controls: Vec<u32> =
+            tokenizer.added_tokens().iter().filter(|t| t.control).map(|t| t.id).collect();
+        match tokenizer.encode(&text, AddedMode::Text) {
+            Ok(ids) => prop_assert!(!ids.iter().any(|id| controls.contains(id)), "{ids:?}"),
+            // A token of one character that the vocabulary can write in no other way.
+            Err(error) => prop_assert!(matches!(error, Error::CannotAvoid { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_merge_into_sampled_tokens_is_reported_and_not_applied() {
+    let tokenizer = demo();
+    let mut trajectory = Trajectory::new(tokenizer.clone());
+    trajectory
+        .append_parts(&[Part::scaffold("<|im_start|>assistant\n")], Provenance::Prompt)
+        .unwrap();
+    let request = trajectory.request().to_vec();
+    let sample = tokenizer.encode("\nyes", AddedMode::Text).unwrap();
+    let seam = trajectory.append_sampled(&sample, &vec![-1.0; sample.len()]).unwrap();
+    let canonical = tokenizer.encode("<|im_start|>assistant\n\nyes", AddedMode::Parse).unwrap();
+    assert_ne!([request.clone(), sample.clone()].concat(), canonical);
+    assert_eq!((seam.kind, seam.exact, seam.drop), (SeamKind::Merged, false, 0));
+    let told = seam.canonical_ids.unwrap();
+    assert!(canonical.ends_with(&told));
+    assert_eq!(trajectory.ids(), [request, sample].concat());
+}
+
+#[test]
+fn sampled_tokens_need_a_request_and_a_finite_logprob_each() {
+    let mut trajectory = Trajectory::new(demo());
+    assert!(matches!(trajectory.append_sampled(&[1], &[0.0]), Err(Error::NoRequest { .. })));
+    trajectory.append_parts(&[Part::content("x")], Provenance::Prompt).unwrap();
+    trajectory.request();
+    let error = trajectory.append_sampled(&[1, 2], &[-0.5]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "turn 0 has 2 sampled ids but 1 logprobs\n\
+         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+    );
+    let error = trajectory.append_sampled(&[1, 2], &[-0.5, f32::NAN]).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("turn 0: sampled token 1 (id 2) has logprob NaN, which is not finite")
+    );
+    assert!(matches!(
+        trajectory.append_sampled(&[u32::MAX], &[-0.5]),
+        Err(Error::UnknownId { .. })
+    ));
+    trajectory.append_sampled(&[1, 2], &[-0.5, -0.25]).unwrap();
+    assert_eq!(trajectory.columns().unwrap().logprobs, [-0.5, -0.25]);
+}
+
+#[test]
+fn provenance_says_who_wrote_each_token() {
+    let mut trajectory = Trajectory::new(demo());
+    let parts =
+        [Part::scaffold("<|im_start|>user\n"), Part::content("1"), Part::scaffold("<|im_end|>\n")];
+    trajectory.append_parts(&parts, Provenance::Prompt).unwrap();
+    let by = |code: Provenance| {
+        trajectory.provenance().iter().filter(|&&provenance| provenance == code as u8).count()
+    };
+    assert_eq!(by(Provenance::Prompt), 1);
+    assert_eq!(by(Provenance::Prompt) + by(Provenance::Scaffold), trajectory.ids().len());
+}

@@ -1,0 +1,86 @@
+"""Fixtures for rollouts: the demo's tokenizer, Qwen3's, and a stage to play on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+DEMO_ASSETS = Path(__file__).parents[1] / "python" / "abut" / "demo" / "assets"
+
+
+@pytest.fixture(scope="session")
+def hf_tokenizer() -> Any:
+    """The demo's tokenizer: 512 ids, ChatML."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(DEMO_ASSETS)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(hf_tokenizer: Any) -> Any:
+    import abut
+
+    return abut.Tokenizer.from_pretrained(hf_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def processor(hf_tokenizer: Any) -> Any:
+    from abut.processor import ChatTemplateProcessor
+
+    return ChatTemplateProcessor(hf_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Any:
+    """Qwen3's real tokenizer with its template."""
+    transformers = pytest.importorskip("transformers")
+    folder = os.environ.get("ABUT_TOKENIZERS")
+    if not folder:
+        pytest.skip("ABUT_TOKENIZERS is unset: it names a folder of tokenizer folders")
+    if not (Path(folder) / "qwen3").is_dir():
+        pytest.skip(f"{folder} has no qwen3")
+    return transformers.AutoTokenizer.from_pretrained(Path(folder) / "qwen3")
+
+
+@pytest.fixture(scope="session")
+def stage(tokenizer: Any, processor: Any) -> Any:
+    from stage import Stage
+
+    return Stage(tokenizer, processor)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(hf_tokenizer: Any) -> Iterator[Any]:
+    """Builds Qwen3 models of about 90 000 parameters on one thread."""
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def build(seed: int = 0, **changes: Any) -> Any:
+        torch.manual_seed(seed)
+        config = {
+            "vocab_size": len(hf_tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 1024,
+            "eos_token_id": hf_tokenizer.eos_token_id,
+            "pad_token_id": hf_tokenizer.pad_token_id,
+            "bos_token_id": None,
+        }
+        # Sharper than at initialization, so that the logprobs of different tokens differ.
+        model = Qwen3ForCausalLM(Qwen3Config(**config | changes))
+        with torch.no_grad():
+            model.lm_head.weight.mul_(20)
+        return model
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield build
+    torch.set_num_threads(threads)

@@ -1,0 +1,214 @@
+"""What is published works: the wheel, and the wheel that the sdist builds, in an empty environment.
+
+Each is installed beside NumPy and nothing else, without an index: a requirement that is missing
+there is a requirement that the base install must not have.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from importlib.metadata import distribution
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import abut
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[1]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets")
+TEXT = "<|im_start|>user\nIs <|im_end|> text? Ja, wörtlich: 你好 🙂<|im_end|>\n"
+
+PROBE = f"""
+import importlib.util, json, sys
+from importlib.resources import files
+import abut
+print(json.dumps({{
+    "inside": abut.__file__.startswith(sys.prefix),
+    "version": abut.__version__,
+    "importable": [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)],
+    "ids": abut.Tokenizer.from_file(
+        files("abut") / "demo" / "assets" / "tokenizer.json"
+    ).encode({TEXT!r}).tolist(),
+}}))
+"""
+
+
+def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Without what the running environment adds to paths, and with its maturin for pip."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
+    environment["CARGO_TARGET_DIR"] = str(TARGET)
+    environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), environment["PATH"]])
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    if check:
+        assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def the_only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def scheme(environment: Path) -> dict[str, str]:
+    base = {"base": str(environment), "platbase": str(environment)}
+    return sysconfig.get_paths("venv", vars=base)
+
+
+def install(wheel: Path, environment: Path) -> Path:
+    """Make an environment that holds the running NumPy and the wheel; returns its Python."""
+    venv.create(environment, with_pip=False, symlinks=os.name != "nt")
+    site = Path(scheme(environment)["purelib"])
+    numpy = distribution("numpy")
+    for name in {file.parts[0] for file in numpy.files or ()} - {"..", "__pycache__"}:
+        (site / name).symlink_to(Path(str(numpy.locate_file(name))).resolve())
+    python = Path(scheme(environment)["scripts"]) / Path(sys.executable).name
+    # Without an index: pip fails if the wheel requires more than NumPy.
+    pip = [sys.executable, "-m", "pip", "--isolated", "--python", python]
+    run(*pip, "install", "--quiet", "--no-index", wheel, cwd=environment)
+    return python
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", out, cwd=ROOT)
+    return the_only(out, "*.whl")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "maturin", "sdist", "--out", out, cwd=ROOT)
+    return the_only(out, "*.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel_of_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Always the same folder, or cargo keeps a build of every run.
+    unpacked = TARGET / "unpacked_sdist"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    for file in unpacked.rglob("*"):
+        file.touch()  # cargo takes files that are older than its build for the built ones
+    out = tmp_path_factory.mktemp("wheel_of_sdist")
+    pip = [sys.executable, "-m", "pip", "--isolated", "wheel", "--no-index", "--no-deps"]
+    run(*pip, "--no-build-isolation", "-w", out, the_only(unpacked, "*"), cwd=out)
+    return the_only(out, "*.whl")
+
+
+@pytest.fixture(scope="module")
+def empty_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def probe(python: Path) -> dict[str, object]:
+    return json.loads(run(python, "-I", "-c", PROBE, cwd=python.parent).stdout)
+
+
+def what_works_here() -> dict[str, object]:
+    tokenizer = abut.Tokenizer.from_file(files("abut") / "demo" / "assets" / "tokenizer.json")
+    return {
+        "inside": True,
+        "version": abut.__version__,
+        "importable": [],
+        "ids": tokenizer.encode(TEXT).tolist(),
+    }
+
+
+def test_the_wheel_works_with_numpy_alone(empty_python: Path) -> None:
+    assert probe(empty_python) == what_works_here()
+
+
+def test_the_wheel_that_the_sdist_builds_works_too(wheel_of_sdist: Path, tmp_path: Path) -> None:
+    assert probe(install(wheel_of_sdist, tmp_path / "environment")) == what_works_here()
+
+
+def test_a_wheel_that_requires_more_than_numpy_would_not_install(
+    wheel: Path, tmp_path: Path
+) -> None:
+    greedy = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(greedy, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("/METADATA"):
+                content = content.replace(b"Requires-Dist: numpy", b"Requires-Dist: torch", 1)
+            new.writestr(name, content)
+    with pytest.raises(AssertionError, match="No matching distribution found for torch"):
+        install(greedy, tmp_path / "environment")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            "from abut.trl import make_rollout_func; make_rollout_func(abut.Env)",
+            "abut.trl needs TRL: pip install 'abut[trl]'",
+        ),
+        (
+            "import abut.samplers.transformers",
+            "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
+        ),
+        (
+            "abut.Tokenizer.from_pretrained('gpt2')",
+            "loading a tokenizer by name or folder needs transformers: pip install 'abut[hf]'",
+        ),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(
+    empty_python: Path, statement: str, message: str
+) -> None:
+    done = run(
+        empty_python, "-I", "-c", f"import abut; {statement}", cwd=empty_python.parent, check=False
+    )
+    assert done.returncode == 1
+    assert f"abut.errors.MissingExtraError: {message}\n" in done.stderr
+
+
+def test_the_wheel_serves_every_python_from_3_11(wheel: Path, wheel_of_sdist: Path) -> None:
+    for built in (wheel, wheel_of_sdist):
+        assert built.name.startswith(f"abut-{abut.__version__}-cp311-abi3-")
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+        licence = archive.read(f"abut-{abut.__version__}.dist-info/licenses/LICENSE")
+    package = ROOT / "python" / "abut"
+    ours = {
+        f"abut/{file.relative_to(package).as_posix()}"
+        for file in package.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts and not file.match("_native.*.so")
+    }
+    built = {name for name in names if name.startswith("abut/_native.") and name[-3:] != "pyi"}
+    assert len(built) == 1
+    assert {name for name in names if ".dist-info/" not in name} == ours | built
+    assert {"abut/py.typed", "abut/_native.pyi", "abut/demo/assets/tokenizer.json"} <= ours
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert b"Apache License" in licence
+
+
+def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"abut-{abut.__version__}.dist-info/METADATA").decode()
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+    assert [line for line in required if "extra ==" not in line] == project["dependencies"]
+    assert set(project["optional-dependencies"]) == {"hf", "trl", "vllm", "openenv", "dev"}

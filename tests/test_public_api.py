@@ -1,0 +1,275 @@
+"""The public API: names, signatures and fields, frozen.
+
+A change here is a change for everybody who uses abut: it belongs in CHANGELOG.md.
+"""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from enum import Enum
+from typing import Any
+
+import pytest
+
+import abut
+import abut.trl
+
+TRL_NAMES = ("env_reward", "make_rollout_func", "scored_only")
+OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets")
+
+# A class is its constructor where it has one, then its members; a dataclass is its fields.
+TABLE = """
+PROVENANCE = ('prompt', 'env', 'scaffold', 'sampled', 'close')
+AbutError(Exception)
+AsyncEnv (protocol)
+  alive
+  reset(seed)
+  reward
+  step(action)
+BatchSampler (protocol)
+  sample_batch(requests)
+ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
+  append_user_input(prompt)
+  close_token_id
+  closing()
+  increment(messages)
+  init_system_input(prompt)
+  opening(messages)
+  parse_agent_output(completion)
+  report
+  stop_token_ids
+  with_stop_token_ids(ids)
+Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
+  completion_ids
+  env_mask
+  logprobs
+  prompt_ids
+Content(str)
+ControlTokenError(AbutError, ValueError)
+Env (protocol)
+  alive
+  reset(seed)
+  reward
+  step(action)
+EnvError(AbutError, RuntimeError)
+JsonlRecorder(path)
+  write(rollout, /, **extra)
+MissingExtraError(AbutError, ImportError)
+Part
+PartsProcessor (protocol)
+  close_token_id
+  closing()
+  increment(messages)
+  opening(messages)
+  parse_agent_output(completion)
+  stop_token_ids
+Processor (protocol)
+  append_user_input(prompt)
+  init_system_input(prompt)
+  parse_agent_output(completion)
+Rollout
+  rollout_id
+  index
+  columns = None
+  provenance = ()
+  prompt_ids = None
+  reward = None
+  turns = list()
+  seams = list()
+  messages = list()
+  stop_reason = <StopReason.ERROR: 'error'>
+  error = None
+  attempts = 1
+  seconds = 0.0
+  failed
+  sampled_tokens
+  step_rewards
+RolloutConfig
+  max_turns = 8
+  max_turn_tokens = None
+  max_completion_tokens = None
+  max_context_tokens = None
+  reset_timeout_s = 120
+  step_timeout_s = 60
+  turn_timeout_s = 300
+  rollout_timeout_s = 900
+  retries = 1
+  on_failure = 'unscored'
+  max_failed_frac = 0.5
+  reward = 'last'
+  max_rollouts = None
+  max_env_steps = 64
+  max_requests = 256
+  seed = 0
+RolloutError(AbutError, RuntimeError)
+Sample
+  ids
+  logprobs
+  finish_reason
+SampleRequest
+  prompt_ids
+  max_tokens
+  stop_token_ids
+  seed
+  rollout_id
+  turn
+Sampler (protocol)
+  sample(request)
+SamplerError(AbutError, RuntimeError)
+Scaffold(str)
+ScriptedSampler(script, *, logprob=..., delay_s=None)
+  sample(request)
+Seam
+  canonical_ids
+  drop
+  exact
+  ids
+  kind
+SeamError(AbutError, ValueError)
+StopReason
+  ENV_DONE = 'env_done'
+  MAX_TURNS = 'max_turns'
+  MAX_COMPLETION_TOKENS = 'max_completion_tokens'
+  MAX_CONTEXT_TOKENS = 'max_context_tokens'
+  EMPTY_SAMPLE = 'empty_sample'
+  ERROR = 'error'
+TemplateError(AbutError, ValueError)
+Tokenizer
+  decode(ids)
+  decode_bytes(ids)
+  encode(text, *, added='parse')
+  encode_parts(parts, *, at_start=True)
+  from_file(path, *, control=None, textual=None)
+  from_pretrained(source, *, control=None, textual=None)
+  from_str(json, *, control=None, textual=None)
+  is_additive(a, b, *, added='parse')
+  profile()
+  seam(a, b, *, added='parse')
+  token_to_id(token)
+  vocab_size
+TokenizerError(AbutError, ValueError)
+Trajectory(tokenizer)
+  append_parts(parts, *, provenance='env')
+  append_sampled(ids, logprobs)
+  append_text(text, *, added='text', provenance='env')
+  columns()
+  ids
+  logprobs
+  provenance
+  request()
+  sampled_mask
+  turns
+TrajectoryError(AbutError, ValueError)
+Turn
+  end
+  start
+__version__
+collate(columns, *, pad_id)
+read_records(path)
+trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, **_)
+trl.make_rollout_func(env, *, config=None, processor=None, \
+sampler='auto', system_prompt=None, recorder=None)
+trl.scored_only(reward_func)
+"""
+
+
+def test_the_public_api_is_the_table() -> None:
+    found = [line for name in abut.__all__ for line in describe(name, getattr(abut, name))]
+    found += [
+        line for name in TRL_NAMES for line in describe(f"trl.{name}", getattr(abut.trl, name))
+    ]
+    assert found == TABLE.split("\n")[1:-1]
+
+
+def test_the_table_notices_a_renamed_parameter_and_another_default() -> None:
+    class Changed:
+        def __init__(self, path: str, *, limit: int = 2) -> None: ...
+        def read(self, size: int) -> None: ...
+
+    changed = describe("Changed", Changed)
+    assert changed == ["Changed(path, *, limit=2)", "  read(size)"]
+    Changed.__init__.__kwdefaults__["limit"] = 3
+    assert describe("Changed", Changed) != changed
+
+
+def test_all_is_sorted_as_ruff_sorts_it_and_complete() -> None:
+    public = {
+        name
+        for name, value in vars(abut).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public | {"__version__"} == set(abut.__all__)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(abut.RolloutConfig), ids=lambda f: f.name)
+def test_every_setting_of_rollouts_has_a_help_text(field: "dataclasses.Field[Any]") -> None:
+    assert field.metadata["help"].endswith(".")
+
+
+def test_importing_abut_imports_nothing_optional() -> None:
+    assert imported_by("import abut") == []
+
+
+def test_importing_an_adapter_shows_that_this_would_be_seen() -> None:
+    assert "torch" in imported_by("import abut.samplers.transformers")
+
+
+def imported_by(statement: str) -> list[str]:
+    """Which optional packages a fresh interpreter has imported after `statement`."""
+    code = (
+        f"{statement}; import sys; print(*(name for name in {OPTIONAL!r} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300
+    )
+    return done.stdout.split()
+
+
+def describe(name: str, value: Any) -> list[str]:
+    """The lines of the table for one name."""
+    if inspect.isroutine(value):
+        return [name + signature(value)]
+    if isinstance(value, tuple):
+        return [f"{name} = {value!r}"]
+    if not inspect.isclass(value):
+        return [name]
+    if issubclass(value, Exception | str) and not issubclass(value, Enum):
+        return [f"{name}({', '.join(base.__name__ for base in value.__bases__)})"]
+    if issubclass(value, Enum):
+        return [name, *(f"  {member.name} = {member.value!r}" for member in value)]
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    lines = [name if fields else name + constructor(value)]
+    lines += [f"  {field.name}{default(field)}" for field in fields]
+    members = {*vars(value), *getattr(value, "__annotations__", {})} - {f.name for f in fields}
+    public = sorted(member for member in members if not member.startswith("_"))
+    return lines + [f"  {member}{method(value, member)}" for member in public]
+
+
+def constructor(cls: type) -> str:
+    if getattr(cls, "_is_protocol", False):
+        return " (protocol)"
+    if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
+        return ""
+    return signature(cls)
+
+
+def method(cls: type, member: str) -> str:
+    raw = inspect.getattr_static(cls, member, None)
+    if isinstance(raw, staticmethod):
+        return signature(raw.__func__)
+    return signature(raw, bound=True) if inspect.isroutine(raw) else ""
+
+
+def signature(function: Any, *, bound: bool = False) -> str:
+    """Names, kinds and defaults of the parameters, without annotations."""
+    parameters = list(inspect.signature(function).parameters.values())[bound:]
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    simple = [p.replace(default=...) if inspect.isroutine(p.default) else p for p in plain]
+    return str(inspect.Signature(simple)).replace("=Ellipsis", "=...")
+
+
+def default(field: "dataclasses.Field[Any]") -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f" = {field.default_factory.__name__}()"
+    return "" if field.default is dataclasses.MISSING else f" = {field.default!r}"

@@ -1,0 +1,75 @@
+"""The README does what it says: its Python runs, and its output is what it shows."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+
+
+def test_the_first_block_ends_in_an_assert_and_prints_what_is_shown() -> None:
+    lines = [line for line in PYTHON[0].splitlines() if line]
+    assert len(lines) <= 12
+    assert lines[-1].startswith("assert ")
+    shown = next(block for language, block in BLOCKS if language == "text")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(PYTHON[0], "README.md", "exec"), {})
+    assert printed.getvalue() == shown
+    assert "exact=False" in shown
+
+
+def test_the_assert_of_the_first_block_can_fail() -> None:
+    broken = PYTHON[0].replace("[*request, *sampled]", "[*request, *seam.canonical_ids]")
+    assert broken != PYTHON[0]
+    with pytest.raises(AssertionError), contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(broken, "README.md", "exec"), {})
+
+
+@pytest.mark.slow
+def test_the_trl_block_trains(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from abut.demo.model import build_demo_model, load_demo_tokenizer
+    from abut.demo.recipe import DemoRecipe
+
+    tokenizer = load_demo_tokenizer()
+    build_demo_model(tokenizer, DemoRecipe()).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+
+    # The same lines, with a model that is here, for one step.
+    code = PYTHON[1]
+    settings = f'GRPOConfig("{tmp_path}/out", max_steps=1, use_cpu=True, bf16=False, '
+    settings += 'report_to="none", save_strategy="no", disable_tqdm=True'
+    for shown, here in {
+        '"Qwen/Qwen3-0.6B"': f'"{tmp_path}/model"',
+        'GRPOConfig("out"': settings,
+    }.items():
+        assert code.count(shown) == 1
+        code = code.replace(shown, here)
+    variables: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), variables)
+    logs = variables["trainer"].state.log_history  # type: ignore[attr-defined]
+    assert logs[0]["rollout/turns/mean"] >= 1
+
+
+def test_the_first_screen_is_forty_lines() -> None:
+    screen = README.splitlines()[:40]
+    assert sum(line.startswith("```python") for line in screen) == 2
+    assert any("pip install" in line for line in screen)
+
+
+def test_every_file_and_make_target_that_the_documents_name_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^(\w+):", makefile, flags=re.MULTILINE))
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (document.parent / link).exists(), f"{document.name}: {link}"
+        named = set(re.findall(r"`make (\w+)`", text))
+        assert named <= targets, f"{document.name}: {named - targets}"

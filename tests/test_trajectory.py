@@ -1,0 +1,322 @@
+"""Trajectories: after every step, native and reference hold the same tokens, masks and seams."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import abut
+from abut import _reference as reference
+from abut.errors import TokenizerError, TrajectoryError
+from abut.parts import Content, Part, Scaffold
+from oracle import Trio, outcome, plain, real, tokens_of
+from strategies_text import parts, texts, trios
+from test_tokenizer import REAL, word_level
+
+provenances = st.sampled_from(["prompt", "env", "close"])
+logprobs = st.floats(-50, 0, width=32)
+Step = tuple[str, Any]
+
+
+class BothTrajectories(RuleBasedStateMachine):
+    """The same appends on both sides; each answer and all tokens must be equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[int] = []  # what the engine got or gave: a prefix for ever
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.three: Trio = data.draw(self.tokenizers())
+        self.native = abut.Trajectory(self.three.native)
+        self.reference = reference.Trajectory(self.three.reference)
+
+    def tokenizers(self) -> st.SearchStrategy[Trio]:
+        return trios()
+
+    def both(self, name: str, *args: Any, **options: Any) -> Any:
+        answers = [
+            outcome(lambda side=side: getattr(side, name)(*args, **options))
+            for side in (self.native, self.reference)
+        ]
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    @rule(text=texts, added=st.sampled_from(["parse", "text", "raise"]), provenance=provenances)
+    def append_text(self, text: str, added: str, provenance: str) -> None:
+        self.both("append_text", text, added=added, provenance=provenance)
+
+    @rule(parts=parts, provenance=provenances)
+    def append_parts(self, parts: list[Part], provenance: str) -> None:
+        self.both("append_parts", parts, provenance=provenance)
+
+    @rule()
+    def request(self) -> None:
+        _, ids = self.both("request")
+        self.received = ids
+
+    @rule(text=texts, data=st.data(), closed=st.booleans())
+    def append_sampled(self, text: str, data: st.DataObject, closed: bool) -> None:
+        """Canonical tokens of a text, or any ids at all; often with a hard token at the end."""
+        size = self.three.native.vocab_size
+        any_ids = st.lists(st.integers(0, size - 1), max_size=5)
+        canonical = outcome(lambda: self.three.reference.encode(text))
+        ids = canonical[1] if canonical[0] == "value" else []
+        ids = data.draw(st.sampled_from([ids, ids[1:], ids[:-1]]) | any_ids)
+        if closed and self.three.reference.hard:
+            ids = [*ids, self.three.reference.hard[0].id]
+        values = data.draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))
+        if self.both("append_sampled", ids, values)[0] == "value":
+            self.received = [*self.received, *ids]
+
+    @invariant()
+    def hold_the_same_tokens(self) -> None:
+        if not hasattr(self, "native"):
+            return
+        tokens = tokens_of(self.native)
+        assert tokens == tokens_of(self.reference)
+        assert tokens["ids"][: len(self.received)] == self.received
+        finite = [int(value is not None) for value in tokens["logprobs"]]
+        assert finite == tokens["sampled_mask"]
+
+    @invariant()
+    def give_the_same_columns(self) -> None:
+        if hasattr(self, "native"):
+            names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+            rows = [
+                outcome(lambda side=side: [plain(getattr(side.columns(), n)) for n in names])
+                for side in (self.native, self.reference)
+            ]
+            assert rows[0] == rows[1]
+
+
+class BothQwen3(BothTrajectories):
+    def tokenizers(self) -> st.SearchStrategy[Trio]:
+        return st.just(real("qwen3"))
+
+
+class BothMistral(BothTrajectories):
+    def tokenizers(self) -> st.SearchStrategy[Trio]:
+        return st.just(real("mistral_v3"))
+
+
+STEPS = settings(stateful_step_count=15, deadline=None)
+TestBothTrajectories = BothTrajectories.TestCase
+TestBothTrajectories.settings = STEPS
+TestBothQwen3 = BothQwen3.TestCase
+TestBothQwen3.settings = STEPS
+TestBothMistral = BothMistral.TestCase
+TestBothMistral.settings = STEPS
+
+
+# --- text that nobody has seen is one text
+
+
+@given(trios(), st.lists(parts))
+def test_text_is_tokenized_as_a_whole_however_it_arrives(
+    three: Trio, arrivals: list[list[Part]]
+) -> None:
+    trajectory = abut.Trajectory(three.native)
+    so_far: list[Part] = []
+    for arrival in arrivals:
+        before = plain(trajectory.ids)
+        so_far = [*so_far, *arrival]
+        kind, expected = outcome(lambda whole=so_far: three.native.encode_parts(whole))
+        assume(kind == "value")
+        seam = trajectory.append_parts(arrival)
+        assert plain(trajectory.ids) == expected
+        assert before[: len(before) - seam.drop] + plain(seam.ids) == expected
+
+
+@REAL
+def test_naive_concatenation_would_be_caught(name: str) -> None:
+    """The negative control: tokens that merge across an append are not simply put side by side."""
+    three = real(name)
+    trajectory = abut.Trajectory(three.native)
+    trajectory.append_text("Hel")
+    seam = trajectory.append_text("lo there")
+    naive = [*three.reference.encode("Hel"), *three.reference.encode("lo there")]
+    assert plain(trajectory.ids) != naive
+    assert plain(trajectory.ids) == three.reference.encode("Hello there")
+    assert seam.kind == "merged"
+    assert seam.drop == 1
+
+
+# --- what is frozen or sampled
+
+
+def asked(name: str, prompt: str) -> abut.Trajectory:
+    trajectory = abut.Trajectory(real(name).native)
+    trajectory.append_text(prompt, added="parse", provenance="prompt")
+    trajectory.request()
+    return trajectory
+
+
+def test_a_merge_with_a_sampled_token_is_reported_and_never_applied() -> None:
+    tokenizer = real("qwen3").native
+    trajectory = asked("qwen3", "<|im_start|>assistant\n")
+    newline, double_newline = 198, 271
+    seam = trajectory.append_sampled([newline, 9707], [-1.0, -0.5])
+    assert (seam.kind, seam.exact, seam.drop) == ("merged", False, 0)
+    assert plain(seam.ids) == [newline, 9707]
+    assert plain(seam.canonical_ids) == [double_newline, 9707]
+    assert plain(trajectory.ids)[-2:] == [newline, 9707]
+    assert tokenizer.decode(trajectory.ids) == "<|im_start|>assistant\n\nHello"
+
+
+def test_text_after_a_hard_stop_token_is_a_barrier() -> None:
+    trajectory = asked("qwen3", "<|im_start|>assistant\n")
+    tokenizer = real("qwen3").native
+    im_end = tokenizer.token_to_id("<|im_end|>")
+    trajectory.append_sampled([9707, im_end], [-1.0, -0.5])
+    seam = trajectory.append_text("\nnext")
+    assert (seam.kind, seam.exact, seam.canonical_ids) == ("barrier", True, None)
+    assert plain(seam.ids) == plain(tokenizer.encode("\nnext"))
+
+
+def test_text_after_a_cut_sample_gets_no_prefix_of_its_own() -> None:
+    trajectory = asked("mistral_v3", "[INST] hi[/INST]")
+    tokenizer = real("mistral_v3").native
+    trajectory.append_sampled([tokenizer.token_to_id("▁Hel")], [-1.0])
+    seam = trajectory.append_text("lo")
+    assert tokenizer.decode(seam.ids) == "lo"
+    assert seam.kind == "merged"
+    assert plain(seam.canonical_ids) == [tokenizer.token_to_id("▁Hello")]
+
+
+def test_unknown_text_is_no_barrier_though_its_id_is_that_of_a_hard_token() -> None:
+    config = json.loads(word_level({"content": "<unk>", "special": True}))
+    config["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
+    vocab = [["<unk>", 0.0], ["a", -1.0], ["▁a", -1.0]]
+    config["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocab}
+    three = Trio(json.dumps(config))
+    assert three.native.profile()["hard_tokens"] == ["<unk>"]
+    trajectory = abut.Trajectory(three.native)
+    trajectory.append_text("한")
+    trajectory.request()
+    trajectory.append_text("a")
+    assert plain(trajectory.ids) == three.reference.encode("한a") == [0, 1]
+
+
+def test_a_sample_that_ends_inside_a_character_has_no_canonical_tokens() -> None:
+    tokenizer = real("qwen3").native
+    trajectory = asked("qwen3", "<|im_start|>assistant\n")
+    half = next(id for id in range(1000) if tokenizer.decode_bytes([id]) == b"\xf0")
+    trajectory.append_sampled([half], [-1.0])
+    seam = trajectory.append_text("x")
+    assert (seam.kind, seam.exact, seam.canonical_ids) == ("merged", False, None)
+
+
+def test_arrays_have_the_documented_types_and_are_copies() -> None:
+    trajectory = asked("qwen3", "<|im_start|>")
+    trajectory.append_sampled(np.array([9707]), np.array([-1.0], dtype=np.float32))
+    dtypes = {
+        "ids": np.int64,
+        "sampled_mask": np.uint8,
+        "logprobs": np.float32,
+        "provenance": np.uint8,
+    }
+    for name, dtype in dtypes.items():
+        array = getattr(trajectory, name)
+        assert (array.dtype, array.shape) == (dtype, (2,)), name
+    assert math.isnan(trajectory.logprobs[0])
+    trajectory.ids[0] = 7
+    trajectory.request()[0] = 7
+    assert trajectory.ids[0] != 7
+    assert [(turn.start, turn.end) for turn in trajectory.turns] == [(1, 2)]
+
+
+def test_provenance_says_who_wrote_each_token() -> None:
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level("<e>")))
+    trajectory.append_parts([Scaffold("<e>"), Content("a")], provenance="prompt")
+    trajectory.request()
+    trajectory.append_sampled([1], [-1.0])
+    trajectory.append_parts([Scaffold("<e>")], provenance="close")
+    trajectory.append_parts([Scaffold("<e>"), Content("b")], provenance="env")
+    names = [abut.PROVENANCE[code] for code in trajectory.provenance]
+    assert names == ["scaffold", "prompt", "sampled", "close", "scaffold", "env"]
+
+
+# --- errors; nothing is written then
+
+
+def refused(trajectory: abut.Trajectory, ids: Any, values: Any) -> str:
+    before = tokens_of(trajectory)
+    with pytest.raises((TrajectoryError, TokenizerError)) as caught:
+        trajectory.append_sampled(ids, values)
+    assert tokens_of(trajectory) == before
+    return str(caught.value)
+
+
+def test_a_sample_needs_a_request_directly_before_it() -> None:
+    hint = "hint: send request() to the engine, then append what it sampled, then the reply"
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level()))
+    assert refused(trajectory, [1], [-1.0]) == (
+        f"append_sampled needs a request() directly before it: the trajectory is empty\n{hint}"
+    )
+    trajectory.append_text("a")
+    assert "directly before it" in refused(trajectory, [1], [-1.0])
+    trajectory.request()
+    trajectory.append_sampled([1], [-1.0])
+    assert "the last request is already answered" in refused(trajectory, [1], [-1.0])
+    trajectory.request()
+    trajectory.append_text("b")
+    assert "text was appended after the last request" in refused(trajectory, [1], [-1.0])
+
+
+def test_a_sample_has_one_logprob_for_each_id() -> None:
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level()))
+    trajectory.append_text("a")
+    trajectory.request()
+    assert refused(trajectory, [1, 2], [-1.0]) == (
+        "turn 0 has 2 sampled ids but 1 logprobs\n"
+        "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [(math.nan, "NaN"), (None, "NaN"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+def test_a_logprob_that_is_not_finite_is_named_with_its_token(
+    value: float | None, named: str
+) -> None:
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level()))
+    trajectory.append_text("a")
+    trajectory.request()
+    assert refused(trajectory, [1, 2], [-1.0, value]) == (
+        f"turn 0: sampled token 1 (id 2) has logprob {named}, which is not finite\n"
+        "hint: ask the engine for the logprob of each sampled token, after temperature and filters"
+    )
+    trajectory.append_sampled([1, 2], [-1.0, 1e-4])  # the request is still open
+
+
+def test_a_sampled_id_outside_the_vocabulary_is_refused() -> None:
+    tokenizer = abut.Tokenizer.from_str(word_level())
+    trajectory = abut.Trajectory(tokenizer)
+    trajectory.append_text("a")
+    trajectory.request()
+    for id in (-1, tokenizer.vocab_size, 2**40):
+        message = refused(trajectory, [1, id], [-1.0, -1.0])
+        assert message.startswith(f"token 1 has id {id}, which is outside the vocabulary")
+
+
+def test_text_that_cannot_be_encoded_leaves_the_trajectory_as_it_was() -> None:
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level("a")))
+    trajectory.append_text("b")
+    before = tokens_of(trajectory)
+    with pytest.raises(TokenizerError, match="no other way to write"):
+        trajectory.append_text("ba")
+    assert tokens_of(trajectory) == before
+    trajectory.append_text("c")
+    assert len(trajectory) == 2
+
+
+def test_only_text_can_have_the_provenance_of_text() -> None:
+    trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level()))
+    with pytest.raises(ValueError, match='expected "prompt", "env" or "close"'):
+        trajectory.append_text("a", provenance="sampled")
