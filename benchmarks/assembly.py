@@ -63,7 +63,8 @@ def encode(tokenizer: abut.Tokenizer, hf_tokenizer: Any) -> None:
     backend = hf_tokenizer.backend_tokenizer
 
     def ours() -> list[int]:
-        return tokenizer.encode(text).tolist()
+        ids: list[int] = tokenizer.encode(text).tolist()
+        return ids
 
     def theirs() -> list[int]:
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids

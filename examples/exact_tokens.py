@@ -5,15 +5,12 @@
 Needs NumPy only. The engine is a list of answers; the tokenizer is the one that ships with abut.
 """
 
-from importlib.resources import files
-
 import numpy as np
 from numpy.typing import NDArray
 
 import abut
 from abut import Content, Part, Scaffold
-
-ASSETS = files("abut") / "demo" / "assets"
+from abut.demo.model import ASSETS
 
 # What an engine might answer: the text of its tokens.
 ANSWERS = [
@@ -41,7 +38,7 @@ def play(tokenizer: abut.Tokenizer) -> tuple[abut.Trajectory, list[NDArray[np.in
     for turn, answer in enumerate(ANSWERS):
         requests.append(trajectory.request())
         sampled = tokenizer.encode(answer)
-        logprobs = -0.1 - np.arange(len(sampled), dtype=np.float32) / 100
+        logprobs = [-0.1 - i / 100 for i in range(len(sampled))]
         seam = trajectory.append_sampled(sampled, logprobs)
         print(f"turn {turn}: {len(requests[-1])} tokens sent, {len(sampled)} sampled, {seam.kind}")
         if seam.canonical_ids is not None:
@@ -75,7 +72,7 @@ def check_replay(
 
 def main() -> None:
     """Play, check, and show the row."""
-    tokenizer = abut.Tokenizer.from_file(str(ASSETS / "tokenizer.json"))
+    tokenizer = abut.Tokenizer.from_file(ASSETS / "tokenizer.json")
     trajectory, requests = play(tokenizer)
     columns = trajectory.columns()
     check_replay(columns, requests, [tokenizer.encode(answer) for answer in ANSWERS])

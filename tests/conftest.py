@@ -53,6 +53,15 @@ def stage(tokenizer: Any, processor: Any) -> Any:
     return Stage(tokenizer, processor)
 
 
+@pytest.fixture
+def no_thread_stays() -> Iterator[None]:
+    """Nothing that the engine started is left running."""
+    from stage import eventually, own_threads
+
+    yield
+    assert eventually(lambda: not own_threads()), own_threads()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(hf_tokenizer: Any) -> Iterator[Any]:
     """Builds Qwen3 models of about 90 000 parameters on one thread."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import abut
 from abut.engine import Engine, Limits
@@ -58,6 +59,9 @@ def asynced(cls: Any) -> Any:
         return cls.step(self, action)
 
     return env(cls, reset=reset, step=step)
+
+
+BOTH = pytest.mark.parametrize("twin", [lambda cls: cls, asynced], ids=["sync", "async"])
 
 
 class Recording(ScriptedSampler):
@@ -188,6 +192,11 @@ def shifted(columns: Any, *, ids: int = 0, logprobs: int = 0, env_mask: int = 0)
         logprobs=np.roll(columns.logprobs, logprobs),
         env_mask=np.roll(columns.env_mask, env_mask),
     )
+
+
+def assert_done(rollout: Rollout) -> None:
+    assert rollout.error is None
+    assert rollout.stop_reason == "env_done"
 
 
 def own_threads() -> list[str]:

@@ -215,8 +215,8 @@ def test_a_reward_is_a_number_or_nothing() -> None:
         ([1, 2], "type.reward must be a number or None, got list of 2: ['int', 'int']"),
         (
             float("-inf"),
-            "type.reward is -inf, which no baseline of a group can hold\n"
-            "hint: give a finite number, or None for no score",
+            "type.reward is -inf, from which no baseline can be taken\n"
+            "hint: set it to None for an episode without a score",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_exact_tokens_needs_numpy_alone(tmp_path: Path) -> None:
 )
 def test_the_replay_check_of_exact_tokens_notices(column: str, changed: int, message: str) -> None:
     example = runpy.run_path(str(EXAMPLES / "exact_tokens.py"))
-    tokenizer = abut.Tokenizer.from_file(str(example["ASSETS"] / "tokenizer.json"))
+    tokenizer = abut.Tokenizer.from_file(example["ASSETS"] / "tokenizer.json")
     trajectory, requests = example["play"](tokenizer)
     samples = [tokenizer.encode(answer) for answer in example["ANSWERS"]]
     row = trajectory.columns()

@@ -15,12 +15,12 @@ import tomllib
 import venv
 import zipfile
 from importlib.metadata import distribution
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 import abut
+from abut.demo.model import ASSETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -29,17 +29,16 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets")
 TEXT = "<|im_start|>user\nIs <|im_end|> text? Ja, wörtlich: 你好 🙂<|im_end|>\n"
 
+# Run in the empty environment.
 PROBE = f"""
 import importlib.util, json, sys
-from importlib.resources import files
 import abut
+from abut.demo.model import ASSETS
 print(json.dumps({{
     "inside": abut.__file__.startswith(sys.prefix),
     "version": abut.__version__,
     "importable": [name for name in {OPTIONAL!r} if importlib.util.find_spec(name)],
-    "ids": abut.Tokenizer.from_file(
-        files("abut") / "demo" / "assets" / "tokenizer.json"
-    ).encode({TEXT!r}).tolist(),
+    "ids": abut.Tokenizer.from_file(ASSETS / "tokenizer.json").encode({TEXT!r}).tolist(),
 }}))
 """
 
@@ -76,7 +75,7 @@ def install(wheel: Path, environment: Path) -> Path:
         (site / name).symlink_to(Path(str(numpy.locate_file(name))).resolve())
     python = Path(scheme(environment)["scripts"]) / Path(sys.executable).name
     # Without an index: pip fails if the wheel requires more than NumPy.
-    pip = [sys.executable, "-m", "pip", "--isolated", "--python", python]
+    pip = (sys.executable, "-m", "pip", "--isolated", "--python", python)
     run(*pip, "install", "--quiet", "--no-index", wheel, cwd=environment)
     return python
 
@@ -116,11 +115,12 @@ def empty_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probe(python: Path) -> dict[str, object]:
-    return json.loads(run(python, "-I", "-c", PROBE, cwd=python.parent).stdout)
+    found: dict[str, object] = json.loads(run(python, "-I", "-c", PROBE, cwd=python.parent).stdout)
+    return found
 
 
 def what_works_here() -> dict[str, object]:
-    tokenizer = abut.Tokenizer.from_file(files("abut") / "demo" / "assets" / "tokenizer.json")
+    tokenizer = abut.Tokenizer.from_file(ASSETS / "tokenizer.json")
     return {
         "inside": True,
         "version": abut.__version__,
@@ -176,6 +176,16 @@ def test_an_extra_that_is_missing_is_named(
     )
     assert done.returncode == 1
     assert f"abut.errors.MissingExtraError: {message}\n" in done.stderr
+
+
+def test_the_command_runs_and_names_what_the_demo_needs(empty_python: Path) -> None:
+    command = empty_python.with_name("abut").with_suffix(empty_python.suffix)
+    folder = empty_python.parent
+    assert run(command, "--version", cwd=folder).stdout == f"abut {abut.__version__}\n"
+    done = run(command, "demo", cwd=folder, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("abut demo")
+    assert "pip install 'abut[trl]'" in done.stderr
 
 
 def test_the_wheel_serves_every_python_from_3_11(wheel: Path, wheel_of_sdist: Path) -> None:

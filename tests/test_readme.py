@@ -4,8 +4,11 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from abut.env import check_env_factory, check_reply, make_env
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,6 +32,16 @@ def test_the_assert_of_the_first_block_can_fail() -> None:
     assert broken != PYTHON[0]
     with pytest.raises(AssertionError), contextlib.redirect_stdout(io.StringIO()):
         exec(compile(broken, "README.md", "exec"), {})
+
+
+def test_the_environment_is_one() -> None:
+    assert len(PYTHON) == 3
+    variables: dict[str, Any] = {}
+    exec(compile(PYTHON[2], "README.md", "exec"), variables)
+    env = make_env(check_env_factory(variables["SayYes"]))
+    env, _ = check_reply(env, "reset", env.reset("seed"))
+    assert check_reply(env, "step", env.step("yes")) == (env, "")
+    assert (env.reward, env.alive) == (1.0, False)
 
 
 @pytest.mark.slow

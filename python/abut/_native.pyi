@@ -46,8 +46,10 @@ class Seam:
 
     @property
     def canonical_ids(self) -> NDArray[np.int64] | None:
-        """`(T,)`: where the left side was frozen and the canonical tokens differ, what they
-        would have been from the first differing token on; else None.
+        """`(T,)`: what would stand from the first differing token on; None where nothing differs.
+
+        Only where the left side was frozen: elsewhere the canonical tokens are written. None also
+        where no canonical tokens exist, because the seam lies inside a character.
         """
 
 @final

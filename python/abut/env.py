@@ -189,8 +189,8 @@ def env_reward_value(env: Any) -> float | None:
         ) from None
     if math.isinf(value):
         raise EnvError(
-            f"{type(env).__name__}.reward is {value}, which no baseline of a group can hold\n"
-            "hint: give a finite number, or None for no score"
+            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken\n"
+            "hint: set it to None for an episode without a score"
         )
     return None if math.isnan(value) else value
 

@@ -120,7 +120,13 @@ class RolloutFunc:
     def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
         if self._recorder is None:
             return None
-        return functools.partial(self._recorder.write, step=trainer.state.global_step, mode=mode)
+        hf_tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        return functools.partial(
+            self._recorder.write,
+            step=trainer.state.global_step,
+            mode=mode,
+            tokenizer=hf_tokenizer.name_or_path,
+        )
 
     def _build_engine(self, trainer: Any) -> Engine:
         _check_trainer(trainer)

@@ -138,10 +138,29 @@ class TransformersSampler:
         if self._stack is None:
             with self:
                 return self.sample_batch(requests)
-        samples: list[Sample] = []
-        for start in range(0, len(requests), self._max_batch):
-            samples += self._generate(requests[start : start + self._max_batch])
-        return samples
+        samples: dict[int, Sample] = {}
+        waiting = list(range(len(requests)))
+        while waiting:
+            batch = self._fitting(requests, waiting[: self._max_batch])
+            drawn = self._generate([requests[index] for index in batch])
+            samples.update(zip(batch, drawn, strict=True))
+            waiting = [index for index in waiting if index not in samples]
+        return [samples[index] for index in range(len(requests))]
+
+    def _fitting(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
+        """Those whose prompt leaves room for the longest sample of the batch.
+
+        A row goes through the model until the batch is done; beyond its positions a model with
+        learned ones fails.
+        """
+        config = self._plain.config
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is None:
+            return batch
+        room = positions - max(requests[index].max_tokens for index in batch)
+        return [index for index in batch if len(requests[index].prompt_ids) <= room] or batch
 
     def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         stop_token_ids = sorted({id_ for request in requests for id_ in request.stop_token_ids})
@@ -159,20 +178,24 @@ class TransformersSampler:
             do_sample=False,  # `_Draw` leaves one token to choose
             num_beams=1,
             num_return_sequences=1,
-            repetition_penalty=1.0,  # `_warpers` has it
+            # `_warpers` has these; here they are what does nothing, without a warning.
+            repetition_penalty=1.0,
+            temperature=1.0,
+            top_k=50,
+            top_p=1.0,
             max_new_tokens=max(request.max_tokens for request in requests),
             eos_token_id=stop_token_ids or None,
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
-        # No inference mode: a buffer that the model renews here (the frequencies of a dynamic
-        # rope) could not take part in training afterwards.
-        with torch.no_grad():
+        with torch.inference_mode():
             output_ids = self._plain.generate(
                 input_ids=torch.from_numpy(input_ids).to(device),
                 attention_mask=torch.from_numpy(attention_mask).to(device),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([*self._warpers(), draw]),
+                logits_processor=LogitsProcessorList(
+                    [*self._warpers(torch.from_numpy(attention_mask).to(device)), draw]
+                ),
             )
         drawn_ids = output_ids[:, longest:].cpu().numpy()
         drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
@@ -185,12 +208,12 @@ class TransformersSampler:
             for ids, logprobs, request in zip(drawn_ids, drawn_logprobs, requests, strict=True)
         ]
 
-    def _warpers(self) -> list[Any]:
+    def _warpers(self, attention_mask: Any) -> list[Any]:
         """The filters in the order in which `generate` applies its own."""
         settings = self._settings
         warpers: list[Any] = []
         if settings["repetition_penalty"] not in (None, 1.0):
-            warpers.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
+            warpers.append(_RepetitionPenalty(settings["repetition_penalty"], attention_mask))
         if settings["temperature"] != 1.0:
             warpers.append(TemperatureLogitsWarper(float(settings["temperature"])))
         if settings["top_k"]:
@@ -200,6 +223,22 @@ class TransformersSampler:
         if settings["min_p"]:
             warpers.append(MinPLogitsWarper(settings["min_p"]))
         return warpers
+
+
+class _RepetitionPenalty(LogitsProcessor):  # type: ignore[misc]
+    """That of transformers, which would also punish the pad token, in padded rows alone."""
+
+    def __init__(self, penalty: float, attention_mask: Any) -> None:
+        self._penalty = RepetitionPenaltyLogitsProcessor(penalty)
+        self._seen = attention_mask.bool()
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """`(B, T)` ids and `(B, V)` scores to `(B, V)` scores."""
+        longest = self._seen.shape[1]
+        prompt_ids, sampled_ids = input_ids[:, :longest], input_ids[:, longest:]
+        # Padding is on the left, so the last token of a prompt is its own: seen once more.
+        prompt_ids = torch.where(self._seen, prompt_ids, prompt_ids[:, -1:])
+        return self._penalty(torch.cat([prompt_ids, sampled_ids], dim=1), scores)
 
 
 class _Draw(LogitsProcessor):  # type: ignore[misc]

@@ -183,9 +183,10 @@ fn is_hard(token: &AddedToken, tokens: &[AddedToken]) -> bool {
             .skip(1)
             .map(|(i, _)| &other.content[i..])
             .any(|suffix| text.starts_with(suffix) || suffix.starts_with(text));
-        (same || !other.content.starts_with(text))
-            && !overlaps
-            && !(other.rstrip && first.is_some_and(char::is_whitespace))
-            && !(other.single_word && (first.is_some_and(is_word) || last.is_some_and(is_word)))
+        let extends = !same && other.content.starts_with(text);
+        let swallows = other.rstrip && first.is_some_and(char::is_whitespace);
+        let touches =
+            other.single_word && (first.is_some_and(is_word) || last.is_some_and(is_word));
+        !(extends || overlaps || swallows || touches)
     })
 }

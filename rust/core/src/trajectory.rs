@@ -189,10 +189,12 @@ impl Trajectory {
     pub fn columns(&self) -> Result<Columns> {
         let sampled = Provenance::Sampled as u8;
         let is_sampled = |&p: &u8| p == sampled;
-        let Some(start) = self.provenance.iter().position(is_sampled) else {
+        let first = self.provenance.iter().position(is_sampled);
+        let last = self.provenance.iter().rposition(is_sampled);
+        let (Some(start), Some(last)) = (first, last) else {
             return Err(Error::NothingSampled { tokens: self.ids.len() });
         };
-        let end = self.provenance.iter().rposition(is_sampled).expect("there is a first one") + 1;
+        let end = last + 1;
         let zero_if_nan = |&logprob: &f32| if logprob.is_nan() { 0.0 } else { logprob };
         Ok(Columns {
             prompt_ids: self.ids[..start].iter().map(|&id| id.into()).collect(),
@@ -206,9 +208,9 @@ impl Trajectory {
     fn freeze(&mut self) {
         self.open.clear();
         self.open_start = self.ids.len();
-        if let Some(&last) = self.ids.last() {
-            let hard = self.tokenizer.is_hard(last);
-            self.edge = if hard { Edge::Segment } else { Edge::Continue };
+        if !self.ids.is_empty() {
+            let at_barrier = self.barrier == self.ids.len();
+            self.edge = if at_barrier { Edge::Segment } else { Edge::Continue };
         }
     }
 

@@ -134,9 +134,10 @@ fn provenance_says_who_wrote_each_token() {
     let parts =
         [Part::scaffold("<|im_start|>user\n"), Part::content("1"), Part::scaffold("<|im_end|>\n")];
     trajectory.append_parts(&parts, Provenance::Prompt).unwrap();
-    let by = |code: Provenance| {
-        trajectory.provenance().iter().filter(|&&provenance| provenance == code as u8).count()
-    };
-    assert_eq!(by(Provenance::Prompt), 1);
-    assert_eq!(by(Provenance::Prompt) + by(Provenance::Scaffold), trajectory.ids().len());
+    let prompt = Provenance::Prompt as u8;
+    let scaffold = Provenance::Scaffold as u8;
+    let (said, written): (Vec<u8>, Vec<u8>) =
+        trajectory.provenance().iter().partition(|&&code| code == prompt);
+    assert_eq!(said.len(), 1);
+    assert!(written.iter().all(|&code| code == scaffold));
 }

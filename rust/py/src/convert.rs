@@ -1,6 +1,8 @@
 //! Python values in and out: NumPy arrays without a detour through lists, texts, typed parts.
 
-use abut_core::{AddedMode, Error, Part, PartKind, Provenance};
+use std::collections::HashSet;
+
+use abut_core::{AddedMode, Error, Overrides, Part, PartKind, Provenance};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -52,6 +54,23 @@ pub fn logprobs_in(value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
 /// Ids as an int64 array.
 pub fn ids_out<'py>(py: Python<'py>, ids: &[u32]) -> Bound<'py, PyArray1<i64>> {
     PyArray1::from_iter(py, ids.iter().map(|&id| i64::from(id)))
+}
+
+/// Added tokens that belong to another class, from any iterable of str.
+pub fn overrides_in(
+    control: Option<&Bound<'_, PyAny>>,
+    textual: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Overrides> {
+    let set = |values: Option<&Bound<'_, PyAny>>| -> PyResult<HashSet<String>> {
+        match values {
+            None => Ok(HashSet::new()),
+            Some(one) if one.is_instance_of::<PyString>() => Err(PyTypeError::new_err(
+                "control and textual take a list of added tokens, got one str",
+            )),
+            Some(values) => values.try_iter()?.map(|value| value?.extract()).collect(),
+        }
+    };
+    Ok(Overrides { control: set(control)?, textual: set(textual)? })
 }
 
 /// The UTF-8 of a `str`, borrowed.

@@ -1,5 +1,7 @@
 //! `abut._native`: converts and calls. It decides nothing about tokens.
 
+#![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts owned arguments")]
+
 mod columns;
 mod convert;
 mod error;

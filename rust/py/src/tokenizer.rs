@@ -1,15 +1,14 @@
 //! `abut.Tokenizer`.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use abut_core::{Edge, Overrides, Tokenizer};
+use abut_core::{Edge, Tokenizer};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::convert::{Parts, ids_in, ids_out, mode_in, text_in};
+use crate::convert::{Parts, ids_in, ids_out, mode_in, overrides_in, text_in};
 use crate::error;
 use crate::seam::PySeam;
 
@@ -23,14 +22,11 @@ impl PyTokenizer {
     fn from_str(
         py: Python<'_>,
         json: &Bound<'_, PyString>,
-        control: Option<HashSet<String>>,
-        textual: Option<HashSet<String>>,
+        control: Option<&Bound<'_, PyAny>>,
+        textual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let json = text_in(json)?;
-        let overrides = Overrides {
-            control: control.unwrap_or_default(),
-            textual: textual.unwrap_or_default(),
-        };
+        let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(json, &overrides));
         tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| error::to_py(&e))
     }
@@ -40,8 +36,8 @@ impl PyTokenizer {
     fn from_file(
         py: Python<'_>,
         path: PathBuf,
-        control: Option<HashSet<String>>,
-        textual: Option<HashSet<String>>,
+        control: Option<&Bound<'_, PyAny>>,
+        textual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let read = py.detach(|| std::fs::read(&path))?;
         let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
@@ -52,10 +48,7 @@ impl PyTokenizer {
                     .to_owned(),
             )
         })?;
-        let overrides = Overrides {
-            control: control.unwrap_or_default(),
-            textual: textual.unwrap_or_default(),
-        };
+        let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(&json, &overrides));
         tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| located(e.to_string()))
     }
@@ -64,8 +57,8 @@ impl PyTokenizer {
     #[pyo3(signature = (source, *, control = None, textual = None))]
     fn from_pretrained(
         source: &Bound<'_, PyAny>,
-        control: Option<HashSet<String>>,
-        textual: Option<HashSet<String>>,
+        control: Option<&Bound<'_, PyAny>>,
+        textual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = source.py();
         let json = py.import("abut.pretrained")?.call_method1("tokenizer_json", (source,))?;

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use serde::Deserialize;
 
 /// An added token of the tokenizer, with its flags and its class.
+#[expect(clippy::struct_excessive_bools, reason = "these are the flags of the file")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddedToken {
     /// The id.
@@ -38,6 +39,7 @@ pub struct Overrides {
 }
 
 /// As the token stands in the file.
+#[expect(clippy::struct_excessive_bools, reason = "these are the flags of the file")]
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct RawAddedToken {
     pub content: String,
@@ -75,7 +77,7 @@ impl RawAddedToken {
     }
 }
 
-/// Whitespace only (`▁`, `SentencePiece`'s space, counts), or a tag with the name of an HTML element.
+/// Whitespace only (`▁`, SentencePiece's space, counts), or a tag with the name of an HTML element.
 fn is_textual(content: &str) -> bool {
     if content.chars().all(|c| c.is_whitespace() || c == '▁') {
         return true;

@@ -148,7 +148,7 @@ impl Pipeline {
             if !segment.mintable.is_empty() && segment.mintable.contains_key(&token.id) {
                 let whole = original(range.clone());
                 if (segment.run_around)(&whole).is_none() {
-                    self.encode_apart(&text[range], &whole, segment, out)?;
+                    self.encode_apart(text, range, &original, segment, out)?;
                     continue;
                 }
             }
@@ -158,29 +158,31 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The tokens of `text`, which the model would write as a control token: its first character
-    /// and the rest on their own, again and again until no control token comes out.
+    /// The tokens of a range of a piece, which the model would write as a control token: its first
+    /// character and the rest on their own, again and again until no control token comes out.
     fn encode_apart(
         &self,
-        text: &str,
-        whole: &Range<usize>,
+        piece: &str,
+        range: Range<usize>,
+        original: &dyn Fn(Range<usize>) -> Range<usize>,
         segment: &Segment<'_>,
         out: &mut Encoded,
     ) -> Result<()> {
-        let first = text.chars().next().map_or(0, char::len_utf8);
-        for half in [&text[..first], &text[first..]].into_iter().filter(|half| !half.is_empty()) {
-            for token in self.model.tokenize(half).map_err(|e| encode_error(half, e.as_ref()))? {
-                let inner = &half[token.offsets.0..token.offsets.1];
+        let middle = range.start + piece[range.clone()].chars().next().map_or(0, char::len_utf8);
+        for half in [range.start..middle, middle..range.end] {
+            let text = &piece[half.clone()];
+            for token in self.model.tokenize(text).map_err(|e| encode_error(text, e.as_ref()))? {
+                let inner = half.start + token.offsets.0..half.start + token.offsets.1;
                 match segment.mintable.get(&token.id) {
-                    None => out.push(token.id, whole.clone()),
-                    Some(control) if inner.chars().nth(1).is_none() => {
+                    None => out.push(token.id, original(inner)),
+                    Some(control) if piece[inner.clone()].chars().nth(1).is_none() => {
                         return Err(Error::CannotAvoid {
                             token: control.clone(),
                             id: token.id,
-                            text: inner.to_owned(),
+                            text: piece[inner].to_owned(),
                         });
                     }
-                    Some(_) => self.encode_apart(inner, whole, segment, out)?,
+                    Some(_) => self.encode_apart(piece, inner, original, segment, out)?,
                 }
             }
         }

@@ -99,6 +99,12 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
         if let Some(normalizer) = &normalizers[0] {
             normalizer.normalize(&mut pattern).map_err(|e| bad(format!("normalizer: {e}")))?;
         }
+        if pattern.get().is_empty() {
+            return Err(Error::Load {
+                reason: format!("the added token {:?} is empty once normalized", token.content),
+                hint: "set its \"normalized\" to false: an empty token stands between all characters",
+            });
+        }
         normalized_patterns.insert(token.id, pattern.get().to_owned());
     }
     Ok(Loaded {

@@ -101,10 +101,8 @@ impl Tokenizer {
     /// [`Error::Load`] where it is not one, [`Error::NotDeterministic`] where it draws at random.
     pub fn from_json(json: &str, overrides: &Overrides) -> Result<Self> {
         let loaded = load::load(json, overrides)?;
-        let (mut normalized, raw): (Vec<_>, Vec<_>) =
+        let (normalized, raw): (Vec<_>, Vec<_>) =
             loaded.added.iter().cloned().partition(|token| token.normalized);
-        // What the normalizer removes altogether can never be matched.
-        normalized.retain(|token| !loaded.normalized_patterns[&token.id].is_empty());
         let hard = hard_tokens(&raw);
         let hard_ids =
             raw.iter().zip(&hard).filter(|(_, hard)| **hard).map(|(token, _)| token.id).collect();

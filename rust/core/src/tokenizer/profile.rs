@@ -10,7 +10,7 @@ use super::load::Loaded;
 /// The static facts that decide which seams are safe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// The model: BPE, Unigram, `WordPiece` or `WordLevel`.
+    /// The model: BPE, Unigram, WordPiece or WordLevel.
     pub model: String,
     /// The normalizer's type, `None` without one.
     pub normalizer: Option<String>,

@@ -39,7 +39,7 @@ impl Spec {
     }
 
     /// False where `tokenizers` duplicates text or panics (whitespace that one token swallows
-    /// begins another), or does not load (a token that the normalizer strips to nothing).
+    /// begins another).
     fn oracle_is_sound(&self) -> bool {
         let strips = |token: &Value, flag: &str| token[flag].as_bool().unwrap();
         let content = |token: &Value| token["content"].as_str().unwrap().to_owned();
@@ -126,6 +126,14 @@ pub fn spec(normalized: bool) -> impl Strategy<Value = Spec> {
         |(mut added, (normalizer, pre_tokenizer))| {
             let mut seen = std::collections::HashSet::new();
             added.retain(|token| seen.insert(token["content"].clone()));
+            if normalizer["type"] == "Strip" {
+                // What is stripped to nothing is refused on load; of two tokens that are stripped
+                // to the same text, `tokenizers` takes one at random.
+                let mut seen = std::collections::HashSet::from([String::new()]);
+                added.retain(|token| {
+                    seen.insert(token["content"].as_str().unwrap().trim().to_owned())
+                });
+            }
             for (id, token) in added.iter_mut().enumerate() {
                 token["id"] = json!(100 + id);
             }
