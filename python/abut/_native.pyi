@@ -46,10 +46,10 @@ class Seam:
 
     @property
     def canonical_ids(self) -> NDArray[np.int64] | None:
-        """`(T,)`: what would stand from the first differing token on; None where nothing differs.
+        """`(T,)`: the canonical tokens from the first differing one up to the next hard token.
 
-        Only where the left side was frozen: elsewhere the canonical tokens are written. None also
-        where no canonical tokens exist, because the seam lies inside a character.
+        Only where the left side was frozen: elsewhere the canonical tokens are written. None where
+        nothing differs, and where no canonical tokens exist: the seam lies inside a character.
         """
 
 @final

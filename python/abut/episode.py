@@ -190,9 +190,7 @@ class Episode:
         processor = self._engine.processor
         if int(sample.ids[-1]) != processor.close_token_id:
             # Cut by length, or ended on another stop token: the template needs its own close.
-            self._note(
-                self._trajectory.append_parts(processor.closing(), provenance="close"), False
-            )
+            self._note(self._trajectory.append_parts(processor.closing(), provenance="close"))
         if not messages:
             raise EnvError(
                 f"{type(self._env).__name__}.step replied nothing and is still alive\n"
@@ -239,9 +237,8 @@ class Episode:
     def _stopped(self, sample: Sample) -> bool:
         return int(sample.ids[-1]) in self._engine.stop_token_ids
 
-    def _note(self, seam: Seam, count: bool = True) -> None:
-        if count:
-            self.rollout.seams.append((seam.kind, seam.exact))
+    def _note(self, seam: Seam) -> None:
+        self.rollout.seams.append((seam.kind, seam.exact))
 
     def _call_env(self, method: str, *args: Any, **keywords: Any) -> Any:
         try:

@@ -90,7 +90,7 @@ class RolloutFunc:
         self._recorder = recorder
         self._engine: Engine | None = None
         self._trainer: Any = None
-        self._calls = 0
+        self._batches: dict[str, tuple[int, int]] = {}
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
@@ -99,7 +99,6 @@ class RolloutFunc:
             self._trainer = trainer
         mode = "train" if trainer.model.training else "eval"
         tasks = self._tasks(prompts, trainer, mode)
-        self._calls += 1
         rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
         rows = [
             self._row(rollout, task, self._engine)
@@ -165,6 +164,7 @@ class RolloutFunc:
             generations = getattr(trainer, "num_generations_eval", generations)
         # A rank's slice may cut a group, so groups are counted over all ranks.
         offset = trainer.accelerator.process_index * len(prompts)
+        batch = self._name_batch(mode, trainer.state.global_step)
         tasks = []
         for index, prompt in enumerate(prompts):
             messages, seed, columns = self._start(prompt, index)
@@ -172,15 +172,25 @@ class RolloutFunc:
             tasks.append(
                 RolloutTask(
                     index=index,
-                    rollout_id=f"{mode}-{self._calls}-{offset + index}",
+                    rollout_id=f"{batch}-{offset + index}",
                     make_env=self._env,
                     messages=messages,
                     seed=str(columns.get("seed", seed)),
-                    episode_seed=_episode_seed(self._config.seed, mode, self._calls, group),
+                    episode_seed=_episode_seed(self._config.seed, batch, group),
                     columns=columns,
                 )
             )
         return tasks
+
+    def _name_batch(self, mode: str, step: int) -> str:
+        """Name the batch by the trainer's step, so that a resumed run repeats no earlier name.
+
+        All ranks get their batches in the same order, so they agree on the name.
+        """
+        last_step, nth = self._batches.get(mode, (step, -1))
+        nth = nth + 1 if last_step == step else 0
+        self._batches[mode] = (step, nth)
+        return f"{mode}-{step}-{nth}"
 
     def _start(self, prompt: Any, index: int) -> tuple[list[Message], str, dict[str, Any]]:
         """Return the history, the seed, and the columns that a prompt stands for."""
@@ -322,8 +332,8 @@ def _text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _episode_seed(seed: int, mode: str, call: int, group: int) -> int:
-    return random.Random(f"{seed}/{mode}/{call}/{group}").getrandbits(31)
+def _episode_seed(seed: int, batch: str, group: int) -> int:
+    return random.Random(f"{seed}/{batch}/{group}").getrandbits(31)
 
 
 def _trl_version() -> tuple[int, ...]:

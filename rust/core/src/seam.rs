@@ -38,7 +38,7 @@ pub struct Seam {
     /// What stands there now: the left tokens without the last `drop`, then these.
     pub ids: Vec<u32>,
     /// Where the left side was frozen and the canonical tokens differ: what they would have been,
-    /// from the first differing token on.
+    /// from the first differing token up to the next hard one.
     pub canonical_ids: Option<Vec<u32>>,
 }
 
