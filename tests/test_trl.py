@@ -575,7 +575,7 @@ def test_a_trl_that_counts_none_as_zero_raises_on_failure(
     called: Any, trl_version: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     trl_version("1.5.0")
-    with pytest.raises(RolloutError, match="rollout train-0-0 failed after 1 attempts"):
+    with pytest.raises(RolloutError, match="rollout train-0-0-0 failed after 1 attempts"):
         called(["a"] * 8, env(Vowels, made=2), config=CONFIG)
     assert caplog.messages == [
         "TRL 1.5.0 counts a reward of None as 0, so a failed rollout raises here; TRL 1.6 and "
