@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import abut
 from abut.engine import Engine, Limits
 from abut.rollout import Rollout, RolloutConfig, RolloutTask
 from abut.sampler import Sample, SampleRequest, ScriptedSampler
@@ -186,7 +186,7 @@ def check_exact(columns: Any, calls: Sequence[tuple[SampleRequest, Sample]]) -> 
 
 def shifted(columns: Any, *, ids: int = 0, logprobs: int = 0, env_mask: int = 0) -> Any:
     """The same columns with one of them rotated: what every checker must notice."""
-    return abut.Columns(
+    return SimpleNamespace(  # `Columns` would refuse it
         prompt_ids=columns.prompt_ids,
         completion_ids=np.roll(columns.completion_ids, ids),
         logprobs=np.roll(columns.logprobs, logprobs),

@@ -1,5 +1,6 @@
 """Columns and batches: what the trainer gets, aligned, with zeros where nothing was sampled."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from abut.errors import TrajectoryError
 from test_tokenizer import word_level
 
 ids = st.lists(st.integers(0, 99), max_size=5)
-token = st.tuples(st.integers(0, 99), st.floats(-9, 0, width=32), st.sampled_from([0, 1]))
+sampled = st.tuples(st.integers(0, 99), st.floats(-9, 0, width=32), st.just(1))
+token = sampled | st.tuples(st.integers(0, 99), st.just(0.0), st.just(0))
 rows = st.lists(st.tuples(ids, st.lists(token, max_size=5)), max_size=4)
 
 
@@ -100,3 +102,44 @@ def test_prompts_end_and_completions_begin_at_the_same_column() -> None:
     assert batch["env_mask"].tolist() == [[1, 1, 0, 1], [1, 0, 0, 0]]
     padded_right = [[1, 2], [5, 0]]
     assert batch["prompt_ids"].tolist() != padded_right  # the negative control: sides matter
+
+
+@pytest.mark.parametrize(
+    ("mask", "logprob", "message"),
+    [
+        (0, -1.0, "columns 0: completion token 0 has env_mask 0 and logprob -1"),
+        (1, float("nan"), "columns 0: completion token 0 has env_mask 1 and logprob NaN"),
+        (7, 0.0, "columns 0: completion token 0 has env_mask 7"),
+    ],
+)
+def test_columns_that_contradict_themselves_are_refused(
+    mask: int, logprob: float, message: str
+) -> None:
+    with pytest.raises(TrajectoryError) as caught:
+        abut.Columns(prompt_ids=[1], completion_ids=[2], logprobs=[logprob], env_mask=[mask])
+    assert str(caught.value) == (
+        f"{message}\nhint: env_mask is 1 and logprobs finite where the policy sampled the token, "
+        "both 0 elsewhere"
+    )
+
+
+def test_collate_refuses_what_was_changed_afterwards() -> None:
+    columns = two_turns().columns()
+    columns.logprobs[0] = np.nan
+    with pytest.raises(TrajectoryError, match="columns 0: completion token 0 has env_mask 1"):
+        abut.collate([columns], pad_id=0)
+
+
+def test_columns_travel_by_pickle() -> None:
+    columns = two_turns().columns()
+    copy = pickle.loads(pickle.dumps(columns))
+    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
+        assert getattr(copy, name).tolist() == getattr(columns, name).tolist()
+
+
+def test_an_id_below_zero_is_named() -> None:
+    with pytest.raises(TrajectoryError) as caught:
+        abut.Columns(prompt_ids=[1, -5], completion_ids=[], logprobs=[], env_mask=[])
+    assert str(caught.value) == (
+        "prompt_ids[1] is -5: an id is not negative\nhint: leave padding out of a row"
+    )

@@ -181,12 +181,63 @@ def test_half_async_environments_are_named(stage: Stage) -> None:
     assert rollouts[1].error is None
 
 
-def test_a_silent_env_that_goes_on_is_named(stage: Stage) -> None:
-    rollouts = stage.play(env(texts=["ask", ""]), Talk, retries=0).rollouts
-    assert rollouts[0].error == (
-        "EnvError: Talk.step replied nothing and is still alive\n"
-        "hint: reply with text, or set alive to False"
+def test_the_silence_of_an_env_is_an_empty_user_turn(stage: Stage) -> None:
+    rollout = stage.play(env(texts=["ask", ""])).one
+    said = [message["content"] for message in rollout.messages if message["role"] == "user"]
+    assert said[:2] == ["ask", ""]
+    text = stage.tokenizer.decode(rollout.columns.completion_ids)
+    assert "<|im_start|>user\n<|im_end|>" in text
+
+
+def test_an_env_that_says_nothing_first_leaves_the_first_word_to_the_policy(stage: Stage) -> None:
+    rollout = stage.play(env(reset=lambda self, seed: (self, ""))).one
+    assert rollout.messages[0] == {"role": "user", "content": ""}
+
+
+def test_alive_must_be_said(stage: Stage) -> None:
+    hint = "hint: set it in reset and step; a method needs @property"
+    for alive, got in (None, "NoneType: 'None'"), (lambda: True, "function: '<function"):
+
+        def step(self, action, alive=alive):
+            self.alive = alive
+            return self, "go on"
+
+        error = stage.play(env(step=step), Talk, retries=0).rollouts[0].error or ""
+        assert error.startswith(f"EnvError: Talk.alive must be True or False, got {got}")
+        assert error.endswith(hint)
+
+
+def test_an_env_that_reset_leaves_dead_is_named(stage: Stage) -> None:
+    def dead(self, seed):
+        self.alive = False
+        return self, "hi"
+
+    assert stage.play(env(reset=dead), Talk, retries=0).rollouts[0].error == (
+        "EnvError: Talk.alive is False after reset\n"
+        "hint: reset must set alive to True, also on an environment that was used before"
     )
+
+
+def test_one_env_for_two_rollouts_is_refused(stage: Stage) -> None:
+    shared = Talk()
+    errors = [r.error for r in stage.play(lambda: shared, Talk, lambda: shared, retries=0).rollouts]
+    assert [error for error in errors if error] == [
+        "EnvError: the factory returned the same Talk for two rollouts at once\n"
+        "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+    ]
+
+
+def test_messages_are_copied_for_an_env_uses_them_again(stage: Stage) -> None:
+    message = {"role": "user", "content": "same"}
+
+    def step(self, action):
+        message["content"] += "!"
+        self.alive = len(message["content"]) < 7
+        return self, [message]
+
+    rollout = stage.play(env(step=step)).one
+    said = [m["content"] for m in rollout.messages if m["content"].startswith("same")]
+    assert said == ["same!", "same!!", "same!!!"]
 
 
 def test_the_wrong_return_of_a_step_is_in_the_rollout(stage: Stage) -> None:

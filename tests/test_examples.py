@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,4 +71,4 @@ def test_the_replay_check_of_exact_tokens_notices(column: str, changed: int, mes
 
     arrays[column][changed] = 0 if arrays[column][changed] else 1
     with pytest.raises(AssertionError, match=message):
-        example["check_replay"](abut.Columns(**arrays), requests, samples)
+        example["check_replay"](SimpleNamespace(**arrays), requests, samples)

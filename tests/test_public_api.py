@@ -81,6 +81,7 @@ Rollout
   stop_reason = <StopReason.ERROR: 'error'>
   error = None
   attempts = 1
+  attempt_errors = <class 'list'>
   seconds = 0.0
   failed
   sampled_tokens

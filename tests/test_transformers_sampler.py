@@ -283,6 +283,11 @@ def test_tokens_that_were_not_drawn_are_an_error(model: Any) -> None:
         device, training = "cpu", False
         config = SimpleNamespace(get_text_config=lambda: None)
 
+        def modules(self) -> list[Any]:
+            return []
+
+        def eval(self) -> None: ...
+
         def generate(self, *, input_ids: Any, logits_processor: Any, **_: Any) -> Any:
             logits_processor(input_ids, torch.zeros(1, 512))
             return torch.cat([input_ids, torch.ones(1, 2, dtype=torch.int64)], dim=1)

@@ -519,9 +519,9 @@ def test_scored_only_leaves_failures_out() -> None:
     async def later(completions: Any, **kwargs: Any) -> list[float]:
         return [2.0] * len(completions)
 
-    error = [None, "EnvError: gone"]
-    assert scored_only(other_reward)(["x", "y"], error=error) == [1.0, None]
-    assert asyncio.run(scored_only(later)(["x", "y"], error=error)) == [2.0, None]
+    own = [0.5, None]
+    assert scored_only(other_reward)(["x", "y"], env_reward=own) == [1.0, None]
+    assert asyncio.run(scored_only(later)(["x", "y"], env_reward=own)) == [2.0, None]
     assert scored_only(other_reward).__name__ == "other_reward"
 
 

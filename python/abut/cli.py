@@ -20,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args) or 0)
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        sys.stderr.write(f"abut {args.command}: interrupted\n")
+        return 130
     except (AbutError, ValueError, TypeError, OSError) as error:
         sys.stderr.write(f"abut {args.command}: {error}\n")
         return 1
@@ -64,10 +67,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -7,8 +7,10 @@ failing environment costs its own rollout at the most.
 
 import asyncio
 import inspect
+import logging
 import queue
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -29,12 +31,15 @@ from abut.threads import DaemonThreads
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 # What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
 _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 # After the first waiting request, how long further ones are waited for, while rollouts are still
 # stepping: a batch of one costs the model nearly what a batch of all does.
 _GATHER_S = 0.02
 _CLOSE_S = 5.0
+_INTERRUPTED_CLOSE_S = 0.5
 _DRAIN_S = 1.0
 
 
@@ -68,6 +73,8 @@ class Engine:
         self._sampler = sampler
         self._progress = progress
         self._unfinished = 0
+        self._close_hangs = False
+        self._live_envs: set[int] = set()
         self._env_loop: asyncio.AbstractEventLoop | None = None
         self._env_loop_lock = threading.Lock()
 
@@ -106,12 +113,15 @@ class Engine:
 
     def _run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
         self._closing: list[Future[Any]] = []
+        self._causes: dict[str, BaseException] = {}
+        self._live_envs.clear()
+        self._interrupted = False
         done: Future[list[Rollout]] = Future()
         with ExitStack() as stack:
             self.threads = DaemonThreads("abut-env")
             stack.callback(self.threads.close)
             stack.callback(self._stop_env_loop)
-            stack.callback(lambda: wait_for(self._closing, _CLOSE_S))
+            stack.callback(self._wait_for_closing)
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
             loop = asyncio.new_event_loop()
@@ -123,9 +133,10 @@ class Engine:
                 self._serve(done)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
+                self._interrupted = True
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._cancel_all)
-                thread.join(_CLOSE_S)
+                thread.join(_INTERRUPTED_CLOSE_S)
                 raise
             thread.join()
         return done.result()
@@ -143,6 +154,22 @@ class Engine:
         """Return the own seed of one turn: the same for the same config, task and attempt."""
         parts = f"{self.config.seed}/{task.rollout_id}/{attempt}/{turn}"
         return random.Random(parts).getrandbits(63)
+
+    def claim(self, env: Any) -> None:
+        """Note that a rollout has this environment.
+
+        Raises:
+            EnvError: another rollout of the batch has it already.
+        """
+        with self._env_loop_lock:
+            taken = id(env) in self._live_envs
+            self._live_envs.add(id(env))
+        if taken:
+            raise EnvError(
+                f"the factory returned the same {type(env).__name__} for two rollouts at once\n"
+                "hint: each rollout needs an environment of its own; pass the class, or "
+                "lambda: Env(…)"
+            )
 
     def submit_to_env_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run a coroutine of an async environment on the environments' own loop."""
@@ -247,6 +274,7 @@ class Engine:
     async def _play(self, task: RolloutTask) -> Rollout:
         """Play one rollout: whole episodes until one succeeds or the retries are used up."""
         began = time.monotonic()
+        errors: list[str] = []
         for attempt in range(self.config.retries + 1):
             episode = Episode(self, task, attempt)
             try:
@@ -262,7 +290,9 @@ class Engine:
                 rollout = self._failed(episode, slow)
             finally:
                 self._close(episode.end())
-            rollout.attempts = attempt + 1
+            if rollout.error is not None:
+                errors.append(rollout.error)
+            rollout.attempts, rollout.attempt_errors = attempt + 1, errors
             rollout.seconds = time.monotonic() - began
             if not rollout.failed:
                 break
@@ -272,6 +302,7 @@ class Engine:
 
     def _failed(self, episode: Episode, error: Exception) -> Rollout:
         partial = episode.rollout
+        self._causes.setdefault(_kind_of(f"{type(error).__name__}: {error}"), error)
         return Rollout(
             partial.rollout_id,
             partial.index,
@@ -285,6 +316,7 @@ class Engine:
 
     def _close(self, env: Any) -> None:
         """Close an environment in the background: what fails here concerns no rollout."""
+        self._live_envs.discard(id(env))
         close = getattr(env, "close", None)
         if close is None:
             return
@@ -295,15 +327,35 @@ class Engine:
 
     def _judge(self, rollouts: Sequence[Rollout]) -> None:
         failed = [rollout for rollout in rollouts if rollout.failed]
-        if len(failed) <= self.config.max_failed_frac * len(rollouts):
+        if not failed:
             return
-        kinds = Counter((rollout.error or "").splitlines()[0] for rollout in failed)
+        kinds = Counter(_kind_of(rollout.error or "") for rollout in failed)
         lines = "\n".join(f"  {count} x {kind}" for kind, count in kinds.most_common(8))
+        if len(failed) <= self.config.max_failed_frac * len(rollouts):
+            logger.warning("%d of %d rollouts failed:\n%s", len(failed), len(rollouts), lines)
+            return
+        most = kinds.most_common(1)[0][0]
+        message = next(r.error or "" for r in failed if _kind_of(r.error or "") == most)
+        hints = [line for line in message.splitlines() if line.startswith("hint: ")]
         raise RolloutError(
             f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_frac="
             f"{self.config.max_failed_frac:g} allows:\n{lines}\n"
-            "hint: mend the environment, or raise RolloutConfig(max_failed_frac=…)"
-        )
+            + "\n".join(hints or ["hint: mend what failed, or raise max_failed_frac"])
+        ) from self._causes.get(most)
+
+    def _wait_for_closing(self) -> None:
+        """Give environments time to close: once. One that hangs would cost it in every batch."""
+        seconds = _INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_S
+        wait_for(self._closing, 0.0 if self._close_hangs else seconds)
+        hanging = sum(not future.done() for future in self._closing)
+        if hanging and not self._close_hangs and not self._interrupted:
+            self._close_hangs = True
+            logger.warning(
+                "close() of %d environments did not return within %g s; it is not waited for "
+                "any more, and each keeps a thread",
+                hanging,
+                seconds,
+            )
 
     def _stop_env_loop(self) -> None:
         loop, self._env_loop = self._env_loop, None
@@ -318,6 +370,11 @@ class Engine:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * _DRAIN_S)
         loop.call_soon_threadsafe(loop.stop)
+
+
+def _kind_of(error: str) -> str:
+    """The first line of an error, without the addresses of objects: what a histogram counts."""
+    return re.sub(r"0x[0-9a-fA-F]+", "0x…", error.partition("\n")[0])
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

@@ -21,7 +21,8 @@ class Env(Protocol):
     """A synchronous environment. Each call runs on a worker thread, one at a time for one env.
 
     `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share) and
-    any column of the dataset's row. `close()` is called at the end where it exists.
+    any key of the mapping `row` in the prompt's last message. `close()` is called at the end where
+    it exists, after a timeout also while the call that hangs still runs.
     """
 
     reward: float
@@ -154,7 +155,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
             f"{name} must reply with a str or a list of messages, got {_shape(reply)}\n"
             'hint: a message is {"role": "tool", "name": …, "content": "text"}'
         )
-    return following, reply
+    # A copy: the environment may use its message again for the next turn.
+    return following, [_plain(message) for message in reply]
 
 
 def env_alive(env: Any) -> bool:
@@ -164,9 +166,15 @@ def env_alive(env: Any) -> bool:
         EnvError: the env cannot say.
     """
     try:
-        return bool(env.alive)
+        alive = env.alive
+        if alive is not None and not callable(alive):
+            return bool(alive)
     except Exception as error:
         raise _attribute_raised(env, "alive", error) from error
+    raise EnvError(
+        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}\n"
+        "hint: set it in reset and step; a method needs @property"
+    )
 
 
 def env_reward_value(env: Any) -> float | None:
@@ -204,6 +212,17 @@ def _has(env: Any, attribute: str) -> bool:
 
 def _attribute_raised(env: Any, attribute: str, error: Exception) -> EnvError:
     return EnvError(f"{type(env).__name__}.{attribute} raised {type(error).__name__}: {error}")
+
+
+def _plain(value: Any) -> Any:
+    """A copy in JSON values; what JSON cannot hold, beside the text of a message, as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
 def _is_message(message: Any) -> bool:

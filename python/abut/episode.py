@@ -69,6 +69,7 @@ class Episode:
 
     def _make(self) -> None:
         env = make_env(self._task.make_env)
+        self._engine.claim(env)
         with self._lock:
             late = self._over
             if not late:
@@ -95,7 +96,15 @@ class Episode:
 
     def _begin(self, returned: Any) -> None:
         self._env, reply = check_reply(self._env, "reset", returned)
+        if not env_alive(self._env):
+            raise EnvError(
+                f"{type(self._env).__name__}.alive is False after reset\n"
+                "hint: reset must set alive to True, also on an environment that was used before"
+            )
         self.rollout.messages += _messages_of(reply)
+        if all(message["role"] == "system" for message in self.rollout.messages):
+            # Nobody has said anything: the policy begins, after an empty user turn.
+            self.rollout.messages.append(_said(""))
         opening = self._engine.processor.opening(self.rollout.messages)
         self._note(self._trajectory.append_parts(opening, provenance="prompt"))
 
@@ -192,10 +201,9 @@ class Episode:
             # Cut by length, or ended on another stop token: the template needs its own close.
             self._note(self._trajectory.append_parts(processor.closing(), provenance="close"))
         if not messages:
-            raise EnvError(
-                f"{type(self._env).__name__}.step replied nothing and is still alive\n"
-                "hint: reply with text, or set alive to False"
-            )
+            # An env that has nothing to say is no failure: its silence is an empty user turn.
+            messages = [_said("")]
+            self.rollout.messages += messages
         self._note(self._trajectory.append_parts(processor.increment(messages)))
         left, reason = self._budget()
         if left < 1:
@@ -296,5 +304,9 @@ class Episode:
 def _messages_of(reply: Reply) -> list[Message]:
     """Return the messages of a reply: a non-empty string is a user turn."""
     if isinstance(reply, str):
-        return [{"role": "user", "content": reply}] if reply else []
+        return [_said(reply)] if reply else []
     return list(reply)
+
+
+def _said(text: str) -> Message:
+    return {"role": "user", "content": text}

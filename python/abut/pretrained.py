@@ -1,6 +1,8 @@
 """The `tokenizer.json` of a transformers tokenizer."""
 
+import json
 import os
+from collections.abc import Collection
 from typing import Any
 
 from abut.errors import MissingExtraError, TokenizerError
@@ -44,3 +46,25 @@ def tokenizer_json(source: Any) -> str:
             "hint: pass a transformers tokenizer that has a tokenizer.json, its name or its folder"
         )
     return str(backend.to_str())
+
+
+def tokenizer_source(
+    source: Any, control: Collection[str], textual: Collection[str]
+) -> tuple[str, list[str]]:
+    """Return the `tokenizer.json` and the added tokens that are control tokens in any case.
+
+    Those are `control`, and what the chat template spells unless `textual` says otherwise. Tokens
+    of whitespace are left out: a template's own line breaks spell them by accident.
+    """
+    tokenizer = source
+    if isinstance(source, str | os.PathLike):
+        tokenizer = load_transformers_tokenizer(source)
+    text = tokenizer_json(tokenizer)
+    template = getattr(getattr(tokenizer, "tokenizer", tokenizer), "chat_template", None) or ""
+    templates = template.values() if isinstance(template, dict) else [template]
+    written = {
+        token["content"]
+        for token in json.loads(text).get("added_tokens", [])
+        if token["content"].strip() and any(token["content"] in text for text in templates)
+    }
+    return text, sorted({*control, *(written - set(textual))})

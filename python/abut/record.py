@@ -52,6 +52,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "stop_reason": rollout.stop_reason.value,
         "error": rollout.error,
         "attempts": rollout.attempts,
+        "attempt_errors": rollout.attempt_errors,
         "seconds": round(rollout.seconds, 6),
     }
 

@@ -151,6 +151,8 @@ class Rollout:
     stop_reason: StopReason = StopReason.ERROR
     error: str | None = None
     attempts: int = 1
+    attempt_errors: list[str] = field(default_factory=list)
+    """The errors of the attempts that failed, also where a later one succeeded."""
     seconds: float = 0.0
 
     @property

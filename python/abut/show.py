@@ -51,14 +51,15 @@ def load_tokenizer(source: str | None) -> Tokenizer:
 def render(record: Mapping[str, Any], tokenizer: Tokenizer, *, color: bool) -> Iterator[str]:
     """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧."""
     sampled = sum(record["env_mask"])
-    yield f"rollout {record['rollout_id']}  step {record.get('step')}  mode {record.get('mode')}"
+    rollout_id = _printable(record["rollout_id"])
+    yield f"rollout {rollout_id}  step {record.get('step')}  mode {record.get('mode')}"
     yield (
         f"reward {record['reward']}  stop_reason {record['stop_reason']}  "
         f"turns {len(record['turns'])}  attempts {record['attempts']}  "
         f"{record['seconds']:.2f} s"
     )
     if record["error"]:
-        yield f"error {record['error']}"
+        yield f"error {_printable(record['error'])}"
     for number, turn in enumerate(record["turns"]):
         yield (
             f"turn {number}  tokens {turn['start']}:{turn['end']}  {turn['finish_reason']}  "
@@ -91,9 +92,13 @@ def _pieces(
         end = at + len(list(group))
         text, name = tokenizer.decode(ids[at:end]), abut.PROVENANCE[code]
         at = end
-        # Text of a model may hold escape sequences: a terminal must not obey them.
-        text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+        text = _printable(text)
         if color:
             yield f"\x1b[{_COLORS[name]}m{text}\x1b[0m"
         else:
             yield f"⟦{text}⟧" if name == "sampled" else text
+
+
+def _printable(text: str) -> str:
+    """Text of a model or an environment may hold escape sequences: a terminal must not obey."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

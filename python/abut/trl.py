@@ -8,16 +8,18 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.engine import Engine, Limits
 from abut.env import EnvFactory, Message, check_env_factory
-from abut.errors import MissingExtraError
+from abut.errors import MissingExtraError, TemplateError, TokenizerError
 from abut.metrics import log_rollout_metrics, rollout_stats
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
 from abut.record import JsonlRecorder, Recorder
@@ -38,7 +40,7 @@ def make_rollout_func(
     processor: Processor | PartsProcessor | None = None,
     sampler: Sampler | BatchSampler | str = "auto",
     system_prompt: str | None = None,
-    recorder: Recorder | str | None = None,
+    recorder: Recorder | str | os.PathLike[str] | None = None,
 ) -> "RolloutFunc":
     """Return a `rollout_func` for `GRPOTrainer`.
 
@@ -48,7 +50,7 @@ def make_rollout_func(
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" samples with the trainer's model in this process.
         system_prompt: for prompts that have no system message.
-        recorder: keeps every rollout; a string is the path of a JSONL file.
+        recorder: keeps every rollout; a path is that of a JSONL file.
 
     Raises:
         TypeError: `env` is no class or factory.
@@ -58,8 +60,17 @@ def make_rollout_func(
     _check_trl_version()
     if isinstance(sampler, str) and sampler != "auto":
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
-    if isinstance(recorder, str):
+    if isinstance(recorder, str | os.PathLike):
         recorder = JsonlRecorder(recorder)
+    if config is not None and not isinstance(config, RolloutConfig):
+        raise TypeError(
+            f"config must be a RolloutConfig, got {type(config).__name__}\n"
+            "hint: RolloutConfig(max_turns=4, …)"
+        )
+    if not isinstance(sampler, str | Sampler | BatchSampler) or isinstance(sampler, type):
+        raise TypeError(
+            f"sampler must be 'auto' or an object with sample or sample_batch, got {sampler!r}"
+        )
     return RolloutFunc(
         check_env_factory(env),
         config or RolloutConfig(),
@@ -175,7 +186,8 @@ class RolloutFunc:
                     rollout_id=f"{batch}-{offset + index}",
                     make_env=self._env,
                     messages=messages,
-                    seed=str(columns.get("seed", seed)),
+                    # Arrow fills a key that a row does not have with None.
+                    seed=seed if columns.get("seed") is None else str(columns["seed"]),
                     episode_seed=_episode_seed(self._config.seed, batch, group),
                     columns=columns,
                 )
@@ -199,6 +211,12 @@ class RolloutFunc:
             system = [{"role": "system", "content": self._system_prompt}]
         if isinstance(prompt, str):
             return system, prompt, {}
+        if not isinstance(prompt, Sequence) or not all(map(_is_message, prompt)):
+            raise ValueError(
+                f"prompt {index} is {str(prompt)[:120]!r}: expected a string or a list of "
+                'messages, {"role": …, "content": …}\n'
+                "hint: see the dataset's column `prompt`"
+            )
         messages = [dict(message) for message in prompt]
         columns: dict[str, Any] = {}
         if messages and isinstance(messages[-1].get("row"), Mapping):
@@ -222,14 +240,10 @@ class RolloutFunc:
                 "env_mask": columns.env_mask.tolist(),
             }
         prompt_ids = rollout.prompt_ids
-        if prompt_ids is None:
-            messages = list(task.messages)
-            if not any(message["role"] == "user" for message in messages):
-                messages.append({"role": "user", "content": task.seed})
-            parts = engine.processor.opening(messages)
-            prompt_ids = engine.tokenizer.encode_parts(parts).tolist()
         return {
-            "prompt_ids": list(prompt_ids),
+            "prompt_ids": list(
+                _canonical_prompt(task, engine) if prompt_ids is None else prompt_ids
+            ),
             "completion_ids": [engine.processor.close_token_id],
             "logprobs": [0.0],
             "env_mask": [0],
@@ -254,26 +268,30 @@ def env_reward(
 
 
 def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reward function: None for rollouts that failed.
+    """Wrap a reward function: None where the environment's own reward is None.
+
+    That is where a rollout failed, sampled nothing, or got no score.
 
     TRL leaves a row out only where *every* reward function returns None.
     """
 
-    def unscore(rewards: Sequence[float | None], error: Sequence[str | None]) -> list[float | None]:
-        return [None if failed else r for r, failed in zip(rewards, error, strict=True)]
+    def unscore(
+        rewards: Sequence[float | None], env_reward: Sequence[float | None]
+    ) -> list[float | None]:
+        return [None if env is None else r for r, env in zip(rewards, env_reward, strict=True)]
 
     if inspect.iscoroutinefunction(reward_func):
 
         @functools.wraps(reward_func)
         async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
-            return unscore(await reward_func(*args, **kwargs), kwargs["error"])
+            return unscore(await reward_func(*args, **kwargs), kwargs["env_reward"])
 
         wrapped_async.__abut_scored_only__ = True  # type: ignore[attr-defined]
         return wrapped_async
 
     @functools.wraps(reward_func)
     def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
-        return unscore(reward_func(*args, **kwargs), kwargs["error"])
+        return unscore(reward_func(*args, **kwargs), kwargs["env_reward"])
 
     wrapped.__abut_scored_only__ = True  # type: ignore[attr-defined]
     return wrapped
@@ -330,6 +348,26 @@ def _sampler_of(trainer: Any, hf_tokenizer: Any) -> BatchSampler:
 def _text_config(model: Any) -> Any:
     config = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _canonical_prompt(task: RolloutTask, engine: Engine) -> list[int]:
+    """A prompt for a rollout that failed before it had one.
+
+    It trains nothing (mask 0). What made the rollout fail may be the prompt itself, so the next
+    best is an empty user turn, then the stop token alone: TRL needs a row in any case.
+    """
+    messages = list(task.messages)
+    if not any(message["role"] == "user" for message in messages):
+        messages.append({"role": "user", "content": task.seed})
+    for attempt in (messages, [{"role": "user", "content": ""}]):
+        with suppress(TemplateError, TokenizerError):
+            parts = engine.processor.opening(attempt)
+            return engine.tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]
+    return [engine.processor.close_token_id]
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
 def _episode_seed(seed: int, batch: str, group: int) -> int:

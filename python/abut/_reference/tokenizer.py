@@ -95,7 +95,8 @@ class Tokenizer:
         unk_id = config["model"].get("unk_id")
         if unk_id is None and unk_token is not None:
             unk_id = self._model.token_to_id(unk_token)
-        self._not_to_mint = {token.id for token in self.added if token.control} - {unk_id}
+        self._unk_id = unk_id
+        self._control = {token.id: token.content for token in self.added if token.control}
         self._bytes = _byte_table(config, whole, self.added)
 
     @classmethod
@@ -171,17 +172,21 @@ class Tokenizer:
         """The model's tokens of one pre-token, where content keeps it from control tokens."""
         for id, low, high in self._model_tokens(word):
             span = origin[low][0], origin[high - 1][1]
-            if id in self._not_to_mint and run_around(span, runs) is None:
+            if self._mints(id, word[low:high]) and run_around(span, runs) is None:
                 for part, i, j in self._spelled_otherwise(word[low:high]):
                     yield Token(part, origin[low + i][0], origin[low + j - 1][1])
             else:
                 yield Token(id, *span)
 
+    def _mints(self, id: int, text: str) -> bool:
+        """Whether the model wrote a control token: `unk` only does where the text spells it."""
+        return id in self._control and (id != self._unk_id or text == self._control[id])
+
     def _spelled_otherwise(self, text: str) -> Iterator[tuple[int, int, int]]:
         """The tokens of the first character and of the rest, until no control token comes out."""
         for begin, half in (0, text[:1]), (1, text[1:]):
             for id, low, high in self._model_tokens(half) if half else ():
-                if id not in self._not_to_mint:
+                if not self._mints(id, half[low:high]):
                     yield id, begin + low, begin + high
                 elif high - low == 1:
                     raise TokenizerError(f"content spells {half!r}, which only control id {id} is")
@@ -205,8 +210,8 @@ class Tokenizer:
             return Scaffold(text)
         if added == "raise":
             for token in self.tokens([Scaffold(text)], Edge.START):
-                if token.id in self._not_to_mint or (token.cut and token.cut.control):
-                    spelled = text[token.start : token.end]
+                spelled = text[token.start : token.end]
+                if self._mints(token.id, spelled) or (token.cut and token.cut.control):
                     at = token.start + len(spelled) - len(spelled.lstrip())
                     content = next(t.content for t in self.added if t.id == token.id)
                     raise ControlTokenError(

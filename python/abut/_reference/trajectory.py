@@ -104,15 +104,17 @@ class Trajectory:
 
         Raises:
             TrajectoryError: no `request()` directly before, a length that differs, or a logprob
-                that is not finite.
+                that is not finite, above 0, or the -9999 of an engine that has none.
             TokenizerError: an id outside the vocabulary.
         """
         if not self._requested:
             raise TrajectoryError("append_sampled needs a request() directly before it")
+        if not self._frozen:
+            raise TrajectoryError("append_sampled: the request was empty")
         if len(ids) != len(logprobs):
             raise TrajectoryError(f"{len(ids)} sampled ids but {len(logprobs)} logprobs")
         for index, logprob in enumerate(logprobs):
-            if not math.isfinite(logprob):
+            if not math.isfinite(logprob) or not -9999 < logprob <= 1e-3:
                 raise TrajectoryError(f"sampled token {index} (id {ids[index]}): {logprob}")
         self.tokenizer.decode_bytes(ids)
         seam = self._seam_before_sample(list(ids))

@@ -121,9 +121,10 @@ class TransformersSampler:
         """Hold the plain model, in eval mode, for a batch of rollouts."""
         with ExitStack() as stack:
             self._plain = stack.enter_context(self._unwrap())
-            if self._plain.training:
-                self._plain.eval()
-                stack.callback(self._plain.train)
+            # Only what trains goes back to training: parts may be frozen in eval mode.
+            training = [module for module in self._plain.modules() if module.training]
+            self._plain.eval()
+            stack.callback(_train_again, training)
             self._stack = stack.pop_all()
         return self
 
@@ -223,6 +224,11 @@ class TransformersSampler:
         if settings["min_p"]:
             warpers.append(MinPLogitsWarper(settings["min_p"]))
         return warpers
+
+
+def _train_again(modules: Sequence[Any]) -> None:
+    for module in modules:
+        module.training = True
 
 
 class _RepetitionPenalty(LogitsProcessor):  # type: ignore[misc]

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 pub struct Columns {
     /// All ids before the first sampled one.
     pub prompt_ids: Vec<i64>,
-    /// All ids from the first sampled one on.
+    /// All ids from the first to the last sampled one.
     pub completion_ids: Vec<i64>,
     /// Nats; 0.0 where `env_mask` is 0.
     pub logprobs: Vec<f32>,
@@ -29,10 +29,10 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Whether the arrays are aligned; `index` names the row in the error.
+    /// Whether the arrays are aligned and agree; `index` names the row in the error.
     ///
     /// # Errors
-    /// [`Error::ColumnLength`].
+    /// [`Error::ColumnLength`], [`Error::ColumnValue`].
     pub fn check(&self, index: usize) -> Result<()> {
         let expected = self.completion_ids.len();
         for (name, len) in [("logprobs", self.logprobs.len()), ("env_mask", self.env_mask.len())] {
@@ -40,7 +40,17 @@ impl Row<'_> {
                 return Err(Error::ColumnLength { row: index, name, len, expected });
             }
         }
-        Ok(())
+        let wrong = (0..expected).find_map(|at| {
+            let (mask, logprob) = (self.env_mask[at], self.logprobs[at]);
+            let problem = match mask {
+                0 if logprob.abs().to_bits() == 0 => return None,
+                1 if logprob.is_finite() => return None,
+                0 | 1 => format!("has env_mask {mask} and logprob {logprob}"),
+                _ => format!("has env_mask {mask}"),
+            };
+            Some(Error::ColumnValue { row: index, index: at, problem })
+        });
+        wrong.map_or(Ok(()), Err)
     }
 }
 
@@ -70,7 +80,7 @@ pub struct Batch {
 /// Pads rows to rectangles.
 ///
 /// # Errors
-/// [`Error::ColumnLength`] where a row's arrays are not aligned.
+/// As [`Row::check`], for each row.
 pub fn collate(columns: &[Row<'_>], pad_id: i64) -> Result<Batch> {
     for (index, row) in columns.iter().enumerate() {
         row.check(index)?;

@@ -14,6 +14,14 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// An override of a token's class that cannot be followed.
+    #[error("{token:?} {reason}\nhint: profile() lists the added tokens and their classes")]
+    Override {
+        /// The token that the override names.
+        token: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// The tokenizer draws its tokens at random, so no exact answer exists.
     #[error(
         "the tokenizer is not deterministic: {what}\n\
@@ -81,9 +89,9 @@ pub enum Error {
         /// How many logprobs.
         logprobs: usize,
     },
-    /// A sampled token without a finite logprob.
+    /// A sampled token without a logprob that can be one.
     #[error(
-        "turn {turn}: sampled token {index} (id {id}) has logprob {value}, which is not finite\n\
+        "turn {turn}: sampled token {index} (id {id}) has logprob {value}, which is {problem}\n\
          hint: ask the engine for the logprob of each sampled token, after temperature and filters"
     )]
     Logprob {
@@ -93,8 +101,10 @@ pub enum Error {
         index: usize,
         /// The sampled id.
         id: u32,
-        /// The value, as text: NaN, inf or -inf.
+        /// The value, as text.
         value: String,
+        /// Why no sampled token can have it.
+        problem: &'static str,
     },
     /// Sampled tokens that answer no request.
     #[error(
@@ -113,6 +123,19 @@ pub enum Error {
     NothingSampled {
         /// How many tokens it has.
         tokens: usize,
+    },
+    /// A row whose values contradict each other.
+    #[error(
+        "columns {row}: completion token {index} {problem}\n\
+         hint: env_mask is 1 and logprobs finite where the policy sampled the token, both 0 elsewhere"
+    )]
+    ColumnValue {
+        /// The row, from 0.
+        row: usize,
+        /// Index in the completion, from 0.
+        index: usize,
+        /// What is wrong with it.
+        problem: String,
     },
     /// Columns whose arrays do not have the same length.
     #[error(

@@ -69,10 +69,7 @@ impl Seam {
         joined: &[u32],
         written: Vec<u32>,
     ) -> Self {
-        let additive = joined.len() == left.len() + right.len()
-            && joined.starts_with(left)
-            && joined.ends_with(right);
-        if additive {
+        if joins(left, right, joined) {
             return Self::clean(SeamKind::Opaque, written);
         }
         let canonical = joined[common_prefix(left, joined)..].to_vec();
@@ -83,6 +80,11 @@ impl Seam {
     pub(crate) fn broken(written: Vec<u32>) -> Self {
         Self { exact: false, ..Self::clean(SeamKind::Merged, written) }
     }
+}
+
+/// Whether `joined` is `left` and `right`, end to end.
+pub(crate) fn joins(left: &[u32], right: &[u32], joined: &[u32]) -> bool {
+    joined.len() == left.len() + right.len() && joined.starts_with(left) && joined.ends_with(right)
 }
 
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {

@@ -9,6 +9,8 @@ use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, Input, MatchKind, StartKind};
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use crate::parts::Joined;
 use crate::tokenizer::AddedToken;
 
@@ -28,21 +30,30 @@ pub(crate) struct Cutter {
     lens: Vec<usize>,
     all: Option<AhoCorasick>,
     textual: Option<(AhoCorasick, Vec<usize>)>,
-    /// For each token, the tokens that are proper prefixes of it, longest first: the next best
-    /// match at the same place when the longest is not admissible.
-    prefixes: Vec<Vec<usize>>,
+    /// For each token, those that match as it or as a prefix of it, longest first: the next best
+    /// match at the same place when it is not admissible itself.
+    alternatives: Vec<Vec<usize>>,
 }
 
 impl Cutter {
     /// A cutter for tokens that match as `patterns` (their content, normalized or not).
     pub fn new(tokens: Vec<AddedToken>, patterns: &[String]) -> Self {
-        let prefixes = patterns
+        let mut by_pattern: FxHashMap<&str, Vec<usize>> = FxHashMap::default();
+        for (index, pattern) in patterns.iter().enumerate() {
+            by_pattern.entry(pattern).or_default().push(index);
+        }
+        let alternatives = patterns
             .iter()
-            .map(|long| {
-                let mut shorter: Vec<usize> = (0..patterns.len())
-                    .filter(|&i| long.len() > patterns[i].len() && long.starts_with(&patterns[i]))
+            .enumerate()
+            .map(|(index, long)| {
+                let ends = long.char_indices().map(|(end, _)| end).skip(1).chain([long.len()]);
+                let mut shorter: Vec<usize> = ends
+                    .filter_map(|end| by_pattern.get(&long[..end]))
+                    .flatten()
+                    .copied()
+                    .filter(|&other| other != index)
                     .collect();
-                shorter.sort_by_key(|&i| std::cmp::Reverse(patterns[i].len()));
+                shorter.sort_by_key(|&other| (std::cmp::Reverse(patterns[other].len()), other));
                 shorter
             })
             .collect();
@@ -53,7 +64,7 @@ impl Cutter {
             textual: automaton(&textual_patterns).map(|automaton| (automaton, textual_ids)),
             lens: patterns.iter().map(String::len).collect(),
             tokens,
-            prefixes,
+            alternatives,
         }
     }
 
@@ -86,7 +97,7 @@ impl Cutter {
             };
             let Some((longest, span)) = found else { break };
             let admissible = std::iter::once(longest)
-                .chain(self.prefixes[longest].iter().copied())
+                .chain(self.alternatives[longest].iter().copied())
                 .find_map(|token| {
                     let span = span.start..span.start + self.lens[token];
                     if self.tokens[token].control {
@@ -165,28 +176,34 @@ pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined) -> Vec<Cut> {
 /// a prefix of it or starts with it; if S has rstrip it does not begin with whitespace; if S has
 /// `single_word` its first and last characters are not word characters.
 pub(crate) fn hard_tokens(tokens: &[AddedToken]) -> Vec<bool> {
-    tokens.iter().map(|token| is_hard(token, tokens)).collect()
-}
-
-fn is_hard(token: &AddedToken, tokens: &[AddedToken]) -> bool {
-    let text = token.content.as_str();
-    let first = text.chars().next();
-    let last = text.chars().next_back();
-    if token.lstrip || token.rstrip || token.single_word {
-        return false;
-    }
-    tokens.iter().all(|other| {
-        let same = other.content == token.content;
-        let overlaps = other
-            .content
-            .char_indices()
-            .skip(1)
-            .map(|(i, _)| &other.content[i..])
-            .any(|suffix| text.starts_with(suffix) || suffix.starts_with(text));
-        let extends = !same && other.content.starts_with(text);
-        let swallows = other.rstrip && first.is_some_and(char::is_whitespace);
-        let touches =
-            other.single_word && (first.is_some_and(is_word) || last.is_some_and(is_word));
-        !(extends || overlaps || swallows || touches)
-    })
+    let mut contents: Vec<&str> = tokens.iter().map(|token| token.content.as_str()).collect();
+    contents.sort_unstable();
+    contents.dedup();
+    let mut suffixes: Vec<&str> = contents
+        .iter()
+        .flat_map(|text| text.char_indices().skip(1).map(|(i, _)| &text[i..]))
+        .collect();
+    suffixes.sort_unstable();
+    let suffix_set: FxHashSet<&str> = suffixes.iter().copied().collect();
+    let any_rstrip = tokens.iter().any(|token| token.rstrip);
+    let any_single_word = tokens.iter().any(|token| token.single_word);
+    let starts_one = |sorted: &[&str], text: &str, from: usize| {
+        sorted.get(from).is_some_and(|other| other.starts_with(text))
+    };
+    tokens
+        .iter()
+        .map(|token| {
+            let text = token.content.as_str();
+            let (first, last) = (text.chars().next(), text.chars().next_back());
+            let extended = starts_one(&contents, text, contents.partition_point(|&c| c <= text));
+            let ends = text.char_indices().map(|(end, _)| end).skip(1).chain([text.len()]);
+            let overlapped = ends.into_iter().any(|end| suffix_set.contains(&text[..end]))
+                || starts_one(&suffixes, text, suffixes.partition_point(|&s| s < text));
+            let swallowed = any_rstrip && first.is_some_and(char::is_whitespace);
+            let discarded =
+                any_single_word && (first.is_some_and(is_word) || last.is_some_and(is_word));
+            let plain = !(token.lstrip || token.rstrip || token.single_word);
+            plain && !(extended || overlapped || swallowed || discarded)
+        })
+        .collect()
 }

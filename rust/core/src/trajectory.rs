@@ -10,7 +10,7 @@ use crate::columns::Columns;
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part, PartKind};
 use crate::seam::{Seam, SeamKind};
-use crate::tokenizer::{Edge, Encoded, Tokenizer};
+use crate::tokenizer::{AddedMode, Edge, Encoded, Tokenizer};
 
 /// Who wrote a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,7 +29,7 @@ pub enum Provenance {
 }
 
 /// One turn: what the engine received, and what it sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Turn {
     /// Where the sample begins, in tokens: the length of the request.
     pub start: usize,
@@ -52,7 +52,8 @@ pub struct Trajectory {
     logprobs: Vec<f32>,
     provenance: Vec<u8>,
     turns: Vec<Turn>,
-    /// The tokens since the last hard token begin here.
+    /// Where the tokens since the last hard token begin; `barrier <= open_start`, and they differ
+    /// where frozen tokens stand between.
     barrier: usize,
     /// The text since the last hard token or frozen edge, and where its tokens begin. Tokens
     /// before `open_start` never change.
@@ -89,24 +90,29 @@ impl Trajectory {
         if parts.iter().all(|part| part.text.is_empty()) {
             return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
         }
-        let boundary = self.open.iter().map(|part| part.text.len()).sum::<usize>();
-        let kept = self.open.len();
-        self.open.extend(parts.iter().map(|part| OpenPart {
+        let (encoded, seam) = self.judge(parts)?;
+        self.open.extend(parts.iter().filter(|part| !part.text.is_empty()).map(|part| OpenPart {
             kind: part.kind,
             provenance,
             text: part.text.to_owned(),
         }));
-        match self.judge_open(parts, boundary) {
-            Ok((encoded, seam)) => {
-                self.write_open(encoded);
-                self.requested = false;
-                Ok(seam)
-            }
-            Err(error) => {
-                self.open.truncate(kept);
-                Err(error)
-            }
-        }
+        self.write_open(encoded);
+        self.requested = false;
+        Ok(seam)
+    }
+
+    /// Appends one text: scaffold under [`AddedMode::Parse`], else content.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; nothing is written then.
+    pub fn append_text(
+        &mut self,
+        text: &str,
+        mode: AddedMode,
+        provenance: Provenance,
+    ) -> Result<Seam> {
+        let part = self.tokenizer.part(text, mode)?;
+        self.append_parts(&[part], provenance)
     }
 
     /// What goes to the engine: all ids so far. Freezes them.
@@ -132,13 +138,18 @@ impl Trajectory {
             };
             return Err(Error::NoRequest { reason });
         }
+        if self.ids.is_empty() {
+            return Err(Error::NoRequest { reason: "the request was empty" });
+        }
         let turn = self.turns.len();
         if ids.len() != logprobs.len() {
             return Err(Error::LogprobCount { turn, ids: ids.len(), logprobs: logprobs.len() });
         }
-        if let Some(index) = logprobs.iter().position(|logprob| !logprob.is_finite()) {
-            let value = logprobs[index].to_string();
-            return Err(Error::Logprob { turn, index, id: ids[index], value });
+        for (index, &logprob) in logprobs.iter().enumerate() {
+            if let Some(problem) = impossible(logprob) {
+                let value = logprob.to_string();
+                return Err(Error::Logprob { turn, index, id: ids[index], value, problem });
+            }
         }
         self.tokenizer.check_ids(ids)?;
         let seam = self.seam_before_sample(ids)?;
@@ -214,11 +225,15 @@ impl Trajectory {
         }
     }
 
-    /// The tokens of the open text, of which `parts` is new from byte `boundary` on, and the
-    /// verdict on the seam before it.
-    fn judge_open(&self, parts: &[Part<'_>], boundary: usize) -> Result<(Encoded, Seam)> {
-        let text = self.open.iter().map(|part| Part { kind: part.kind, text: &part.text });
-        let encoded = self.tokenizer.encode_joined(&Joined::new(text), self.edge)?;
+    /// The tokens of the open text with `parts`, and the verdict on the seam between the two.
+    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam)> {
+        let open = self.open.iter().map(|part| Part { kind: part.kind, text: &part.text });
+        let mut joined = Joined::new(open);
+        let boundary = joined.text.len();
+        for part in parts {
+            joined.push(*part);
+        }
+        let encoded = self.tokenizer.encode_joined(&joined, self.edge)?;
         let after_frozen = boundary == 0 && self.edge == Edge::Continue;
         let seam = if after_frozen && !encoded.hard_at(0) {
             self.seam_after_frozen(parts.iter().copied(), encoded.ids.clone())?
@@ -257,7 +272,9 @@ impl Trajectory {
         let encode = |joined: &Joined| self.tokenizer.encode_joined(joined, Edge::Continue);
         let left = Joined::new(left.iter().map(|(kind, text)| Part { kind: *kind, text }));
         let mut both = left.clone();
-        right.clone().for_each(|part| both.push(part));
+        for part in right.clone() {
+            both.push(part);
+        }
         match (encode(&left), encode(&Joined::new(right)), encode(&both)) {
             (Ok(left), Ok(right), Ok(both)) => {
                 Ok(Seam::after_frozen(&left.ids, &right.ids, &both.ids, written))
@@ -284,6 +301,20 @@ impl Trajectory {
     }
 }
 
+/// Why no sampled token can have this logprob.
+fn impossible(logprob: f32) -> Option<&'static str> {
+    if !logprob.is_finite() {
+        Some("not finite")
+    } else if logprob > 1e-3 {
+        // Rounding may leave a certain token a little above 0.
+        Some("above 0")
+    } else if logprob <= -9999.0 {
+        Some("what vLLM writes for a logprob that it does not have")
+    } else {
+        None
+    }
+}
+
 /// Who wrote each token: the first content that it touches, else scaffold.
 fn provenance_of(open: &[OpenPart], encoded: &Encoded) -> Vec<u8> {
     let of_part = |part: &OpenPart| match (part.provenance, part.kind) {
@@ -291,37 +322,38 @@ fn provenance_of(open: &[OpenPart], encoded: &Encoded) -> Vec<u8> {
         (_, PartKind::Scaffold) => Provenance::Scaffold as u8,
         (provenance, PartKind::Content) => provenance as u8,
     };
-    let parts: Vec<&OpenPart> = open.iter().filter(|part| !part.text.is_empty()).collect();
-    if let [only] = parts[..] {
+    if let [only] = open {
         return vec![of_part(only); encoded.ids.len()];
     }
-    let mut ends = Vec::with_capacity(parts.len());
-    for part in &parts {
+    let mut ends = Vec::with_capacity(open.len());
+    for part in open {
         ends.push(ends.last().copied().unwrap_or(0) + part.text.len());
     }
     encoded
         .spans
         .iter()
         .map(|span| {
-            let first = ends.partition_point(|&end| end <= span.start).min(parts.len() - 1);
-            let last = ends.partition_point(|&end| end < span.end).clamp(first, parts.len() - 1);
-            let touched = &parts[first..=last];
-            touched
-                .iter()
-                .find(|part| part.kind == PartKind::Content)
-                .map_or_else(|| of_part(touched[0]), |part| of_part(part))
+            let first = ends.partition_point(|&end| end <= span.start).min(open.len() - 1);
+            let last = ends.partition_point(|&end| end < span.end).clamp(first, open.len() - 1);
+            let touched = &open[first..=last];
+            let content = touched.iter().find(|part| part.kind == PartKind::Content);
+            of_part(content.unwrap_or(&touched[0]))
         })
         .collect()
 }
 
 /// Forgets the first `bytes` bytes of the open text.
 fn drop_bytes(open: &mut Vec<OpenPart>, mut bytes: usize) {
-    while let Some(part) = open.first_mut() {
-        if part.text.len() > bytes {
-            part.text.drain(..bytes);
-            return;
-        }
-        bytes -= part.text.len();
-        open.remove(0);
+    let closed = open
+        .iter()
+        .take_while(|part| {
+            let whole = part.text.len() <= bytes;
+            bytes -= if whole { part.text.len() } else { 0 };
+            whole
+        })
+        .count();
+    open.drain(..closed);
+    if let Some(part) = open.first_mut() {
+        part.text.drain(..bytes);
     }
 }

@@ -63,6 +63,7 @@ proptest! {
         let mut trajectory = Trajectory::new(tokenizer);
         trajectory.append_parts(&[Part::scaffold(&before)], Provenance::Prompt).unwrap();
         let request = trajectory.request().to_vec();
+        prop_assume!(!request.is_empty());
         trajectory.append_sampled(&sample, &vec![-0.5; sample.len()]).unwrap();
         trajectory.append_parts(&[Part::scaffold(&after)], Provenance::Env).unwrap();
         prop_assert!(trajectory.ids().starts_with(&[request, sample].concat()));
@@ -120,6 +121,10 @@ fn sampled_tokens_need_a_request_and_a_finite_logprob_each() {
             .to_string()
             .starts_with("turn 0: sampled token 1 (id 2) has logprob NaN, which is not finite")
     );
+    let error = trajectory.append_sampled(&[1], &[0.5]).unwrap_err();
+    assert!(error.to_string().contains("has logprob 0.5, which is above 0"));
+    let error = trajectory.append_sampled(&[1], &[-9999.0]).unwrap_err();
+    assert!(error.to_string().contains("what vLLM writes for a logprob that it does not have"));
     assert!(matches!(
         trajectory.append_sampled(&[u32::MAX], &[-0.5]),
         Err(Error::UnknownId { .. })
@@ -140,4 +145,36 @@ fn provenance_says_who_wrote_each_token() {
         trajectory.provenance().iter().partition(|&&code| code == prompt);
     assert_eq!(said.len(), 1);
     assert!(written.iter().all(|&code| code == scaffold));
+}
+
+#[test]
+fn a_broken_text_changes_nothing() {
+    let json = r#"{"version": "1.0", "added_tokens": [{"id": 1, "content": "é"}],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "é": 1}, "unk_token": "a"}}"#;
+    let tokenizer = Arc::new(Tokenizer::from_json(json, &Overrides::default()).unwrap());
+    let mut trajectory = Trajectory::new(tokenizer);
+    let error = trajectory.append_parts(&[Part::content("é")], Provenance::Env).unwrap_err();
+    assert!(matches!(error, Error::CannotAvoid { .. }), "{error}");
+    trajectory.append_parts(&[Part::content("a")], Provenance::Env).unwrap();
+    assert_eq!(trajectory.ids(), [0]);
+}
+
+#[test]
+fn an_override_that_names_no_added_token_is_refused() {
+    let json = r#"{"version": "1.0", "added_tokens": [{"id": 1, "content": "<b>"}],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
+    let load = |control: &[&str], textual: &[&str]| {
+        let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        Tokenizer::from_json(json, &Overrides { control: set(control), textual: set(textual) })
+            .map(|tokenizer| tokenizer.added_tokens()[0].control)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!((load(&[], &[]), load(&["<b>"], &[])), (Ok(false), Ok(true)));
+    let hint = "\nhint: profile() lists the added tokens and their classes";
+    let unknown = format!("\"<c>\" is no added token of this tokenizer{hint}");
+    assert_eq!(load(&["<c>"], &[]), Err(unknown));
+    assert_eq!(
+        load(&["<b>"], &["<b>"]),
+        Err(format!("\"<b>\" stands in both control= and textual={hint}"))
+    );
 }

@@ -3,9 +3,9 @@
 use abut_core::{Columns, Row};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods, ToPyArray};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
-use crate::convert::{ids_in, ids_out, logprobs_in};
+use crate::convert::{int64_in, logprobs_in};
 use crate::error;
 
 #[pyclass(name = "Columns", module = "abut", frozen)]
@@ -68,17 +68,34 @@ impl PyColumns {
         prompt_ids: &Bound<'_, PyAny>,
         completion_ids: &Bound<'_, PyAny>,
         logprobs: &Bound<'_, PyAny>,
-        env_mask: Vec<u8>,
+        env_mask: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let any = u32::MAX as usize;
+        // A value that is no byte becomes one that is no mask either, which the core refuses.
+        let mask =
+            int64_in(env_mask)?.into_iter().map(|mask| u8::try_from(mask).unwrap_or(u8::MAX));
         let columns = Self {
-            prompt_ids: ids_out(py, &ids_in(prompt_ids, any)?).unbind(),
-            completion_ids: ids_out(py, &ids_in(completion_ids, any)?).unbind(),
+            prompt_ids: not_negative("prompt_ids", int64_in(prompt_ids)?)?.to_pyarray(py).unbind(),
+            completion_ids: not_negative("completion_ids", int64_in(completion_ids)?)?
+                .to_pyarray(py)
+                .unbind(),
             logprobs: logprobs_in(logprobs)?.to_pyarray(py).unbind(),
-            env_mask: PyArray1::from_vec(py, env_mask).unbind(),
+            env_mask: PyArray1::from_iter(py, mask).unbind(),
         };
         Borrowed::new(py, &columns)?.row()?.check(0).map_err(|e| error::to_py(&e))?;
         Ok(columns)
+    }
+
+    /// For pickle: rows travel between processes.
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let arguments = PyDict::new(py);
+        arguments.set_item("prompt_ids", &self.prompt_ids)?;
+        arguments.set_item("completion_ids", &self.completion_ids)?;
+        arguments.set_item("logprobs", &self.logprobs)?;
+        arguments.set_item("env_mask", &self.env_mask)?;
+        Ok((PyTuple::empty(py), arguments))
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
@@ -87,6 +104,16 @@ impl PyColumns {
             self.prompt_ids.bind(py).len(),
             self.completion_ids.bind(py).len()
         )
+    }
+}
+
+fn not_negative(name: &str, ids: Vec<i64>) -> PyResult<Vec<i64>> {
+    match ids.iter().position(|&id| id < 0) {
+        None => Ok(ids),
+        Some(index) => Err(error::trajectory(format!(
+            "{name}[{index}] is {}: an id is not negative\nhint: leave padding out of a row",
+            ids[index]
+        ))),
     }
 }
 

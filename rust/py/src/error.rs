@@ -24,6 +24,7 @@ pub fn to_py(error: &Error) -> PyErr {
         let class = match error {
             Error::Load { .. }
             | Error::NotDeterministic { .. }
+            | Error::Override { .. }
             | Error::Encode { .. }
             | Error::CannotAvoid { .. }
             | Error::UnknownId { .. } => tokenizer_error(py),
@@ -32,7 +33,8 @@ pub fn to_py(error: &Error) -> PyErr {
             | Error::Logprob { .. }
             | Error::NoRequest { .. }
             | Error::NothingSampled { .. }
-            | Error::ColumnLength { .. } => trajectory_error(py),
+            | Error::ColumnLength { .. }
+            | Error::ColumnValue { .. } => trajectory_error(py),
         };
         class.map_or_else(|e| e, |class| PyErr::from_type(class.clone(), error.to_string()))
     })
@@ -42,5 +44,12 @@ pub fn to_py(error: &Error) -> PyErr {
 pub fn tokenizer(message: String) -> PyErr {
     Python::attach(|py| {
         tokenizer_error(py).map_or_else(|e| e, |class| PyErr::from_type(class.clone(), message))
+    })
+}
+
+/// A `TrajectoryError` with this message.
+pub fn trajectory(message: String) -> PyErr {
+    Python::attach(|py| {
+        trajectory_error(py).map_or_else(|e| e, |class| PyErr::from_type(class.clone(), message))
     })
 }

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 
 use crate::convert::ids_out;
 
-#[pyclass(name = "Seam", module = "abut", frozen)]
+#[pyclass(name = "Seam", module = "abut", frozen, eq)]
+#[derive(PartialEq, Eq)]
 pub struct PySeam(pub Seam);
 
 #[pymethods]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use abut_core::{Edge, Tokenizer};
 use numpy::PyArray1;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
-use crate::convert::{Parts, ids_in, ids_out, mode_in, overrides_in, text_in};
+use crate::convert::{Parts, ids_in, ids_out, mode_of, overrides_in, text_in};
 use crate::error;
 use crate::seam::PySeam;
 
@@ -39,7 +40,11 @@ impl PyTokenizer {
         control: Option<&Bound<'_, PyAny>>,
         textual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let read = py.detach(|| std::fs::read(&path))?;
+        let read = py.detach(|| std::fs::read(&path)).map_err(|e| {
+            // With the path, as Python's own open() has it; OSError picks its subclass.
+            let reason = e.to_string();
+            PyOSError::new_err((e.raw_os_error(), reason, path.display().to_string()))
+        })?;
         let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
         let json = String::from_utf8(read).map_err(|_| {
             located(
@@ -61,8 +66,13 @@ impl PyTokenizer {
         textual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = source.py();
-        let json = py.import("abut.pretrained")?.call_method1("tokenizer_json", (source,))?;
-        Self::from_str(py, json.cast::<PyString>()?, control, textual)
+        let empty = PyTuple::empty(py);
+        let (control, textual) = (control.unwrap_or(&empty), textual.unwrap_or(&empty));
+        let (json, control): (Bound<'_, PyString>, Bound<'_, PyAny>) = py
+            .import("abut.pretrained")?
+            .call_method1("tokenizer_source", (source, control, textual))?
+            .extract()?;
+        Self::from_str(py, &json, Some(&control), Some(textual))
     }
 
     #[pyo3(signature = (text, *, added = "parse"))]
@@ -72,7 +82,7 @@ impl PyTokenizer {
         text: &Bound<'py, PyString>,
         added: &str,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let (text, mode) = (text_in(text)?, mode_in(added)?);
+        let (text, mode) = mode_of(text, added)?;
         let ids = py.detach(|| self.0.encode(text, mode)).map_err(|e| error::to_py(&e))?;
         Ok(ids_out(py, &ids))
     }
@@ -115,7 +125,7 @@ impl PyTokenizer {
         b: &Bound<'_, PyString>,
         added: &str,
     ) -> PyResult<PySeam> {
-        let (a, b, mode) = (text_in(a)?, text_in(b)?, mode_in(added)?);
+        let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
         py.detach(|| self.0.seam(a, b, mode)).map(PySeam).map_err(|e| error::to_py(&e))
     }
 
@@ -127,7 +137,7 @@ impl PyTokenizer {
         b: &Bound<'_, PyString>,
         added: &str,
     ) -> PyResult<bool> {
-        let (a, b, mode) = (text_in(a)?, text_in(b)?, mode_in(added)?);
+        let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
         py.detach(|| self.0.is_additive(a, b, mode)).map_err(|e| error::to_py(&e))
     }
 

@@ -1,18 +1,18 @@
 //! `abut.Trajectory`.
 
-use abut_core::{AddedMode, Part, Trajectory};
+use abut_core::Trajectory;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::columns::PyColumns;
-use crate::convert::{Parts, ids_in, ids_out, logprobs_in, mode_in, provenance_in, text_in};
+use crate::convert::{Parts, ids_in, ids_out, logprobs_in, mode_of, provenance_in};
 use crate::error;
 use crate::seam::PySeam;
 use crate::tokenizer::PyTokenizer;
 
-#[pyclass(name = "Turn", module = "abut", frozen, eq)]
-#[derive(PartialEq, Eq)]
+#[pyclass(name = "Turn", module = "abut", frozen, eq, hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct PyTurn(abut_core::Turn);
 
 #[pymethods]
@@ -36,7 +36,6 @@ impl PyTurn {
 pub struct PyTrajectory {
     inner: Trajectory,
     vocab_size: usize,
-    tokenizer: Py<PyTokenizer>,
 }
 
 #[pymethods]
@@ -44,11 +43,7 @@ impl PyTrajectory {
     #[new]
     fn new(tokenizer: &Bound<'_, PyTokenizer>) -> Self {
         let core = tokenizer.get().0.clone();
-        Self {
-            vocab_size: core.vocab_size(),
-            inner: Trajectory::new(core),
-            tokenizer: tokenizer.clone().unbind(),
-        }
+        Self { vocab_size: core.vocab_size(), inner: Trajectory::new(core) }
     }
 
     #[pyo3(signature = (text, *, added = "text", provenance = "env"))]
@@ -59,20 +54,10 @@ impl PyTrajectory {
         added: &str,
         provenance: &str,
     ) -> PyResult<PySeam> {
-        let (text, mode) = (text_in(text)?, mode_in(added)?);
+        let (text, mode) = mode_of(text, added)?;
         let provenance = provenance_in(provenance)?;
-        let part = match mode {
-            AddedMode::Parse => Part::scaffold(text),
-            AddedMode::Text => Part::content(text),
-            AddedMode::Raise => {
-                let tokenizer = &self.tokenizer.get().0;
-                py.detach(|| tokenizer.refuse_control_tokens(text))
-                    .map_err(|e| error::to_py(&e))?;
-                Part::content(text)
-            }
-        };
         let inner = &mut self.inner;
-        py.detach(|| inner.append_parts(&[part], provenance))
+        py.detach(|| inner.append_text(text, mode, provenance))
             .map(PySeam)
             .map_err(|e| error::to_py(&e))
     }

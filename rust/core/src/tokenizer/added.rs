@@ -89,8 +89,9 @@ fn is_textual(content: &str) -> bool {
     HTML_ELEMENTS.binary_search(&name.trim_end().to_ascii_lowercase().as_str()).is_ok()
 }
 
-/// The elements of the HTML standard, obsolete ones included, sorted.
-const HTML_ELEMENTS: [&str; 142] = [
+/// The elements of the HTML standard, obsolete ones included, sorted. Without `s`: in a tokenizer
+/// `<s>` and `</s>` are the ends of a sequence.
+const HTML_ELEMENTS: [&str; 141] = [
     "a",
     "abbr",
     "acronym",
@@ -196,7 +197,6 @@ const HTML_ELEMENTS: [&str; 142] = [
     "rt",
     "rtc",
     "ruby",
-    "s",
     "samp",
     "script",
     "search",
@@ -249,7 +249,9 @@ mod tests {
         for text in ["\n\n", "  ", "▁▁", "<table>", "</td>", "<br/>", "<H1>"] {
             assert!(is_textual(text), "{text:?}");
         }
-        for text in ["<|im_end|>", "<think>", "<tool_call>", "[INST]", "<unk>", "<>", "a"] {
+        for text in
+            ["<s>", "</s>", "<|im_end|>", "<think>", "<tool_call>", "[INST]", "<unk>", "<>", "a"]
+        {
             assert!(!is_textual(text), "{text:?}");
         }
     }

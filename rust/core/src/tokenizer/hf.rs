@@ -31,6 +31,7 @@ pub(crate) struct Segment<'a> {
     pub normalized: Option<&'a Cutter>,
     /// Control tokens that the model itself could emit, by id.
     pub mintable: &'a FxHashMap<u32, String>,
+    pub unk_id: Option<u32>,
     pub any_scaffold: bool,
     /// Whether anybody looks at the spans of the tokens.
     pub with_spans: bool,
@@ -39,6 +40,13 @@ pub(crate) struct Segment<'a> {
 }
 
 impl Segment<'_> {
+    /// Whether the model wrote a control token for this text. The unknown token is also its answer
+    /// to what it cannot write, and mints only where the text spells it.
+    fn mints(&self, id: u32, text: &str) -> bool {
+        !self.mintable.is_empty()
+            && self.mintable.get(&id).is_some_and(|token| self.unk_id != Some(id) || text == token)
+    }
+
     /// The scaffold run around a range of the normalized text, in terms of the normalized text,
     /// judged by the original bytes that the range came from.
     fn run_around_normalized(
@@ -68,7 +76,10 @@ impl Pipeline {
                 .map_err(|e| encode_error(segment.text, e.as_ref()))?;
         }
         let Some(cutter) = segment.normalized else {
-            return self.encode_plain(normalized, segment, out);
+            // Sliced although it is the whole: `Metaspace` "first" looks at where a slice begins
+            // in the original, which leaves out what a normalizer removed before it.
+            let whole = 0..normalized.get().len();
+            return self.encode_slice(&normalized, whole, segment, out);
         };
         let cuts = cutter.cut(normalized.get(), segment.any_scaffold, |range| {
             segment.run_around_normalized(&normalized, range)
@@ -145,9 +156,16 @@ impl Pipeline {
         };
         for token in tokens {
             let range = token.offsets.0..token.offsets.1;
-            if !segment.mintable.is_empty() && segment.mintable.contains_key(&token.id) {
+            if segment.mints(token.id, text.get(range.clone()).unwrap_or_default()) {
                 let whole = original(range.clone());
                 if (segment.run_around)(&whole).is_none() {
+                    if !(text.is_char_boundary(range.start) && text.is_char_boundary(range.end)) {
+                        return Err(Error::CannotAvoid {
+                            token: segment.mintable[&token.id].clone(),
+                            id: token.id,
+                            text: text.to_owned(),
+                        });
+                    }
                     self.encode_apart(text, range, &original, segment, out)?;
                     continue;
                 }
@@ -173,16 +191,18 @@ impl Pipeline {
             let text = &piece[half.clone()];
             for token in self.model.tokenize(text).map_err(|e| encode_error(text, e.as_ref()))? {
                 let inner = half.start + token.offsets.0..half.start + token.offsets.1;
-                match segment.mintable.get(&token.id) {
-                    None => out.push(token.id, original(inner)),
-                    Some(control) if piece[inner.clone()].chars().nth(1).is_none() => {
-                        return Err(Error::CannotAvoid {
-                            token: control.clone(),
-                            id: token.id,
-                            text: piece[inner].to_owned(),
-                        });
-                    }
-                    Some(_) => self.encode_apart(piece, inner, original, segment, out)?,
+                // Tokens for single bytes of a character have no text of their own.
+                let inside = piece.get(inner.clone()).unwrap_or_default();
+                if !segment.mints(token.id, inside) {
+                    out.push(token.id, original(inner));
+                } else if inside.chars().nth(1).is_none() {
+                    return Err(Error::CannotAvoid {
+                        token: segment.mintable[&token.id].clone(),
+                        id: token.id,
+                        text: text.to_owned(),
+                    });
+                } else {
+                    self.encode_apart(piece, inner, original, segment, out)?;
                 }
             }
         }

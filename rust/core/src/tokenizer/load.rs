@@ -2,6 +2,7 @@
 //! no post-processor, nothing random.
 
 use std::collections::BTreeMap;
+use std::panic::catch_unwind;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -66,14 +67,16 @@ pub(crate) struct Loaded {
 pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
     let bad = |reason: String| Error::Load { reason, hint: HINT_FILE };
     let file: File<'_> = serde_json::from_str(json).map_err(|e| bad(e.to_string()))?;
-    if file.version.as_deref().is_some_and(|version| version != "1.0") {
-        return Err(bad(format!("version {:?}, expected \"1.0\"", file.version.as_deref())));
+    if let Some(version) = file.version.filter(|version| version != "1.0") {
+        return Err(bad(format!("version {version:?}, expected \"1.0\"")));
     }
     let settings: ModelSettings =
         serde_json::from_str(file.model.get()).map_err(|e| bad(format!("model: {e}")))?;
     refuse_randomness(&settings)?;
-    let model: ModelWrapper =
-        serde_json::from_str(file.model.get()).map_err(|e| bad(format!("model: {e}")))?;
+    // Merges that do not fit the vocabulary make `tokenizers` panic.
+    let model: ModelWrapper = catch_unwind(|| serde_json::from_str(file.model.get()))
+        .map_err(|_| bad("model: the vocabulary and the merges contradict each other".to_owned()))?
+        .map_err(|e| bad(format!("model: {e}")))?;
 
     let normalizers = by_edge(&file.normalizer, |value, edge| match edge {
         Edge::Start | Edge::Segment => Some(value.clone()),
@@ -92,6 +95,7 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
     })
     .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
 
+    check_overrides(overrides, &file.added_tokens)?;
     let added = number_added_tokens(file.added_tokens, &model, overrides);
     let mut normalized_patterns = BTreeMap::new();
     for token in added.iter().filter(|token| token.normalized) {
@@ -131,6 +135,24 @@ fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// A typing error among the overrides would leave open what they are there to close.
+fn check_overrides(overrides: &Overrides, added: &[RawAddedToken]) -> Result<()> {
+    let names = || overrides.control.iter().chain(&overrides.textual);
+    if let Some(token) = names().find(|name| !added.iter().any(|t| t.content == **name)) {
+        return Err(Error::Override {
+            token: token.clone(),
+            reason: "is no added token of this tokenizer",
+        });
+    }
+    match overrides.control.intersection(&overrides.textual).next() {
+        None => Ok(()),
+        Some(token) => Err(Error::Override {
+            token: token.clone(),
+            reason: "stands in both control= and textual=",
+        }),
+    }
 }
 
 /// Ids as `tokenizers` gives them when it loads a file: the model's own id where the model has the

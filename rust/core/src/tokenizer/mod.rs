@@ -10,6 +10,7 @@ mod load;
 mod profile;
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -19,7 +20,7 @@ pub use profile::Profile;
 
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part, PartKind};
-use crate::seam::Seam;
+use crate::seam::{Seam, joins};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
 use bytes::{Spelling, byte_table};
 use hf::{Pipeline, Segment};
@@ -146,15 +147,7 @@ impl Tokenizer {
     /// [`Error::ControlToken`] with [`AddedMode::Raise`]; [`Error::Encode`] where the model cannot
     /// write the text.
     pub fn encode(&self, text: &str, mode: AddedMode) -> Result<Vec<u32>> {
-        let part = match mode {
-            AddedMode::Parse => Part::scaffold(text),
-            AddedMode::Text => Part::content(text),
-            AddedMode::Raise => {
-                self.refuse_control_tokens(text)?;
-                Part::content(text)
-            }
-        };
-        self.encode_parts(&[part], Edge::Start)
+        self.encode_parts(&[self.part(text, mode)?], Edge::Start)
     }
 
     /// The tokens of the joined text of `parts`; only scaffold becomes control tokens.
@@ -170,15 +163,10 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn seam(&self, a: &str, b: &str, mode: AddedMode) -> Result<Seam> {
-        let part = |text| match mode {
-            AddedMode::Parse => Part::scaffold(text),
-            AddedMode::Text | AddedMode::Raise => Part::content(text),
-        };
-        if mode == AddedMode::Raise {
-            self.refuse_control_tokens(&[a, b].concat())?;
-        }
-        let left = self.encode_joined(&Joined::new([part(a)]), Edge::Start)?;
-        let joined = self.encode_joined(&Joined::new([part(a), part(b)]), Edge::Start)?;
+        self.part(&[a, b].concat(), mode)?;
+        let (a_part, b_part) = (self.part(a, mode)?, self.part(b, mode)?);
+        let left = self.encode_joined(&Joined::new([a_part]), Edge::Start)?;
+        let joined = self.encode_joined(&Joined::new([a_part, b_part]), Edge::Start)?;
         let ends_hard = left.hard.last().is_some_and(|cut| cut.bytes.end == a.len());
         let barrier = ends_hard || joined.hard_at(a.len()) || a.is_empty() || b.is_empty();
         Ok(Seam::between_texts(&left.ids, &joined.ids, barrier))
@@ -190,10 +178,7 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`].
     pub fn is_additive(&self, a: &str, b: &str, mode: AddedMode) -> Result<bool> {
         let (left, right) = (self.encode(a, mode)?, self.encode(b, mode)?);
-        let joined = self.encode(&[a, b].concat(), mode)?;
-        Ok(joined.len() == left.len() + right.len()
-            && joined.starts_with(&left)
-            && joined.ends_with(&right))
+        Ok(joins(&left, &right, &self.encode(&[a, b].concat(), mode)?))
     }
 
     /// The bytes of the ids, by table.
@@ -302,6 +287,17 @@ impl Tokenizer {
     }
 
     pub(crate) fn encode_joined(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
+        let encode = AssertUnwindSafe(|| self.encode_segments(joined, edge));
+        // A tokenizer that contradicts itself makes `tokenizers` panic. That costs this text.
+        catch_unwind(encode).unwrap_or_else(|_| {
+            Err(Error::Encode {
+                text: joined.text.chars().take(60).collect(),
+                reason: "the tokenizers crate panicked; is the file consistent?".to_owned(),
+            })
+        })
+    }
+
+    fn encode_segments(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
         let cuts = cut_joined(&self.raw, joined);
         let mut out = Encoded::default();
         let mut from = 0;
@@ -334,6 +330,7 @@ impl Tokenizer {
             offset: range.start,
             normalized: self.normalized.as_ref(),
             mintable: &self.mintable,
+            unk_id: self.unk_id,
             any_scaffold: !joined.scaffold.is_empty(),
             with_spans: joined.with_spans,
             run_around: &|range| joined.run_around(range).cloned(),
@@ -341,11 +338,22 @@ impl Tokenizer {
         self.pipeline.encode(&segment, out)
     }
 
-    /// Refuses text that spells a control token.
+    /// What a text is under a mode: scaffold or content.
     ///
     /// # Errors
-    /// [`Error::ControlToken`] for the first one.
-    pub fn refuse_control_tokens(&self, text: &str) -> Result<()> {
+    /// [`Error::ControlToken`] with [`AddedMode::Raise`], where the text spells one.
+    pub(crate) fn part<'a>(&self, text: &'a str, mode: AddedMode) -> Result<Part<'a>> {
+        match mode {
+            AddedMode::Parse => Ok(Part::scaffold(text)),
+            AddedMode::Text => Ok(Part::content(text)),
+            AddedMode::Raise => {
+                self.refuse_control_tokens(text)?;
+                Ok(Part::content(text))
+            }
+        }
+    }
+
+    fn refuse_control_tokens(&self, text: &str) -> Result<()> {
         let mut joined = Joined::new([Part::scaffold(text)]);
         joined.with_spans = true;
         let parsed = self.encode_joined(&joined, Edge::Start)?;

@@ -60,23 +60,20 @@ impl Profile {
     }
 }
 
-/// One more than the highest id.
+/// How many ids there are; vocabularies have no holes.
 pub(super) fn vocab_size(loaded: &Loaded) -> usize {
     let model = loaded.pipeline.model.get_vocab_size();
     let added = loaded.added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
     model.max(added)
 }
 
-/// Control tokens that stand in the model's own vocabulary, except the unknown token, which is
-/// the model's answer to what it cannot write.
+/// Control tokens that stand in the model's own vocabulary.
 pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
-    let unk = unk_id(loaded);
     loaded
         .added
         .iter()
         .filter(|token| token.control)
         .filter(|token| loaded.pipeline.model.id_to_token(token.id).is_some())
-        .filter(|token| Some(token.id) != unk)
         .map(|token| (token.id, token.content.clone()))
         .collect()
 }
