@@ -171,7 +171,7 @@ class Turn:
 
 @final
 class Trajectory:
-    """Tokens in the order in which the engine saw and sampled them.
+    """Tokens in the order in which the engine saw and sampled them. For one thread at a time.
 
     A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
     """
@@ -247,6 +247,7 @@ class Columns:
     def __new__(
         cls, *, prompt_ids: _Ids, completion_ids: _Ids, logprobs: Any, env_mask: Any
     ) -> Columns: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, NDArray[Any]]]: ...
     @property
     def prompt_ids(self) -> NDArray[np.int64]:
         """`(P,)`: all ids before the first sampled one."""
