@@ -17,6 +17,7 @@ macro_rules! error_class {
 error_class!(tokenizer_error, "TokenizerError");
 error_class!(control_token_error, "ControlTokenError");
 error_class!(trajectory_error, "TrajectoryError");
+error_class!(seam_error, "SeamError");
 
 /// The Python exception for an error of the core.
 pub fn to_py(error: &Error) -> PyErr {
@@ -32,7 +33,12 @@ pub fn to_py(error: &Error) -> PyErr {
             | Error::Logprob { .. }
             | Error::NoRequest { .. }
             | Error::NothingSampled { .. }
-            | Error::ColumnLength { .. } => trajectory_error(py),
+            | Error::ColumnLength { .. }
+            | Error::EmptyPrompt { .. }
+            | Error::NegativeId { .. }
+            | Error::CallLogprobCount { .. }
+            | Error::CallLogprob { .. } => trajectory_error(py),
+            Error::Drift { .. } | Error::AmbiguousParent { .. } => seam_error(py),
         };
         class.map_or_else(|e| e, |class| PyErr::from_type(class.clone(), error.to_string()))
     })
