@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml | grep -v '^rust/fuzz') Cargo.toml Cargo.lock
-TOKENIZERS := $(abspath ../shared/data/tokenizers)
-ifneq ($(wildcard $(TOKENIZERS)),)
-export ABUT_TOKENIZERS ?= $(TOKENIZERS)
+# Data for tests that lies beside the checkout, where it does.
+DATA := $(abspath ../shared/data)
+ifneq ($(wildcard $(DATA)/tokenizers),)
+export ABUT_TOKENIZERS ?= $(DATA)/tokenizers
+endif
+ifneq ($(wildcard $(DATA)/nemo_gym),)
+export ABUT_RECORDINGS ?= $(DATA)/nemo_gym
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.

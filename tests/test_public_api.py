@@ -128,6 +128,10 @@ Seam
   ids
   kind
 SeamError(AbutError, ValueError)
+Stitched
+  chains
+  dropped
+  transitions
 StopReason
   ENV_DONE = 'env_done'
   MAX_TURNS = 'max_turns'
@@ -162,12 +166,22 @@ Trajectory(tokenizer)
   sampled_mask
   turns
 TrajectoryError(AbutError, ValueError)
+Transition
+  call
+  cause
+  chain
+  kind
+  left
+  parent
+  right
+  token
 Turn
   end
   start
 __version__
 collate(columns, *, pad_id)
 read_records(path)
+stitch(calls, *, on_drift='error', tokenizer=None)
 trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, **_)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None)

@@ -3,7 +3,18 @@
 Conversations between a policy and its environments, joined end to end: exact to the token.
 """
 
-from abut._native import Columns, Seam, Tokenizer, Trajectory, Turn, __version__, collate
+from abut._native import (
+    Columns,
+    Seam,
+    Stitched,
+    Tokenizer,
+    Trajectory,
+    Transition,
+    Turn,
+    __version__,
+    collate,
+    stitch,
+)
 from abut.env import AsyncEnv, Env
 from abut.errors import (
     AbutError,
@@ -53,14 +64,17 @@ __all__ = [
     "ScriptedSampler",
     "Seam",
     "SeamError",
+    "Stitched",
     "StopReason",
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
     "Trajectory",
     "TrajectoryError",
+    "Transition",
     "Turn",
     "__version__",
     "collate",
     "read_records",
+    "stitch",
 ]

@@ -1,7 +1,7 @@
 """The Rust core. Ids are int64, masks uint8, logprobs float32."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -12,11 +12,14 @@ from abut.parts import Part
 __all__ = [
     "Columns",
     "Seam",
+    "Stitched",
     "Tokenizer",
     "Trajectory",
+    "Transition",
     "Turn",
     "__version__",
     "collate",
+    "stitch",
 ]
 
 __version__: str
@@ -270,4 +273,100 @@ def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any
     Returns:
         `prompt_ids`, `prompt_mask` `(B, P)` and `completion_ids`, `completion_mask`, `logprobs`,
         `env_mask` `(B, T)`.
+    """
+
+@final
+class Transition:
+    """How one recorded call follows another."""
+
+    @property
+    def call(self) -> int:
+        """Index of the call, as recorded."""
+
+    @property
+    def parent(self) -> int | None:
+        """The call that it extends, leaves or repeats.
+
+        None where no recorded sample shares its history, and where several calls could be it.
+        """
+
+    @property
+    def chain(self) -> int | None:
+        """Index in `Stitched.chains`; None where it was dropped or quarantined."""
+
+    @property
+    def kind(self) -> Literal["clean", "realigned", "forked", "quarantined"]:
+        """The verdict.
+
+        - clean: it extends its parent exactly and goes on with its chain; or it is the first call
+          with this prompt, which has no parent.
+        - realigned: it goes on with its parent's chain, in which the differing tail of the
+          parent's sample is context now.
+        - forked: it does not go on with its parent's chain. It begins one of its own, or was
+          dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
+          call's, which may be None.
+        - quarantined: it has more than one possible parent, or descends from such a call.
+        """
+
+    @property
+    def token(self) -> int | None:
+        """The first token that differs from what stood there; None where nothing differs.
+
+        An index from 0 in the prompt, or its length where it ends inside a sample.
+        """
+
+    @property
+    def cause(
+        self,
+    ) -> (
+        Literal["bos", "bpe_merge", "thinking", "separator", "tool_call", "rewritten", "unknown"]
+        | None
+    ):
+        """A guess at why it differs; None where nothing differs."""
+
+    @property
+    def left(self) -> str | None:
+        """The text around `token` in what stood there; None without `tokenizer`."""
+
+    @property
+    def right(self) -> str | None:
+        """The text around `token` in the prompt; None without `tokenizer`."""
+
+@final
+class Stitched:
+    """Recorded calls, joined: in all chains together, no sampled token is trained twice."""
+
+    @property
+    def chains(self) -> list[Columns]:
+        """One row each, in the order in which their first calls were recorded."""
+
+    @property
+    def transitions(self) -> list[Transition]:
+        """One for each call with a sample, as recorded."""
+
+    @property
+    def dropped(self) -> dict[Literal["empty", "truncated", "quarantined"], int]:
+        """How many calls are in no chain: nothing was sampled, cut off, no certain parent."""
+
+def stitch(
+    calls: Iterable[tuple[_Ids, _Ids, NDArray[np.float32] | Sequence[float]]],
+    *,
+    on_drift: Literal["error", "truncate", "split", "realign"] = "error",
+    tokenizer: Tokenizer | None = None,
+) -> Stitched:
+    """Join calls that somebody else recorded. Linear in the tokens given.
+
+    Args:
+        calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
+            arrays are read in place.
+        on_drift: what to do with a prompt that differs from what stood there. "error": refuse the
+            recording; "truncate": the chain ends before the call, which is dropped with what
+            extends it; "split": the call begins a chain; "realign": the differing tail of a sample
+            becomes context, and elsewhere as "split".
+        tokenizer: for texts and better guesses at causes; it decides nothing.
+
+    Raises:
+        TrajectoryError: a call is malformed: an empty prompt, a negative id, or logprobs that are
+            not one finite number per sampled id.
+        SeamError: with `on_drift="error"`, a prompt differs or has more than one possible parent.
     """

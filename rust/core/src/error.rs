@@ -152,4 +152,93 @@ pub enum Error {
         /// The length that it should have.
         expected: usize,
     },
+    /// A recorded call without a prompt.
+    #[error(
+        "call {call} has an empty prompt\n\
+         hint: pass the ids that the engine received, with those of the generation prompt"
+    )]
+    EmptyPrompt {
+        /// The call, from 0.
+        call: usize,
+    },
+    /// A recorded call with an id that no engine receives or samples.
+    #[error(
+        "call {call}: token {token} has id {id}, which is negative\n\
+         hint: a trainer pads with -1 and -100; pass what the engine received and sampled"
+    )]
+    NegativeId {
+        /// The call, from 0.
+        call: usize,
+        /// Index in prompt and completion, from 0.
+        token: usize,
+        /// The id.
+        id: i64,
+    },
+    /// The ids and the logprobs of a recorded completion have different lengths.
+    #[error(
+        "call {call} has {ids} completion ids but {logprobs} logprobs\n\
+         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+    )]
+    CallLogprobCount {
+        /// The call, from 0.
+        call: usize,
+        /// How many ids.
+        ids: usize,
+        /// How many logprobs.
+        logprobs: usize,
+    },
+    /// A recorded token without a finite logprob.
+    #[error(
+        "call {call}: sampled token {index} (id {id}) has logprob {value}, which is not finite\n\
+         hint: ask the engine for the logprob of each sampled token, after temperature and filters"
+    )]
+    CallLogprob {
+        /// The call, from 0.
+        call: usize,
+        /// Index in the completion, from 0.
+        index: usize,
+        /// The sampled id.
+        id: i64,
+        /// The value, as text: NaN, inf or -inf.
+        value: String,
+    },
+    /// A recorded prompt that differs from what stood there.
+    #[error(
+        "call {call} does not extend call {parent}: \
+         token {token} is {right} in its prompt but {left}{texts}\n\
+         hint: {hint}; or use on_drift=\"split\""
+    )]
+    Drift {
+        /// The call, from 0.
+        call: usize,
+        /// The call that it should go on with.
+        parent: usize,
+        /// The first token that differs, from 0.
+        token: usize,
+        /// What it is in the prompt.
+        right: String,
+        /// What stood there, and as what.
+        left: String,
+        /// With a tokenizer: two lines with the text on both sides.
+        texts: String,
+        /// What to do about the reason.
+        hint: &'static str,
+    },
+    /// A recorded prompt that goes on with several calls equally well.
+    #[error(
+        "call {call} has more than one possible parent: its prompt is the same as call {first} and \
+         call {second} up to token {token}\n\
+         hint: stitch each conversation on its own; or use on_drift=\"split\", which leaves the \
+         call out"
+    )]
+    AmbiguousParent {
+        /// The call, from 0.
+        call: usize,
+        /// One parent.
+        first: usize,
+        /// Another.
+        second: usize,
+        /// Where the shared history ends, exclusive.
+        token: usize,
+    },
 }

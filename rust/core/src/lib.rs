@@ -3,8 +3,9 @@
 //! The invariant that everything here serves: **a token that the model sampled is never tokenized
 //! again, and text is tokenized exactly as the whole text would be.**
 //!
-//! Data flows one way: text or ids → [`Tokenizer`] → [`Trajectory`] → [`Columns`]. Nothing here
-//! knows Python, a network, or a model.
+//! Data flows one way: text or ids → [`Tokenizer`] → [`Trajectory`] → [`Columns`]; calls that
+//! somebody else recorded come in through [`stitch`]. Nothing here knows Python, a network, or a
+//! model.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod error;
 mod parts;
 mod seam;
 mod segment;
+mod stitch;
 mod tokenizer;
 mod trajectory;
 
@@ -20,5 +22,6 @@ pub use columns::{Batch, Columns, Row, collate};
 pub use error::{Error, Result};
 pub use parts::{Part, PartKind};
 pub use seam::{Seam, SeamKind};
+pub use stitch::{Call, Cause, Dropped, OnDrift, Stitched, Transition, TransitionKind, stitch};
 pub use tokenizer::{AddedMode, AddedToken, Edge, Overrides, Profile, Tokenizer};
 pub use trajectory::{Provenance, Trajectory, Turn};

@@ -17,6 +17,7 @@ macro_rules! error_class {
 error_class!(tokenizer_error, "TokenizerError");
 error_class!(control_token_error, "ControlTokenError");
 error_class!(trajectory_error, "TrajectoryError");
+error_class!(seam_error, "SeamError");
 
 /// The Python exception for an error of the core.
 pub fn to_py(error: &Error) -> PyErr {
@@ -34,7 +35,12 @@ pub fn to_py(error: &Error) -> PyErr {
             | Error::NoRequest { .. }
             | Error::NothingSampled { .. }
             | Error::ColumnLength { .. }
-            | Error::ColumnValue { .. } => trajectory_error(py),
+            | Error::ColumnValue { .. }
+            | Error::EmptyPrompt { .. }
+            | Error::NegativeId { .. }
+            | Error::CallLogprobCount { .. }
+            | Error::CallLogprob { .. } => trajectory_error(py),
+            Error::Drift { .. } | Error::AmbiguousParent { .. } => seam_error(py),
         };
         class.map_or_else(|e| e, |class| PyErr::from_type(class.clone(), error.to_string()))
     })

@@ -6,6 +6,7 @@ mod columns;
 mod convert;
 mod error;
 mod seam;
+mod stitch;
 mod tokenizer;
 mod trajectory;
 
@@ -17,6 +18,8 @@ mod _native {
     use crate::columns::{PyColumns, collate};
     #[pymodule_export]
     use crate::seam::PySeam;
+    #[pymodule_export]
+    use crate::stitch::{PyStitched, PyTransition, stitch};
     #[pymodule_export]
     use crate::tokenizer::PyTokenizer;
     #[pymodule_export]

@@ -1,0 +1,97 @@
+//! One recorded call, read as prompt and sample in a row.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// One call of an engine, as recorded.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// What the engine received.
+    pub prompt_ids: &'a [i64],
+    /// What it sampled.
+    pub completion_ids: &'a [i64],
+    /// Nats, one for each sampled id.
+    pub logprobs: &'a [f32],
+}
+
+impl<'a> Call<'a> {
+    /// Whether it can be a call at all; `call` names it in the error.
+    pub(super) fn check(&self, call: usize) -> Result<()> {
+        if self.prompt_ids.is_empty() {
+            return Err(Error::EmptyPrompt { call });
+        }
+        let (ids, logprobs) = (self.completion_ids.len(), self.logprobs.len());
+        if ids != logprobs {
+            return Err(Error::CallLogprobCount { call, ids, logprobs });
+        }
+        let negative = |&id: &i64| id < 0;
+        let sampled_from = self.prompt_ids.len();
+        let in_prompt = self.prompt_ids.iter().position(negative);
+        let in_sample = || self.completion_ids.iter().position(negative);
+        if let Some(token) = in_prompt.or_else(|| Some(sampled_from + in_sample()?)) {
+            return Err(Error::NegativeId { call, token, id: self.token(token) });
+        }
+        if let Some(index) = self.logprobs.iter().position(|logprob| !logprob.is_finite()) {
+            let (id, value) = (self.completion_ids[index], self.logprobs[index].to_string());
+            return Err(Error::CallLogprob { call, index, id, value });
+        }
+        Ok(())
+    }
+
+    /// Without what was sampled.
+    pub(super) fn prompt(&self) -> Self {
+        Self { completion_ids: &[], logprobs: &[], ..*self }
+    }
+
+    /// Tokens of prompt and sample.
+    pub(super) fn len(&self) -> usize {
+        self.prompt_ids.len() + self.completion_ids.len()
+    }
+
+    pub(super) fn token(&self, at: usize) -> i64 {
+        let sampled = at.checked_sub(self.prompt_ids.len());
+        sampled.map_or_else(|| self.prompt_ids[at], |at| self.completion_ids[at])
+    }
+
+    /// The tokens of a range, as far as there are any.
+    pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = i64> + use<'a> {
+        self.slices(range).into_iter().flatten().copied()
+    }
+
+    /// The first token of `from..to` at which this differs from `other`, else `to`.
+    pub(super) fn shared(&self, other: &Call<'_>, from: usize, to: usize) -> usize {
+        let (mut left, mut right) = (self.slices(from..to), other.slices(from..to));
+        let mut at = from;
+        while at < to {
+            let [a, b] = [usize::from(left[0].is_empty()), usize::from(right[0].is_empty())];
+            let len = left[a].len().min(right[b].len());
+            let shared = common_prefix(&left[a][..len], &right[b][..len]);
+            at += shared;
+            if shared < len || len == 0 {
+                break;
+            }
+            left[a] = &left[a][len..];
+            right[b] = &right[b][len..];
+        }
+        at
+    }
+
+    fn slices(&self, range: Range<usize>) -> [&'a [i64]; 2] {
+        let edge = self.prompt_ids.len();
+        let end = range.end.min(self.len());
+        let start = range.start.min(end);
+        [
+            &self.prompt_ids[start.min(edge)..end.min(edge)],
+            &self.completion_ids[start.saturating_sub(edge)..end.saturating_sub(edge)],
+        ]
+    }
+}
+
+fn common_prefix(a: &[i64], b: &[i64]) -> usize {
+    // Whole blocks compare several tokens at a time.
+    const BLOCK: usize = 64;
+    let pairs = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
+    let blocks = pairs.take_while(|(a, b)| a == b).count() * BLOCK;
+    blocks + a[blocks..].iter().zip(&b[blocks..]).take_while(|(a, b)| a == b).count()
+}
