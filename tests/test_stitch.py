@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -730,9 +731,10 @@ def other_context(chain: abut.Columns) -> list[abut.Columns]:
     return [changed(chain, prompt_ids=[9, *chain.prompt_ids[1:]])]
 
 
-def changed(chain: abut.Columns, **arrays: Any) -> abut.Columns:
+def changed(chain: abut.Columns, **arrays: Any) -> Any:
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-    return abut.Columns(**{name: getattr(chain, name) for name in names} | arrays)
+    # `Columns` would refuse it.
+    return SimpleNamespace(**{name: getattr(chain, name) for name in names} | arrays)
 
 
 @pytest.mark.parametrize("spoil", [twice, all_trained, shifted, other_context])
