@@ -734,7 +734,8 @@ def other_context(chain: abut.Columns) -> list[abut.Columns]:
 def changed(chain: abut.Columns, **arrays: Any) -> Any:
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
     # `Columns` would refuse it.
-    return SimpleNamespace(**{name: getattr(chain, name) for name in names} | arrays)
+    arrays = {name: getattr(chain, name) for name in names} | arrays
+    return SimpleNamespace(**{name: np.asarray(array) for name, array in arrays.items()})
 
 
 @pytest.mark.parametrize("spoil", [twice, all_trained, shifted, other_context])
