@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -208,6 +209,17 @@ def test_a_rollout_has_a_time_of_its_own(stage: Stage) -> None:
         release.set()
     assert first.error == "EnvError: the rollout took longer than rollout_timeout_s=0.5"
     assert_done(second)
+
+
+def test_no_clock_runs_while_a_model_in_this_process_samples(stage: Stage) -> None:
+    class Slow(Batched):
+        def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            time.sleep(0.3)
+            return super().sample_batch(requests)
+
+    limits = {"turn_timeout_s": 0.1, "rollout_timeout_s": 0.5, "retries": 0}
+    for rollout in stage.play(Talk, Talk, sampler=Slow(stage.says()), **limits).rollouts:
+        assert_done(rollout)
 
 
 def test_a_turn_has_a_time_of_its_own(stage: Stage) -> None:

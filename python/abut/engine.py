@@ -25,6 +25,7 @@ from abut._native import Tokenizer
 from abut.episode import Episode
 from abut.errors import EnvError, RolloutError, SamplerError, TemplateError, TokenizerError
 from abut.processor import PartsProcessor
+from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
 from abut.threads import DaemonThreads
@@ -143,17 +144,22 @@ class Engine:
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn, at most `max_requests` at once."""
-        if isinstance(self._sampler, BatchSampler):
+        if self.in_process:
             future: Future[Sample] = Future()
             self._waiting.put((request, future))
             return await asyncio.wrap_future(future)
         async with self._request_slots:
-            return await self._sampler.sample(request)
+            return await self._sampler.sample(request)  # type: ignore[union-attr]
 
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
         """Return the own seed of one turn: the same for the same config, task and attempt."""
         parts = f"{self.config.seed}/{task.rollout_id}/{attempt}/{turn}"
         return random.Random(parts).getrandbits(63)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether turns are sampled by a model in this process, which no clock can interrupt."""
+        return isinstance(self._sampler, BatchSampler)
 
     def claim(self, env: Any) -> None:
         """Note that a rollout has this environment.
@@ -244,7 +250,7 @@ class Engine:
         self.env_slots = asyncio.Semaphore(self.config.max_env_steps)
         self._request_slots = asyncio.Semaphore(self.config.max_requests)
         rollout_slots = asyncio.Semaphore(self.config.max_rollouts or len(tasks))
-        progress = _Progress(len(tasks), self._progress)
+        progress = Progress(len(tasks), self._progress)
 
         async def play(task: RolloutTask) -> Rollout:
             async with rollout_slots:
@@ -279,7 +285,7 @@ class Engine:
             episode = Episode(self, task, attempt)
             try:
                 async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
-                    rollout = await episode.run()
+                    rollout = await episode.run(deadline)
             except _ROLLOUT_ERRORS as error:
                 rollout = self._failed(episode, error)
             except TimeoutError:
@@ -382,26 +388,3 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-class _Progress:
-    """`rollouts 37/64 · turns 142 · failed 1`, where somebody watches."""
-
-    def __init__(self, total: int, enabled: bool) -> None:
-        self._bar: Any = None
-        self._turns = self._failed = 0
-        if enabled:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=total, desc="rollouts", leave=False, disable=None)
-
-    def add(self, rollout: Rollout) -> None:
-        self._turns += len(rollout.turns)
-        self._failed += rollout.failed
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"turns {self._turns} · failed {self._failed}", refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

@@ -48,8 +48,12 @@ class Episode:
         self._trajectory = Trajectory(engine.tokenizer)
         self.rollout = Rollout(task.rollout_id, task.index, messages=list(task.messages))
 
-    async def run(self) -> Rollout:
+    async def run(self, clock: asyncio.Timeout) -> Rollout:
         """Play the episode to its end.
+
+        Args:
+            clock: the deadline of the attempt; it stands still while a model in this process
+                samples, since that is also the time of all other rollouts' turns.
 
         Raises:
             EnvError: the environment failed; the episode may be tried again on a fresh one.
@@ -57,7 +61,7 @@ class Episode:
         """
         await self._reset()
         while True:
-            sample, generate_s = await self._sample()
+            sample, generate_s = await self._sample(clock)
             if await self._step(sample, generate_s):
                 return self._finish()
 
@@ -108,7 +112,7 @@ class Episode:
         opening = self._engine.processor.opening(self.rollout.messages)
         self._note(self._trajectory.append_parts(opening, provenance="prompt"))
 
-    async def _sample(self) -> tuple[Sample, float]:
+    async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, float]:
         request = SampleRequest(
             prompt_ids=self._trajectory.request(),
             max_tokens=self._budget()[0],
@@ -126,9 +130,19 @@ class Episode:
                 "hint: shorten the prompt, or raise max_context_tokens"
             )
         began = time.monotonic()
+        if self._engine.in_process:
+            due = clock.when()
+            clock.reschedule(None)
+            sample = await self._engine.sample(request)
+            clock.reschedule(None if due is None else due + time.monotonic() - began)
+        else:
+            sample = await self._sample_in_time(request)
+        return check_sample(sample, request), time.monotonic() - began
+
+    async def _sample_in_time(self, request: SampleRequest) -> Sample:
         try:
             async with asyncio.timeout(self._config.turn_timeout_s) as deadline:
-                sample = await self._engine.sample(request)
+                return await self._engine.sample(request)
         except TimeoutError:
             if not deadline.expired():
                 raise  # the sampler's own
@@ -136,7 +150,6 @@ class Episode:
                 f"turn {request.turn} was not sampled within turn_timeout_s="
                 f"{self._config.turn_timeout_s:g}"
             ) from None
-        return check_sample(sample, request), time.monotonic() - began
 
     async def _step(self, sample: Sample, generate_s: float) -> bool:
         """Play one turn; returns whether the episode is over."""

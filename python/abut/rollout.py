@@ -33,8 +33,12 @@ class RolloutConfig:
     )
     reset_timeout_s: float = _help(120, "Seconds for making and resetting an environment.")
     step_timeout_s: float = _help(60, "Seconds for one step of an environment.")
-    turn_timeout_s: float = _help(300, "Seconds for sampling one turn, waiting included.")
-    rollout_timeout_s: float = _help(900, "Seconds for one attempt at a rollout.")
+    turn_timeout_s: float = _help(
+        300, "Seconds for sampling one turn, waiting included; not for a model in this process."
+    )
+    rollout_timeout_s: float = _help(
+        900, "Seconds for one attempt at a rollout, less those of a model in this process."
+    )
     retries: int = _help(1, "Whole episodes that are run again, each on a fresh environment.")
     on_failure: Literal["unscored", "zero", "raise"] = _help(
         "unscored",
