@@ -45,7 +45,7 @@ def test_the_environment_is_one() -> None:
 
 
 @pytest.mark.slow
-def test_the_trl_block_trains(tmp_path: Path) -> None:
+def test_the_trl_block_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     from abut.demo.model import build_demo_model, load_demo_tokenizer
     from abut.demo.recipe import DemoRecipe
@@ -65,7 +65,9 @@ def test_the_trl_block_trains(tmp_path: Path) -> None:
         assert code.count(shown) == 1
         code = code.replace(shown, here)
     variables: dict[str, object] = {}
+    monkeypatch.chdir(tmp_path)  # it records its rollouts
     exec(compile(code, "README.md", "exec"), variables)
+    assert (tmp_path / "rollouts.jsonl").exists()
     logs = variables["trainer"].state.log_history  # type: ignore[attr-defined]
     assert logs[0]["rollout/turns/mean"] >= 1
 
