@@ -1,11 +1,9 @@
 """What a processor replays is what the chat template writes; all else is refused, with a reason."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,16 +50,6 @@ def tiny_tokenizer(chat_template: str | None, *control: str) -> Any:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     return tiny_tokenizer(CHATML)
-
-
-@pytest.fixture(scope="module")
-def qwen3() -> Any:
-    folder = os.environ.get("ABUT_TOKENIZERS")
-    if not folder:
-        pytest.skip("ABUT_TOKENIZERS is unset: it names a folder of tokenizer folders")
-    if not (Path(folder) / "qwen3").is_dir():
-        pytest.skip(f"{folder} has no qwen3")
-    return transformers.AutoTokenizer.from_pretrained(Path(folder) / "qwen3")
 
 
 def trl_templates() -> dict[str, str]:

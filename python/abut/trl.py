@@ -130,7 +130,7 @@ class RolloutFunc:
     def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
         if self._recorder is None:
             return None
-        hf_tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        hf_tokenizer = _tokenizer_of(trainer)
         return functools.partial(
             self._recorder.write,
             step=trainer.state.global_step,
@@ -148,7 +148,7 @@ class RolloutFunc:
                 version("trl"),
             )
             config = dataclasses.replace(config, on_failure="raise")
-        hf_tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        hf_tokenizer = _tokenizer_of(trainer)
         processor = self._processor or ChatTemplateProcessor(
             hf_tokenizer,
             chat_template=getattr(trainer, "chat_template", None),
@@ -343,6 +343,11 @@ def _sampler_of(trainer: Any, hf_tokenizer: Any) -> BatchSampler:
             gather_deepspeed3_params=args.ds3_gather_for_generation,
         ),
     )
+
+
+def _tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer; a multimodal processor holds one."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def _text_config(model: Any) -> Any:

@@ -67,6 +67,10 @@ impl Joined {
         }
     }
 
+    pub fn any_scaffold(&self) -> bool {
+        !self.scaffold.is_empty()
+    }
+
     /// The scaffold run that holds all of `range`, if one does.
     pub fn run_around(&self, range: &Range<usize>) -> Option<&Range<usize>> {
         let i = self.scaffold.partition_point(|run| run.end < range.end);

@@ -165,7 +165,7 @@ pub(crate) fn is_word(c: char) -> bool {
 
 /// Cutting a whole joined text: scaffold runs from the parts.
 pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined) -> Vec<Cut> {
-    cutter.cut(&joined.text, !joined.scaffold.is_empty(), |range| joined.run_around(range).cloned())
+    cutter.cut(&joined.text, joined.any_scaffold(), |range| joined.run_around(range).cloned())
 }
 
 /// Which of `tokens` (all with `normalized=false`) are *hard*: wherever such a token stands, it is

@@ -12,6 +12,7 @@ use tokenizers::{Model, NormalizedString, Normalizer, PreTokenizedString, PreTok
 
 use super::{Edge, Encoded};
 use crate::error::{Error, Result};
+use crate::parts::Joined;
 use crate::segment::Cutter;
 
 /// The three stages, the first two once for each [`Edge`].
@@ -32,14 +33,15 @@ pub(crate) struct Segment<'a> {
     /// Control tokens that the model itself could emit, by id.
     pub mintable: &'a FxHashMap<u32, String>,
     pub unk_id: Option<u32>,
-    pub any_scaffold: bool,
-    /// Whether anybody looks at the spans of the tokens.
-    pub with_spans: bool,
-    /// The scaffold run around a byte range of the whole text.
-    pub run_around: &'a dyn Fn(&Range<usize>) -> Option<Range<usize>>,
+    /// The whole text, which knows where its scaffold is.
+    pub joined: &'a Joined,
 }
 
 impl Segment<'_> {
+    fn cannot_avoid(&self, id: u32, text: &str) -> Error {
+        Error::CannotAvoid { token: self.mintable[&id].clone(), id, text: text.to_owned() }
+    }
+
     /// Whether the model wrote a control token for this text. The unknown token is also its answer
     /// to what it cannot write, and mints only where the text spells it.
     fn mints(&self, id: u32, text: &str) -> bool {
@@ -55,7 +57,8 @@ impl Segment<'_> {
         range: &Range<usize>,
     ) -> Option<Range<usize>> {
         let original = normalized.convert_offsets(Span::Normalized(range.clone()))?;
-        let run = (self.run_around)(&(self.offset + original.start..self.offset + original.end))?;
+        let run =
+            self.joined.run_around(&(self.offset + original.start..self.offset + original.end))?;
         let start = run.start.saturating_sub(self.offset);
         let end = (run.end - self.offset).min(self.text.len());
         if start == 0 && end == self.text.len() {
@@ -81,7 +84,7 @@ impl Pipeline {
             let whole = 0..normalized.get().len();
             return self.encode_slice(&normalized, whole, segment, out);
         };
-        let cuts = cutter.cut(normalized.get(), segment.any_scaffold, |range| {
+        let cuts = cutter.cut(normalized.get(), segment.joined.any_scaffold(), |range| {
             segment.run_around_normalized(&normalized, range)
         });
         let mut from = 0;
@@ -108,19 +111,7 @@ impl Pipeline {
             return Ok(());
         }
         let slice = normalized.slice(Span::Normalized(range)).expect("cuts fall on characters");
-        self.encode_plain(slice, segment, out)
-    }
-
-    fn encode_plain(
-        &self,
-        normalized: NormalizedString,
-        segment: &Segment<'_>,
-        out: &mut Encoded,
-    ) -> Result<()> {
-        if normalized.is_empty() {
-            return Ok(());
-        }
-        let mut pieces = PreTokenizedString::from(normalized);
+        let mut pieces = PreTokenizedString::from(slice);
         if let Some(pre_tokenizer) = &self.pre_tokenizers[segment.edge as usize] {
             pre_tokenizer
                 .pre_tokenize(&mut pieces)
@@ -158,19 +149,15 @@ impl Pipeline {
             let range = token.offsets.0..token.offsets.1;
             if segment.mints(token.id, text.get(range.clone()).unwrap_or_default()) {
                 let whole = original(range.clone());
-                if (segment.run_around)(&whole).is_none() {
+                if segment.joined.run_around(&whole).is_none() {
                     if !(text.is_char_boundary(range.start) && text.is_char_boundary(range.end)) {
-                        return Err(Error::CannotAvoid {
-                            token: segment.mintable[&token.id].clone(),
-                            id: token.id,
-                            text: text.to_owned(),
-                        });
+                        return Err(segment.cannot_avoid(token.id, text));
                     }
                     self.encode_apart(text, range, &original, segment, out)?;
                     continue;
                 }
             }
-            let whole = if segment.with_spans { original(range) } else { 0..0 };
+            let whole = if segment.joined.with_spans { original(range) } else { 0..0 };
             out.push(token.id, whole);
         }
         Ok(())
@@ -196,11 +183,7 @@ impl Pipeline {
                 if !segment.mints(token.id, inside) {
                     out.push(token.id, original(inner));
                 } else if inside.chars().nth(1).is_none() {
-                    return Err(Error::CannotAvoid {
-                        token: segment.mintable[&token.id].clone(),
-                        id: token.id,
-                        text: text.to_owned(),
-                    });
+                    return Err(segment.cannot_avoid(token.id, text));
                 } else {
                     self.encode_apart(piece, inner, original, segment, out)?;
                 }

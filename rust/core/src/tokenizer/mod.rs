@@ -331,9 +331,7 @@ impl Tokenizer {
             normalized: self.normalized.as_ref(),
             mintable: &self.mintable,
             unk_id: self.unk_id,
-            any_scaffold: !joined.scaffold.is_empty(),
-            with_spans: joined.with_spans,
-            run_around: &|range| joined.run_around(range).cloned(),
+            joined,
         };
         self.pipeline.encode(&segment, out)
     }
