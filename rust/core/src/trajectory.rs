@@ -82,8 +82,8 @@ impl Trajectory {
         if parts.iter().all(|part| part.text.is_empty()) {
             return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
         }
-        let (encoded, seam) = self.judge(parts)?;
-        self.open_is_merged |= seam.canonical_ids.is_some();
+        let (encoded, seam, open_is_merged) = self.judge(parts)?;
+        self.open_is_merged = open_is_merged;
         self.open.push(parts, provenance);
         self.write_open(encoded);
         self.requested = false;
@@ -217,14 +217,16 @@ impl Trajectory {
         });
     }
 
-    /// The tokens of the open text with `parts`, and the verdict on the seam between the two.
-    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam)> {
+    /// The tokens of the open text with `parts`, the verdict on the seam between the two, and
+    /// whether frozen tokens before the open text are no longer the canonical ones.
+    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam, bool)> {
         let (encoded, boundary) = self.open.encode_with(&self.tokenizer, parts)?;
         let continues = self.open.edge() == Edge::Continue && !encoded.hard_at(0);
         if continues && boundary == 0 {
             let right = Joined::new(parts.iter().copied());
             let seam = self.seam_after_frozen(&right, encoded.ids.clone())?;
-            return Ok((encoded, seam));
+            let merged = !seam.exact;
+            return Ok((encoded, seam, merged));
         }
         let mut seam = Seam::between_texts(
             &self.tokenizer,
@@ -233,20 +235,21 @@ impl Trajectory {
             boundary == 0 || encoded.hard_at(boundary),
             || Joined::new(parts.iter().copied()),
         )?;
-        if continues && !self.open_is_merged {
+        let mut merged = self.open_is_merged;
+        if continues && !merged {
             // What now stands on the right may merge with frozen tokens where less of it did not.
             let right = parts.iter().fold(self.open.joined(), |mut right, part| {
                 right.push(*part);
                 right
             });
             let frozen = self.seam_after_frozen(&right, Vec::new())?;
-            if !frozen.exact {
-                let (kind, exact) = (frozen.kind, false);
-                let Seam { canonical_ids, merge, .. } = frozen;
+            merged = !frozen.exact;
+            if merged {
+                let Seam { kind, exact, canonical_ids, merge, .. } = frozen;
                 seam = Seam { kind, exact, canonical_ids, merge, ..seam };
             }
         }
-        Ok((encoded, seam))
+        Ok((encoded, seam, merged))
     }
 
     fn seam_before_sample(&self, ids: &[u32]) -> Result<Seam> {

@@ -43,7 +43,7 @@ fn append_in_pieces(
         }
         *kinds.entry(seam.kind.as_str()).or_default() += 1;
         appends += 1;
-        if rng.one_in(8) {
+        if rng.one_in(4) {
             let (a, b) = whole.split_at(whole.len() - piece.len());
             two_texts(ours, oracle, a, b)?;
         }

@@ -153,7 +153,7 @@ fn words(config: &Value, sample: &str) -> Vec<String> {
 fn model(rng: &mut Rng, words: &[String]) -> Value {
     let mut chars: BTreeSet<String> =
         words.iter().flat_map(|word| word.chars()).map(String::from).collect();
-    if rng.one_in(3) && chars.len() > 2 {
+    for _ in 0..if rng.one_in(3) { chars.len() / 2 } else { 0 } {
         let unknown = chars.iter().nth(rng.below(chars.len())).unwrap().clone();
         chars.remove(&unknown);
     }
