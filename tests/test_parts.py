@@ -1,6 +1,8 @@
 """Typed parts: the tokens of the whole text, in which only scaffold becomes control tokens."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -166,3 +168,33 @@ def test_the_refusal_says_what_a_part_must_be() -> None:
         "a part must be abut.Scaffold or abut.Content, got str: only scaffold may become control "
         "tokens, so say which it is"
     )
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "token", "parts"),
+    [
+        (
+            {"type": "Replace", "pattern": {"String": "QQ"}, "content": "<x>"},
+            "<x>",
+            [Content("Q"), Scaffold("Q")],
+        ),
+        ({"type": "NFC"}, "<xé>", [Scaffold("<xe"), Content("\u0301"), Scaffold(">")]),
+    ],
+    ids=["replaced", "composed"],
+)
+def test_content_and_scaffold_together_are_not_normalized_to_a_control_token(
+    normalizer: dict[str, Any], token: str, parts: list[Part]
+) -> None:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": True}
+    config = {
+        "version": "1.0",
+        "added_tokens": [{"id": 1, "content": token, "normalized": True, **flags}],
+        "normalizer": normalizer,
+        "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+    }
+    three = Trio(json.dumps(config))
+    control = three.native.token_to_id(token)
+    scaffold = [Scaffold("".join(parts))]
+    assert control in plain(three.native.encode_parts(scaffold))
+    assert control not in plain(three.native.encode_parts(parts))
+    assert plain(three.native.encode_parts(parts)) == three.reference.encode_parts(parts)

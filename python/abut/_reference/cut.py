@@ -85,7 +85,11 @@ class Cut:
 
 
 def cut(
-    text: str, origin: Sequence[Span], tokens: Iterable[AddedToken], runs: Sequence[Span]
+    text: str,
+    origin: Sequence[Span],
+    tokens: Iterable[AddedToken],
+    runs: Sequence[Span],
+    spells: Callable[[Span, str], bool] = lambda _, __: True,
 ) -> list[Cut]:
     """The added tokens in `text`, left to right.
 
@@ -104,8 +108,9 @@ def cut(
             start, end = at, at + len(token.pattern)
             if not text.startswith(token.pattern, start):
                 continue
-            may_cover = _coverable(token, (origin[start][0], origin[end - 1][1]), origin, runs)
-            if may_cover is not None:
+            span = origin[start][0], origin[end - 1][1]
+            may_cover = _coverable(token, span, origin, runs)
+            if may_cover is not None and (not token.control or spells(span, token.pattern)):
                 break
         else:
             at += 1

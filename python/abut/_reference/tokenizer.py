@@ -159,6 +159,14 @@ class Tokenizer:
         origin = _origin(normalized_string()) if by_pattern else []
         tokens: list[Token] = []
 
+        def spells(span: Span, pattern: str) -> bool:
+            """Not with the help of content that is composed or replaced together with it."""
+            if runs == [(-start, len(text) - start)]:
+                return True
+            source = text[start + span[0] : start + span[1]]
+            normalizers = [self._stages[e].normalizer for e in (Edge.SEGMENT, Edge.CONTINUE)]
+            return pattern in [n.normalize_str(source) if n else source for n in normalizers]
+
         def piece_tokens(low: int, high: int) -> None:
             if low == high:
                 return
@@ -174,7 +182,7 @@ class Tokenizer:
                 tokens.extend(self._word(word, origins, runs))
 
         end_of_last = 0
-        for found in cut(normalized, origin, by_pattern, runs):
+        for found in cut(normalized, origin, by_pattern, runs, spells):
             piece_tokens(end_of_last, found.start)
             low, high = origin[found.start][0], origin[found.end - 1][1]
             tokens.append(Token(found.token.id, low, high, found.token))

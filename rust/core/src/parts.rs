@@ -89,15 +89,18 @@ impl Joined {
 
     /// Both texts; runs of scaffold that meet are one.
     pub fn followed_by(mut self, next: &Self) -> Self {
-        let offset = self.text.len();
         let mut at = 0;
-        for run in next.scaffold.iter().cloned().chain([next.text.len()..next.text.len()]) {
+        for run in &next.scaffold {
             self.push(Part::content(&next.text[at..run.start]));
             self.push(Part::scaffold(&next.text[run.clone()]));
             at = run.end;
         }
-        debug_assert_eq!(self.text.len(), offset + next.text.len());
+        self.push(Part::content(&next.text[at..]));
         self
+    }
+
+    pub fn is_all_scaffold(&self) -> bool {
+        matches!(&self.scaffold[..], [only] if only.len() == self.text.len())
     }
 
     pub fn any_scaffold(&self) -> bool {

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use crate::append::OpenText;
+use crate::append::{OpenText, Tail};
 use crate::columns::Columns;
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 use crate::seam::{Seam, SeamKind};
-use crate::tokenizer::{AddedMode, Edge, Encoded, Tokenizer};
+use crate::tokenizer::{AddedMode, Edge, Tokenizer};
 
 /// Who wrote a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,10 +82,10 @@ impl Trajectory {
         if parts.iter().all(|part| part.text.is_empty()) {
             return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
         }
-        let (encoded, seam, open_is_merged) = self.judge(parts)?;
+        let (tail, seam, open_is_merged) = self.judge(parts)?;
         self.open_is_merged = open_is_merged;
         self.open.push(parts, provenance);
-        self.write_open(encoded);
+        self.write_open(tail);
         self.requested = false;
         Ok(seam)
     }
@@ -219,24 +219,27 @@ impl Trajectory {
 
     /// The tokens of the open text with `parts`, the verdict on the seam between the two, and
     /// whether frozen tokens before the open text are no longer the canonical ones.
-    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam, bool)> {
-        let (encoded, boundary) = self.open.encode_with(&self.tokenizer, parts)?;
+    fn judge(&self, parts: &[Part<'_>]) -> Result<(Tail, Seam, bool)> {
+        let open_ids = &self.ids[self.open_start..];
+        let tail = self.open.encode_with(&self.tokenizer, open_ids, parts)?;
+        let Tail { kept, ref encoded, boundary } = tail;
         let continues = self.open.edge() == Edge::Continue && !encoded.hard_at(0);
         if continues && boundary == 0 {
             let right = Joined::new(parts.iter().copied());
             let seam = self.seam_after_frozen(&right, encoded.ids.clone())?;
             let merged = !seam.exact;
-            return Ok((encoded, seam, merged));
+            return Ok((tail, seam, merged));
         }
         let mut seam = Seam::between_texts(
             &self.tokenizer,
-            &self.ids[self.open_start..],
+            &open_ids[kept..],
             &encoded.ids,
             boundary == 0 || encoded.hard_at(boundary),
             || Joined::new(parts.iter().copied()),
         )?;
         let mut merged = self.open_is_merged;
-        if continues && !merged {
+        // Where its first tokens stay, what they do beside the frozen ones stays too.
+        if continues && !merged && kept == 0 {
             // What now stands on the right may merge with frozen tokens where less of it did not.
             let right = parts.iter().fold(self.open.joined(), |mut right, part| {
                 right.push(*part);
@@ -249,7 +252,7 @@ impl Trajectory {
                 seam = Seam { kind, exact, canonical_ids, merge, ..seam };
             }
         }
-        Ok((encoded, seam, merged))
+        Ok((tail, seam, merged))
     }
 
     fn seam_before_sample(&self, ids: &[u32]) -> Result<Seam> {
@@ -292,13 +295,14 @@ impl Trajectory {
     }
 
     /// Writes the tokens of the open text over those that it had, then closes what is final.
-    fn write_open(&mut self, encoded: Encoded) {
-        self.ids.truncate(self.open_start);
-        self.logprobs.truncate(self.open_start);
-        self.provenance.truncate(self.open_start);
-        self.provenance.extend(self.open.provenance_of(&encoded));
-        let closed = self.open.close(&self.tokenizer, &encoded);
-        self.ids.extend(encoded.ids);
+    fn write_open(&mut self, tail: Tail) {
+        let kept = self.open_start + tail.kept;
+        self.ids.truncate(kept);
+        self.logprobs.truncate(kept);
+        self.provenance.truncate(kept);
+        self.provenance.extend(self.open.provenance_of(&tail.encoded));
+        let closed = self.open.close(&self.tokenizer, &tail);
+        self.ids.extend(tail.encoded.ids);
         self.logprobs.resize(self.ids.len(), f32::NAN);
         if let Some(tokens) = closed.to_hard_token {
             self.barrier = self.open_start + tokens;

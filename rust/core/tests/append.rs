@@ -1,100 +1,239 @@
-//! Text in pieces is the whole text: random tokenizers, compared with `tokenizers` after every
-//! append. `ABUT_FUZZ_APPENDS` says how many; `ABUT_FUZZ_SEED` where to begin.
+//! Text in pieces is the whole text: compared with `tokenizers` after every append.
+//!
+//! `make fuzz` goes on for as long as it is told. `ABUT_FUZZ_SEED` says where to begin,
+//! `ABUT_FUZZ_APPENDS` or `ABUT_FUZZ_SECONDS` where to end.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use abut_core::{AddedMode, Overrides, Part, Provenance, SeamKind, Tokenizer, Trajectory};
+use abut_core::{
+    AddedMode, Edge, Overrides, Part, PartKind, Provenance, SeamKind, Tokenizer, Trajectory,
+};
+use serde_json::Value;
 use support::Oracle;
-use support::random::{Rng, text, tokenizer};
+use support::random::{PATTERNS, Rng, everything, text, tokenizer};
 
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+type Outcome = Result<(), String>;
+
+/// One tokenizer, the oracle that is told the same file, and the characters of its texts.
+struct Case {
+    ours: Arc<Tokenizer>,
+    oracle: Oracle,
+    chars: Vec<char>,
 }
 
-/// Appends random pieces to a new trajectory; says how each was decided.
-fn append_in_pieces(
-    rng: &mut Rng,
-    ours: &Arc<Tokenizer>,
-    oracle: &Oracle,
-    chars: &[char],
-    kinds: &mut BTreeMap<&'static str, u64>,
-) -> Result<u64, String> {
-    let mut whole = String::new();
-    let mut trajectory = Trajectory::new(ours.clone());
-    let mut appends = 0;
-    for _ in 0..1 + rng.below(12) {
-        let piece = text(rng, chars, 5);
-        let before = trajectory.ids().to_vec();
-        whole.push_str(&piece);
-        let Some(expected) = oracle.encode(&whole) else { break };
-        let seam = trajectory
-            .append_parts(&[Part::scaffold(&piece)], Provenance::Prompt)
-            .map_err(|error| format!("{whole:?} + {piece:?}: {error}"))?;
-        let told = [&before[..before.len() - seam.drop], &seam.ids[..]].concat();
-        if trajectory.ids() != expected || told != expected {
-            return Err(format!(
-                "{whole:?} ends in {piece:?}: {:?}, told {told:?}, expected {expected:?}",
-                trajectory.ids()
-            ));
+impl Case {
+    /// `None` where the file is refused.
+    fn new(json: &str, chars: Vec<char>) -> Option<Self> {
+        let ours = Arc::new(Tokenizer::from_json(json, &Overrides::default()).ok()?);
+        Some(Self { ours, oracle: Oracle::new(json.parse().ok()?), chars })
+    }
+
+    /// Scaffold in pieces against `tokenizers`.
+    fn append_text(&self, rng: &mut Rng, counts: &mut Counts) -> Outcome {
+        let mut whole = String::new();
+        let mut trajectory = Trajectory::new(self.ours.clone());
+        for _ in 0..=rng.below(12) {
+            let piece = text(rng, &self.chars, 5);
+            let before = trajectory.ids().to_vec();
+            whole.push_str(&piece);
+            let Some(expected) = self.oracle.encode(&whole) else { break };
+            let seam = trajectory
+                .append_parts(&[Part::scaffold(&piece)], Provenance::Prompt)
+                .map_err(|error| format!("{whole:?} + {piece:?}: {error}"))?;
+            let told = [&before[..before.len() - seam.drop], &seam.ids[..]].concat();
+            if trajectory.ids() != expected || told != expected {
+                let ids = trajectory.ids();
+                return Err(format!(
+                    "{whole:?}, last {piece:?}: {ids:?} told {told:?}, not {expected:?}"
+                ));
+            }
+            *counts.kinds.entry(seam.kind.as_str()).or_default() += 1;
+            if rng.one_in(4) {
+                let (a, b) = whole.split_at(whole.len() - piece.len());
+                self.judge_two_texts(a, b)?;
+                counts.pairs += 1;
+            }
         }
-        *kinds.entry(seam.kind.as_str()).or_default() += 1;
-        appends += 1;
+        Ok(())
+    }
+
+    /// `seam` and `is_additive` against three independent encodes.
+    fn judge_two_texts(&self, a: &str, b: &str) -> Outcome {
+        let encode = |text: &str| self.oracle.encode(text);
+        let (Some(left), Some(right), Some(joined)) =
+            (encode(a), encode(b), encode(&[a, b].concat()))
+        else {
+            return Ok(());
+        };
+        let seam = self.ours.seam(a, b, AddedMode::Parse).map_err(|e| e.to_string())?;
+        let told = [&left[..left.len() - seam.drop], &seam.ids[..]].concat();
+        let additive = self.ours.is_additive(a, b, AddedMode::Parse).map_err(|e| e.to_string())?;
+        if told != joined || additive != ([left, right].concat() == joined) {
+            return Err(format!("{a:?} | {b:?}: {seam:?}, additive {additive}, not {joined:?}"));
+        }
+        Ok(())
+    }
+
+    /// Scaffold and content in pieces against the parts as a whole; content mints nothing.
+    fn append_parts(&self, rng: &mut Rng, counts: &mut Counts) -> Outcome {
+        let kinds = if rng.one_in(2) {
+            &[PartKind::Content, PartKind::Scaffold][..]
+        } else {
+            &[PartKind::Content]
+        };
+        let parts: Vec<(PartKind, String)> =
+            (0..=rng.below(10)).map(|_| (rng.pick(kinds), text(rng, &self.chars, 4))).collect();
+        let all: Vec<Part<'_>> =
+            parts.iter().map(|(kind, text)| Part { kind: *kind, text }).collect();
+        let mut trajectory = Trajectory::new(self.ours.clone());
+        for end in 1..=all.len() {
+            // A control token of one character that the vocabulary can write in no other way.
+            let Ok(expected) = self.ours.encode_parts(&all[..end], Edge::Start) else { break };
+            trajectory
+                .append_parts(&all[end - 1..end], Provenance::Env)
+                .map_err(|error| format!("{:?}: {error}", &all[..end]))?;
+            if trajectory.ids() != expected {
+                return Err(format!("{:?}: {:?}, not {expected:?}", &all[..end], trajectory.ids()));
+            }
+            counts.parts += 1;
+        }
+        let is_control = |id: &u32| {
+            let mut added = self.ours.added_tokens().iter();
+            added.any(|token| token.id == *id && token.control && token.content != "?")
+        };
+        if kinds.len() == 1 && trajectory.ids().iter().any(is_control) {
+            return Err(format!("{all:?} became a control token: {:?}", trajectory.ids()));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    tokenizers: u64,
+    /// Appends of text, by how their seam was decided.
+    kinds: BTreeMap<&'static str, u64>,
+    /// Appends of scaffold and content.
+    parts: u64,
+    /// Pairs of texts.
+    pairs: u64,
+}
+
+impl Counts {
+    fn appends(&self) -> u64 {
+        self.kinds.values().sum::<u64>() + self.parts
+    }
+}
+
+fn try_case(case: &Case, rng: &mut Rng, rounds: usize, counts: &mut Counts) -> Outcome {
+    for _ in 0..rounds {
         if rng.one_in(4) {
-            let (a, b) = whole.split_at(whole.len() - piece.len());
-            two_texts(ours, oracle, a, b)?;
+            case.append_parts(rng, counts)?;
+        } else {
+            case.append_text(rng, counts)?;
         }
     }
-    Ok(appends)
+    counts.tokenizers += 1;
+    Ok(())
 }
 
-fn two_texts(ours: &Tokenizer, oracle: &Oracle, a: &str, b: &str) -> Result<(), String> {
-    let encode = |text: &str| oracle.encode(text);
-    let whole = [a, b].concat();
-    let (Some(left), Some(right), Some(joined)) = (encode(a), encode(b), encode(&whole)) else {
-        return Ok(());
-    };
-    let seam = ours.seam(a, b, AddedMode::Parse).map_err(|e| e.to_string())?;
-    let told = [&left[..left.len() - seam.drop], &seam.ids[..]].concat();
-    let additive = ours.is_additive(a, b, AddedMode::Parse).map_err(|e| e.to_string())?;
-    if told != joined || additive != ([left, right].concat() == joined) {
-        return Err(format!("{a:?} | {b:?}: {seam:?}, additive {additive}, joined {joined:?}"));
+/// Random tokenizers until `stop`, each with a seed of its own that a failure prints.
+fn fuzz(seed: u64, counts: &mut Counts, stop: impl Fn(&Counts) -> bool) {
+    std::panic::set_hook(Box::new(|_| {})); // the oracle's own panics are expected
+    for number in 0u64.. {
+        if stop(counts) {
+            break;
+        }
+        let mut rng = Rng(seed.wrapping_add(number << 32));
+        let (config, chars) = tokenizer(&mut rng);
+        let json = config.to_string();
+        let Some(case) = Case::new(&json, chars) else { continue };
+        if let Err(problem) = try_case(&case, &mut rng, 100, counts) {
+            println!("tokenizer {number} of seed {seed}: {json}\n{problem}");
+            panic!("{problem}");
+        }
     }
-    Ok(())
+}
+
+/// The real tokenizers, and Qwen3's vocabulary behind other pre-tokenizers.
+fn real_cases() -> Vec<(String, Case)> {
+    let Some(folder) = std::env::var_os("ABUT_TOKENIZERS") else { return Vec::new() };
+    let read = |name: &str| -> String {
+        std::fs::read_to_string(Path::new(&folder).join(name).join("tokenizer.json")).unwrap()
+    };
+    let qwen3 = read("qwen3");
+    let mut files = vec![("mistral_v3".to_owned(), read("mistral_v3"))];
+    let config: Value = serde_json::from_str(&qwen3).unwrap();
+    for (index, pattern) in PATTERNS.iter().enumerate() {
+        let mut other = config.clone();
+        other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (*pattern).into();
+        other["model"]["ignore_merges"] = (index % 2 == 1).into();
+        files.push((format!("qwen3 with pattern {index}"), other.to_string()));
+    }
+    files.push(("qwen3".to_owned(), qwen3));
+    let case = |(name, json): (String, String)| (name, Case::new(&json, everything()).unwrap());
+    files.into_iter().map(case).collect()
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
 #[test]
 fn text_in_pieces_is_the_whole_text() {
-    let seed = setting("ABUT_FUZZ_SEED", 1);
-    let wanted = setting("ABUT_FUZZ_APPENDS", 30_000);
-    std::panic::set_hook(Box::new(|_| {})); // the oracle's own panics are expected
-    let (mut appends, mut tokenizers) = (0, 0u64);
-    let mut kinds = BTreeMap::new();
-    while appends < wanted {
-        let mut rng = Rng(seed.wrapping_add(tokenizers << 32));
-        let (config, chars) = tokenizer(&mut rng);
-        tokenizers += 1;
-        let json = config.to_string();
-        let (Ok(ours), Ok(oracle)) = (
-            Tokenizer::from_json(&json, &Overrides::default()),
-            json.parse::<tokenizers::Tokenizer>(),
-        ) else {
-            continue;
-        };
-        let (ours, oracle) = (Arc::new(ours), Oracle::new(oracle));
-        for _ in 0..100 {
-            match append_in_pieces(&mut rng, &ours, &oracle, &chars, &mut kinds) {
-                Ok(more) => appends += more,
-                Err(problem) => {
-                    println!("tokenizer {} of seed {seed}: {json}\n{problem}", tokenizers - 1);
-                    panic!("{problem}");
-                }
-            }
-        }
+    let mut counts = Counts::default();
+    fuzz(1, &mut counts, |counts| counts.appends() > 40_000);
+    assert!(counts.kinds[SeamKind::Window.as_str()] > 5_000, "{counts:?}");
+    assert!(counts.kinds[SeamKind::Merged.as_str()] > 500, "{counts:?}");
+}
+
+#[test]
+fn windows_are_flat_where_they_are_promised() {
+    // Ordinary words: the run at the end is a word, whatever stands before it.
+    for pattern in &PATTERNS[..8] {
+        let json = serde_json::json!({
+            "version": "1.0",
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern},
+                "behavior": "Isolated", "invert": false},
+            "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+        });
+        let ours = Tokenizer::from_json(&json.to_string(), &Overrides::default()).unwrap();
+        assert_eq!(ours.profile().opaque_because, None, "{pattern}");
+        let seam = ours.seam("one two", " three", AddedMode::Parse).unwrap();
+        assert_eq!(seam.kind, SeamKind::Window, "{pattern}");
     }
-    println!("seed {seed}: {appends} appends to {tokenizers} tokenizers equal, {kinds:?}");
-    assert!(kinds[SeamKind::Window.as_str()] > wanted / 10, "{kinds:?}");
+}
+
+#[test]
+#[ignore = "runs for ABUT_FUZZ_SECONDS, or until there were ABUT_FUZZ_APPENDS"]
+fn fuzz_appends() {
+    let seed = setting("ABUT_FUZZ_SEED").unwrap_or_else(|| std::process::id().into());
+    println!("seed {seed}");
+    let began = Instant::now();
+    let seconds = setting("ABUT_FUZZ_SECONDS").map(Duration::from_secs);
+    let most = setting("ABUT_FUZZ_APPENDS");
+    let done = |counts: &Counts| match most {
+        Some(most) => counts.appends() >= most,
+        None => began.elapsed() >= seconds.unwrap_or(Duration::from_secs(10)),
+    };
+    let mut counts = Counts::default();
+    for (name, case) in real_cases() {
+        let mut rng = Rng(seed);
+        try_case(&case, &mut rng, 1000, &mut counts).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let real = (counts.tokenizers, counts.appends());
+    fuzz(seed, &mut counts, done);
+    println!(
+        "{} appends equal, {} of them to {} real tokenizers",
+        counts.appends(),
+        real.1,
+        real.0
+    );
+    println!("{counts:?}");
 }

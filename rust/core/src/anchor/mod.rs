@@ -20,7 +20,7 @@ use tokenizers::models::ModelWrapper;
 
 use crate::tokenizer::{AddedToken, Loaded};
 use normal::Normal;
-use pieces::Pieces;
+use pieces::{Pieces, Place};
 use vocabulary::Vocabulary;
 
 /// What decides whether a place is an anchor.
@@ -35,16 +35,15 @@ pub(crate) struct Anchors {
 
 impl Anchors {
     /// `Err` names the stage that has no anchors.
-    pub fn new(
-        loaded: &Loaded,
-        raw: Spelled,
-        normalized: Spelled,
-    ) -> Result<Self, String> {
+    pub fn new(loaded: &Loaded, raw: Spelled, normalized: Spelled) -> Result<Self, String> {
         let normal = Normal::new(&loaded.normalizer)?;
         let pieces = Pieces::new(&loaded.pre_tokenizer)?;
         // The bytes of a byte-level vocabulary stand beside each other in nearly every way.
-        let vocabulary =
-            if pieces.are_bytes() { None } else { Vocabulary::new(&loaded.pipeline.model, &loaded.settings) };
+        let vocabulary = if pieces.are_bytes() {
+            None
+        } else {
+            Vocabulary::new(&loaded.pipeline.model, &loaded.settings)
+        };
         if vocabulary.is_none() && !pieces.can_cut() {
             return Err("no pre-tokenizer".to_owned());
         }
@@ -79,15 +78,32 @@ impl Anchors {
         None
     }
 
-    fn holds(&self, left: char, right: char, next: Option<char>, model: &ModelWrapper) -> bool {
+    /// Whether text can be taken up again at byte `at`, but for what the model merges across it.
+    pub fn can_restart(&self, text: &str, at: usize) -> bool {
+        let mut after = text[at..].chars();
+        let (left, right) = (text[..at].chars().next_back(), after.next());
+        left.zip(right).is_some_and(|(l, r)| self.place(l, r, after.next()).is_some())
+    }
+
+    /// Whether two tokens that the model does not merge when they meet are sure to stay.
+    pub fn certify(&self) -> bool {
+        self.vocabulary.as_ref().is_some_and(Vocabulary::merges)
+    }
+
+    /// What happens at a place where every stage before the model comes apart.
+    fn place(&self, left: char, right: char, next: Option<char>) -> Option<Place> {
         if !self.raw.parts(left, right) {
-            return false;
+            return None;
         }
-        let Some((left, right)) = self.normal.around(left, right, next) else { return false };
+        let (left, right) = self.normal.around(left, right, next)?;
         if !self.normalized.parts(left, right) {
-            return false;
+            return None;
         }
-        let Some(place) = self.pieces.between(left, right) else { return false };
+        self.pieces.between(left, right)
+    }
+
+    fn holds(&self, left: char, right: char, next: Option<char>, model: &ModelWrapper) -> bool {
+        let Some(place) = self.place(left, right, next) else { return false };
         let parted = |vocabulary: &Vocabulary| vocabulary.parts(model, place.left, place.right);
         place.cut || self.vocabulary.as_ref().is_some_and(parted)
     }
@@ -120,9 +136,8 @@ impl Spelled {
 
     /// Whether no token reaches over the place between the two, or ends there.
     fn parts(&self, left: char, right: char) -> bool {
-        !self.ends.contains(&left)
-            && !self.pairs.contains(&(left, right))
-            && !self.single_words.contains(&right)
-            && !(self.strips && left.is_whitespace())
+        let reached = self.pairs.contains(&(left, right));
+        let ended = self.ends.contains(&left) || (self.strips && left.is_whitespace());
+        !(reached || ended || self.single_words.contains(&right))
     }
 }

@@ -70,8 +70,7 @@ impl Normal {
         }
         let composes = found.iter().any(|s| matches!(s, Stage::Map { composes: true, .. }));
         let mut normal = Self { stages: found, composes, ascii: Vec::new() };
-        normal.ascii =
-            (0..128u8).map(|code| normal.side(char::from(code))).collect();
+        normal.ascii = (0..128u8).map(|code| normal.side(char::from(code))).collect();
         Ok(normal)
     }
 
@@ -117,11 +116,11 @@ impl Normal {
                     normalizer
                 }
             };
-            let mut normalized = NormalizedString::from(text.as_str());
-            if normalizer.normalize(&mut normalized).is_err() {
+            let mut after = NormalizedString::from(text.as_str());
+            if normalizer.normalize(&mut after).is_err() {
                 return Side { first: None, last: None };
             }
-            normalized.get().clone_into(&mut text);
+            after.get().clone_into(&mut text);
             if let Stage::Map { composes: true, .. } = stage {
                 last &= text.chars().all(starts_apart);
             }

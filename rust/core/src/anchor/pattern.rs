@@ -38,7 +38,8 @@ impl Pattern {
         }
         // What looks ahead may not match after all, and what never gives back may leave nothing
         // for the rest: neither is sure to match.
-        let possessive = ["++", "*+", "?+"].iter().any(|quantifier| expression.contains(quantifier));
+        let possessive =
+            ["++", "*+", "?+"].iter().any(|quantifier| expression.contains(quantifier));
         let sure = expression.replace(NOT_SPACE_AHEAD, NOTHING);
         Some(Self {
             attempts: Relation::new(&expression.replace(NOT_SPACE_AHEAD, ""))?,

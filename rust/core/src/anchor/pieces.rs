@@ -17,11 +17,14 @@ pub(crate) struct Pieces(Vec<Stage>);
 
 #[derive(Debug)]
 enum Stage {
-    Split { by: By, behavior: Behavior },
+    Split {
+        by: By,
+        behavior: Behavior,
+    },
     /// A space becomes this character.
     Space(char),
     /// Each byte becomes a character.
-    Bytes([char; 256]),
+    Bytes(Box<[char; 256]>),
     /// Writes this before every piece that does not begin with it.
     Prefix(char),
 }
@@ -30,9 +33,11 @@ enum Stage {
 #[derive(Debug)]
 enum By {
     Pattern(Box<Pattern>),
-    /// Single characters; `None` where it is not known.
-    Chars(fn(char) -> Option<bool>),
+    // Single characters.
     Char(char),
+    Whitespace,
+    Numeric,
+    Punctuation,
 }
 
 /// What becomes of the matches.
@@ -72,20 +77,20 @@ impl Pieces {
             match name {
                 "Whitespace" => found.push(split(pattern(WHITESPACE)?, Behavior::Apart)),
                 "WhitespaceSplit" => {
-                    found.push(split(By::Chars(is_whitespace), Behavior::Apart));
+                    found.push(split(By::Whitespace, Behavior::Apart));
                 }
                 "BertPreTokenizer" => {
-                    found.push(split(By::Chars(is_whitespace), Behavior::Apart));
-                    found.push(split(By::Chars(is_punctuation), Behavior::Apart));
+                    found.push(split(By::Whitespace, Behavior::Apart));
+                    found.push(split(By::Punctuation, Behavior::Apart));
                 }
                 "Punctuation" => {
                     let behavior = behavior(config, refuse)?;
-                    found.push(split(By::Chars(is_punctuation), behavior));
+                    found.push(split(By::Punctuation, behavior));
                 }
                 "Digits" => {
                     let apart = flag("individual_digits", false);
                     let behavior = if apart { Behavior::Apart } else { Behavior::Contiguous };
-                    found.push(split(By::Chars(is_numeric), behavior));
+                    found.push(split(By::Numeric, behavior));
                 }
                 "CharDelimiterSplit" => {
                     let delimiter = character(config, "delimiter").ok_or_else(|| refuse(""))?;
@@ -113,7 +118,7 @@ impl Pieces {
                     if flag("use_regex", true) {
                         found.push(split(pattern(BYTE_LEVEL)?, Behavior::Apart));
                     }
-                    found.push(Stage::Bytes(byte_chars()));
+                    found.push(Stage::Bytes(Box::new(byte_chars())));
                 }
                 "Metaspace" => {
                     let space = character(config, "replacement").ok_or_else(|| refuse(""))?;
@@ -171,23 +176,31 @@ impl Pieces {
 impl By {
     /// Whether there is a cut; `None` where a match may reach over the two.
     fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<bool> {
-        let (left, right) = match self {
-            Self::Pattern(pattern) => {
-                if !(is_settled(left) && is_settled(right)) || pattern.joins(left, right) {
-                    return None;
-                }
-                let sure = |c| pattern.always_matches(c).then_some(true);
-                (sure(left), sure(right))
+        if let Self::Pattern(pattern) = self {
+            if !(is_settled(left) && is_settled(right)) || pattern.joins(left, right) {
+                return None;
             }
-            Self::Chars(matches) => (matches(left), matches(right)),
-            Self::Char(c) => (Some(left == *c), Some(right == *c)),
-        };
+        }
+        let (left, right) = (self.matches(left), self.matches(right));
         Some(match behavior {
             Behavior::Apart => left == Some(true) || right == Some(true),
             Behavior::WithPrevious => left == Some(true),
             Behavior::WithNext => right == Some(true),
             Behavior::Contiguous => left.zip(right).is_some_and(|(left, right)| left != right),
         })
+    }
+
+    /// Whether a match holds this character wherever it stands; `None` where it is not known.
+    fn matches(&self, c: char) -> Option<bool> {
+        match self {
+            Self::Pattern(pattern) => pattern.always_matches(c).then_some(true),
+            Self::Char(only) => Some(c == *only),
+            Self::Whitespace => Some(c.is_whitespace()),
+            Self::Numeric => Some(c.is_numeric()),
+            Self::Punctuation if c.is_ascii() => Some(c.is_ascii_punctuation()),
+            // What is punctuation beyond ASCII depends on the version of Unicode.
+            Self::Punctuation => (c.is_alphanumeric() || c.is_whitespace()).then_some(false),
+        }
     }
 }
 
@@ -203,24 +216,6 @@ fn behavior(config: &Value, refuse: impl Fn(&str) -> String) -> Result<Behavior,
 
 fn character(config: &Value, key: &str) -> Option<char> {
     config.get(key).and_then(Value::as_str).and_then(|text| text.chars().next())
-}
-
-// As `WhitespaceSplit` and `Digits` ask.
-fn is_whitespace(c: char) -> Option<bool> {
-    Some(c.is_whitespace())
-}
-
-fn is_numeric(c: char) -> Option<bool> {
-    Some(c.is_numeric())
-}
-
-/// What is punctuation beyond ASCII depends on the version of Unicode.
-fn is_punctuation(c: char) -> Option<bool> {
-    if c.is_ascii() {
-        Some(c.is_ascii_punctuation())
-    } else {
-        (c.is_alphanumeric() || c.is_whitespace()).then_some(false)
-    }
 }
 
 /// Whether every version of Unicode in use puts the character into the same classes: those of

@@ -15,6 +15,8 @@ use crate::tokenizer::ModelSettings;
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
     table: OnceLock<Option<Table>>,
+    /// Whether tokens are made by merges.
+    merges: bool,
     /// What the model gives to characters that it does not have. Neighbours become one token.
     unk: Option<String>,
     /// Whether characters that the vocabulary lacks may become bytes.
@@ -44,9 +46,15 @@ impl Vocabulary {
         };
         sound.then(|| Self {
             table: OnceLock::new(),
+            merges: matches!(model, ModelWrapper::BPE(_)),
             unk: unk_piece(model, settings),
             byte_fallback: settings.byte_fallback,
         })
+    }
+
+    /// Whether tokens are made by merges.
+    pub fn merges(&self) -> bool {
+        self.merges
     }
 
     /// Whether no token can hold both characters, side by side.
@@ -60,8 +68,7 @@ impl Vocabulary {
     /// the unknown token may take part in merges.
     fn knows(&self, table: &Table, c: char) -> bool {
         (self.byte_fallback && table.all_bytes)
-            || (table.singles.contains(&c)
-                && !self.unk.as_ref().is_some_and(|unk| unk.contains(c)))
+            || (table.singles.contains(&c) && !self.unk.as_ref().is_some_and(|unk| unk.contains(c)))
     }
 }
 
@@ -109,7 +116,6 @@ fn unk_piece(model: &ModelWrapper, settings: &ModelSettings) -> Option<String> {
 /// SentencePiece model, or as short as one. The score of a path then does not depend on what
 /// stands before it.
 fn sums_exactly(score: f64) -> bool {
-    const STEP: f64 = (1u64 << 26) as f64;
-    let steps = score * STEP;
-    score.abs() < 4096.0 && steps == steps.trunc()
+    const STEPS: f64 = 67_108_864.0; // 2^26 in one
+    score.abs() < 4096.0 && (score * STEPS).fract().abs() < f64::MIN_POSITIVE
 }

@@ -85,7 +85,9 @@ impl Pipeline {
             return self.encode_slice(&normalized, whole, segment, out);
         };
         let cuts = cutter.cut(normalized.get(), segment.joined.any_scaffold(), |range| {
-            segment.run_around_normalized(&normalized, range)
+            segment
+                .run_around_normalized(&normalized, range)
+                .filter(|_| self.spells_alone(segment, &normalized, range))
         });
         let mut from = 0;
         for cut in cuts {
@@ -98,6 +100,29 @@ impl Pipeline {
             from = cut.range.end;
         }
         self.encode_slice(&normalized, from..normalized.get().len(), segment, out)
+    }
+
+    /// Whether the scaffold that a range of the normalized text came from becomes it without the
+    /// content around it, which a normalizer may have composed or replaced together with it.
+    fn spells_alone(
+        &self,
+        segment: &Segment<'_>,
+        normalized: &NormalizedString,
+        range: &Range<usize>,
+    ) -> bool {
+        if segment.joined.is_all_scaffold() {
+            return true;
+        }
+        let original = normalized.convert_offsets(Span::Normalized(range.clone()));
+        let Some(source) = original.and_then(|original| segment.text.get(original)) else {
+            return false;
+        };
+        [Edge::Segment, Edge::Interior].into_iter().any(|edge| {
+            let mut alone = NormalizedString::from(source);
+            let normalizer = self.normalizers[edge as usize].as_ref();
+            normalizer.is_none_or(|normalizer| normalizer.normalize(&mut alone).is_ok())
+                && alone.get() == &normalized.get()[range.clone()]
+        })
     }
 
     fn encode_slice(

@@ -78,14 +78,13 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
         .map_err(|_| bad("model: the vocabulary and the merges contradict each other".to_owned()))?
         .map_err(|e| bad(format!("model: {e}")))?;
 
-    let normalizers = try_map(Edge::ALL, |edge| {
+    let normalizers = by_edge(|edge| {
         let value = normalizer_at(&file.normalizer, edge);
         value.map(serde_json::from_value::<NormalizerWrapper>).transpose()
     })
     .map_err(|e| bad(format!("normalizer: {e}")))?;
-    let pre_tokenizers =
-        try_map(Edge::ALL, |edge| EdgePreTokenizer::new(&file.pre_tokenizer, edge))
-            .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
+    let pre_tokenizers = by_edge(|edge| EdgePreTokenizer::new(&file.pre_tokenizer, edge))
+        .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
 
     check_overrides(overrides, &file.added_tokens)?;
     let added = number_added_tokens(file.added_tokens, &model, overrides);
@@ -169,10 +168,10 @@ fn number_added_tokens(
     by_id.into_values().collect()
 }
 
-fn try_map<A, B, E>(
-    values: [A; 4],
-    f: impl Fn(A) -> std::result::Result<B, E>,
-) -> std::result::Result<[B; 4], E> {
-    let [a, b, c, d] = values;
-    Ok([f(a)?, f(b)?, f(c)?, f(d)?])
+/// One for each edge.
+fn by_edge<T, E>(
+    load: impl Fn(Edge) -> std::result::Result<T, E>,
+) -> std::result::Result<[T; 4], E> {
+    let [start, segment, goes_on, interior] = Edge::ALL;
+    Ok([load(start)?, load(segment)?, load(goes_on)?, load(interior)?])
 }

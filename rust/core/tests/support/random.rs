@@ -53,7 +53,19 @@ const ALPHABET: &str = "aabbeeste ABEĳ  \n\r\t12'.,-_<|>/▁é\u{301}ſß中文
 
 /// Words that some normalizer, pattern or added token is about.
 const SPELLED: [&str; 14] = [
-    "<|a|>", "<b>", "don't", "  ", "\n\n", " \n ", "e\u{301}", "ab", "1234", "</s>", "AbC", "'re", "QQ",
+    "<|a|>",
+    "<b>",
+    "don't",
+    "  ",
+    "\n\n",
+    " \n ",
+    "e\u{301}",
+    "ab",
+    "1234",
+    "</s>",
+    "AbC",
+    "'re",
+    "QQ",
     "hello world",
 ];
 
@@ -69,8 +81,13 @@ pub fn text(rng: &mut Rng, chars: &[char], most: usize) -> String {
     text
 }
 
+/// The whole alphabet, letters more often than the rest.
+pub fn everything() -> Vec<char> {
+    ALPHABET.chars().chain('a'..='z').collect()
+}
+
 /// The alphabet of one tokenizer: few characters meet often.
-pub fn alphabet(rng: &mut Rng) -> Vec<char> {
+fn alphabet(rng: &mut Rng) -> Vec<char> {
     let all: Vec<char> = ALPHABET.chars().collect();
     (0..3 + rng.below(20)).map(|_| rng.pick(&all)).chain("a ".chars()).collect()
 }
@@ -97,15 +114,14 @@ fn normalizer(rng: &mut Rng, depth: usize) -> Value {
         15 => json!({"type": "Prepend", "prepend": " "}),
         _ => {
             let inner: Vec<Value> =
-                (0..1 + rng.below(3)).map(|_| normalizer(rng, depth - 1)).collect();
+                (0..=rng.below(2)).map(|_| normalizer(rng, depth - 1)).collect();
             json!({"type": "Sequence", "normalizers": inner})
         }
     }
 }
 
 fn pre_tokenizer(rng: &mut Rng, depth: usize) -> Value {
-    let behaviors =
-        ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
+    let behaviors = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
     match rng.below(if depth == 0 { 17 } else { 22 }) {
         0 => json!({"type": "Whitespace"}),
         1 => json!({"type": "WhitespaceSplit"}),
@@ -126,7 +142,7 @@ fn pre_tokenizer(rng: &mut Rng, depth: usize) -> Value {
         16 => json!({"type": "FixedLength", "length": 1 + rng.below(4)}),
         _ => {
             let inner: Vec<Value> =
-                (0..2 + rng.below(2)).map(|_| pre_tokenizer(rng, depth - 1)).collect();
+                (0..=1 + rng.below(2)).map(|_| pre_tokenizer(rng, depth - 1)).collect();
             json!({"type": "Sequence", "pretokenizers": inner})
         }
     }
@@ -150,6 +166,31 @@ fn words(config: &Value, sample: &str) -> Vec<String> {
     splits.into_iter().map(|(word, _, _)| word.to_owned()).filter(|word| !word.is_empty()).collect()
 }
 
+/// The entries of a vocabulary, each once, in the order of their ids; the first is unknown.
+struct Vocab(Vec<String>);
+
+impl Vocab {
+    fn add(&mut self, piece: impl Into<String>) {
+        let piece = piece.into();
+        if !self.0.contains(&piece) {
+            self.0.push(piece);
+        }
+    }
+
+    fn json(&self) -> Value {
+        let entries = self.0.iter().enumerate();
+        Value::Object(entries.map(|(id, piece)| (piece.clone(), json!(id))).collect())
+    }
+}
+
+/// A part of a word, and whether it begins it.
+fn part_of(rng: &mut Rng, words: &[String]) -> (String, bool) {
+    let word: Vec<char> = rng.pick(words).chars().collect();
+    let from = rng.below(word.len());
+    let to = (from + 1 + rng.below(5)).min(word.len());
+    (word[from..to].iter().collect(), from == 0)
+}
+
 fn model(rng: &mut Rng, words: &[String]) -> Value {
     let mut chars: BTreeSet<String> =
         words.iter().flat_map(|word| word.chars()).map(String::from).collect();
@@ -157,117 +198,102 @@ fn model(rng: &mut Rng, words: &[String]) -> Value {
         let unknown = chars.iter().nth(rng.below(chars.len())).unwrap().clone();
         chars.remove(&unknown);
     }
-    let mut pieces: Vec<String> = vec!["?".to_owned()];
-    let add = |piece: String, pieces: &mut Vec<String>| {
-        if !pieces.contains(&piece) {
-            pieces.push(piece);
-        }
-    };
+    let mut vocab = Vocab(vec!["?".to_owned()]);
     for c in &chars {
-        add(c.clone(), &mut pieces);
+        vocab.add(c.clone());
     }
-    let some_text = |rng: &mut Rng| {
-        let word: Vec<char> = rng.pick(words).chars().collect();
-        let from = rng.below(word.len());
-        let to = (from + 1 + rng.below(5)).min(word.len());
-        (from, word[from..to].iter().collect::<String>())
-    };
-    let vocab = |pieces: &[String]| -> Value {
-        pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), json!(id))).collect::<serde_json::Map<_, _>>().into()
-    };
     match rng.below(10) {
-        0 => {
-            for _ in 0..30 {
-                let (_, text) = some_text(rng);
-                add(text, &mut pieces);
-            }
-            let exact = !rng.one_in(4);
-            let entries: Vec<Value> = pieces
-                .iter()
-                .map(|piece| {
-                    let score = -f64::from(u32::try_from(rng.below(40)).unwrap()) / if exact { 8.0 } else { 7.1 };
-                    json!([piece, score])
-                })
-                .collect();
-            json!({"type": "Unigram", "unk_id": 0, "vocab": entries, "byte_fallback": false})
-        }
-        1 => {
-            for _ in 0..30 {
-                let (from, text) = some_text(rng);
-                add(if from == 0 { text } else { format!("##{text}") }, &mut pieces);
-            }
-            json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
-                "max_input_chars_per_word": 100, "vocab": vocab(&pieces)})
-        }
+        0 => unigram(rng, words, vocab),
+        1 => word_piece(rng, words, vocab),
         2 => {
             for word in words {
-                add(word.clone(), &mut pieces);
+                vocab.add(word.clone());
             }
-            json!({"type": "WordLevel", "unk_token": "?", "vocab": vocab(&pieces)})
+            json!({"type": "WordLevel", "unk_token": "?", "vocab": vocab.json()})
         }
-        _ => {
-            let fallback = rng.one_in(3);
-            if fallback {
-                for byte in 0..=255u8 {
-                    add(format!("<0x{byte:02X}>"), &mut pieces);
-                }
-            }
-            let ignore_merges = rng.one_in(4);
-            let marks = rng.one_in(8);
-            let mut merges: Vec<[String; 2]> = Vec::new();
-            for _ in 0..if marks { 0 } else { 4 + rng.below(20) } {
-                // Merge neighbours of a word as far as the merges so far go, and one pair more.
-                let mut symbols: Vec<String> =
-                    rng.pick(words).chars().take(12).map(String::from).collect();
-                for [left, right] in &merges {
-                    let mut at = 0;
-                    while at + 1 < symbols.len() {
-                        if symbols[at] == *left && symbols[at + 1] == *right {
-                            let tail = symbols.remove(at + 1);
-                            symbols[at].push_str(&tail);
-                        }
-                        at += 1;
-                    }
-                }
-                if symbols.len() < 2 {
-                    continue;
-                }
-                let at = rng.below(symbols.len() - 1);
-                let pair = [symbols[at].clone(), symbols[at + 1].clone()];
-                let known = |piece: &String| pieces.contains(piece);
-                if pair.iter().all(known) && !merges.contains(&pair) {
-                    add(pair.concat(), &mut pieces);
-                    merges.push(pair);
-                }
-            }
-            if ignore_merges {
-                for _ in 0..6 {
-                    let (_, text) = some_text(rng);
-                    add(text, &mut pieces);
-                }
-            }
-            let (prefix, suffix) = match (marks, rng.one_in(2)) {
-                (false, _) => (Value::Null, Value::Null),
-                (_, true) => (json!("##"), Value::Null),
-                (_, false) => (Value::Null, json!("</w>")),
-            };
-            if marks {
-                for piece in chars {
-                    add(format!("##{piece}"), &mut pieces);
-                    add(format!("{piece}</w>"), &mut pieces);
-                }
-            }
-            json!({"type": "BPE", "dropout": null, "unk_token": if rng.one_in(4) { Value::Null } else { json!("?") },
-                "continuing_subword_prefix": prefix, "end_of_word_suffix": suffix,
-                "fuse_unk": rng.one_in(2), "byte_fallback": fallback,
-                "ignore_merges": ignore_merges, "vocab": vocab(&pieces), "merges": merges})
-        }
+        3 => marked_bpe(rng, &chars, vocab),
+        _ => bpe(rng, words, vocab),
     }
 }
 
+fn unigram(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
+    for _ in 0..30 {
+        vocab.add(part_of(rng, words).0);
+    }
+    // Sums of the second kind are rounded.
+    let divisor = if rng.one_in(4) { 7.1 } else { 8.0 };
+    let score = |rng: &mut Rng| -f64::from(u32::try_from(rng.below(40)).unwrap()) / divisor;
+    let entries: Vec<Value> = vocab.0.iter().map(|piece| json!([piece, score(rng)])).collect();
+    json!({"type": "Unigram", "unk_id": 0, "vocab": entries, "byte_fallback": false})
+}
+
+fn word_piece(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
+    for _ in 0..30 {
+        let (text, begins) = part_of(rng, words);
+        vocab.add(if begins { text } else { format!("##{text}") });
+    }
+    json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": vocab.json()})
+}
+
+/// BPE that marks what continues or ends a word.
+fn marked_bpe(rng: &mut Rng, chars: &BTreeSet<String>, mut vocab: Vocab) -> Value {
+    for piece in chars {
+        vocab.add(format!("##{piece}"));
+        vocab.add(format!("{piece}</w>"));
+    }
+    let (prefix, suffix) =
+        if rng.one_in(2) { (json!("##"), Value::Null) } else { (Value::Null, json!("</w>")) };
+    json!({"type": "BPE", "dropout": null, "unk_token": "?", "fuse_unk": rng.one_in(2),
+        "continuing_subword_prefix": prefix, "end_of_word_suffix": suffix, "byte_fallback": false,
+        "ignore_merges": false, "vocab": vocab.json(), "merges": []})
+}
+
+fn bpe(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
+    let byte_fallback = rng.one_in(3);
+    if byte_fallback {
+        (0..=255u8).for_each(|byte| vocab.add(format!("<0x{byte:02X}>")));
+    }
+    let mut merges: Vec<[String; 2]> = Vec::new();
+    for _ in 0..4 + rng.below(20) {
+        // Neighbours in a word, as far as the merges so far go, and one pair more.
+        let mut symbols: Vec<String> = rng.pick(words).chars().take(12).map(String::from).collect();
+        for [left, right] in &merges {
+            let mut at = 0;
+            while at + 1 < symbols.len() {
+                if symbols[at] == *left && symbols[at + 1] == *right {
+                    let tail = symbols.remove(at + 1);
+                    symbols[at].push_str(&tail);
+                }
+                at += 1;
+            }
+        }
+        if symbols.len() < 2 {
+            continue;
+        }
+        let at = rng.below(symbols.len() - 1);
+        let pair = [symbols[at].clone(), symbols[at + 1].clone()];
+        if pair.iter().all(|piece| vocab.0.contains(piece)) && !merges.contains(&pair) {
+            vocab.add(pair.concat());
+            merges.push(pair);
+        }
+    }
+    let ignore_merges = rng.one_in(4);
+    if ignore_merges {
+        // Words that no merge reaches.
+        for _ in 0..6 {
+            vocab.add(part_of(rng, words).0);
+        }
+    }
+    let unk = if rng.one_in(4) { Value::Null } else { json!("?") };
+    json!({"type": "BPE", "dropout": null, "unk_token": unk, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": rng.one_in(2), "byte_fallback": byte_fallback,
+        "ignore_merges": ignore_merges, "vocab": vocab.json(), "merges": merges})
+}
+
 fn added_tokens(rng: &mut Rng, chars: &[char], normalizer: &Value, model: &Value) -> Vec<Value> {
-    let stage: Option<tokenizers::NormalizerWrapper> = (!normalizer.is_null())
-        .then(|| serde_json::from_value(normalizer.clone()).unwrap());
+    let stage: Option<tokenizers::NormalizerWrapper> =
+        (!normalizer.is_null()).then(|| serde_json::from_value(normalizer.clone()).unwrap());
     let mut patterns = BTreeSet::new();
     let mut added = Vec::new();
     for _ in 0..rng.below(5) {
@@ -293,10 +319,15 @@ fn added_tokens(rng: &mut Rng, chars: &[char], normalizer: &Value, model: &Value
         // Of two tokens with one pattern `tokenizers` takes one at random; an empty one is refused.
         // It duplicates text where whitespace that one token swallows begins another.
         let rstrip = flags[2] && !added.iter().any(|t: &Value| starts_with_space(&t["content"]));
-        let space = content.starts_with(char::is_whitespace) || pattern.get().starts_with(char::is_whitespace);
+        let space = content.starts_with(char::is_whitespace)
+            || pattern.get().starts_with(char::is_whitespace);
         let taken = added.iter().any(|t: &Value| t["rstrip"] == true);
-        if content.is_empty() || content == "?" || pattern.get().is_empty() || (space && (rstrip || taken))
-            || !patterns.insert(content.clone()) || (content != pattern.get() && !patterns.insert(pattern.get().to_owned()))
+        if content.is_empty()
+            || content == "?"
+            || pattern.get().is_empty()
+            || (space && (rstrip || taken))
+            || !patterns.insert(content.clone())
+            || (content != pattern.get() && !patterns.insert(pattern.get().to_owned()))
         {
             continue;
         }
@@ -320,11 +351,15 @@ pub fn tokenizer(rng: &mut Rng) -> (Value, Vec<char>) {
         "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null,
         "decoder": null,
     });
-    let sample: Vec<String> = (0..12).flat_map(|_| {
-        let sample = text(rng, &chars, 16);
-        words(&config, &sample)
-    }).chain(["a".to_owned()]).collect();
+    let sample: Vec<String> = (0..12)
+        .flat_map(|_| {
+            let sample = text(rng, &chars, 16);
+            words(&config, &sample)
+        })
+        .chain(["a".to_owned()])
+        .collect();
     config["model"] = model(rng, &sample);
-    config["added_tokens"] = added_tokens(rng, &chars, &config["normalizer"], &config["model"]).into();
+    config["added_tokens"] =
+        added_tokens(rng, &chars, &config["normalizer"], &config["model"]).into();
     (config, chars)
 }
