@@ -229,3 +229,47 @@ fn is_settled(c: char) -> bool {
         ranges.get(next).is_some_and(|range| range.start() <= c)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{
+        OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+    };
+
+    use super::*;
+
+    /// The characters that Oniguruma puts into a class, out of `all`.
+    fn of_onig(class: &str, all: &str) -> Vec<char> {
+        let pattern = SplitPattern::Regex(class.to_owned());
+        // Inverted: what does not match is removed.
+        let split = Split::new(pattern, SplitDelimiterBehavior::Removed, true).expect("a class");
+        let mut pieces = PreTokenizedString::from(all);
+        split.pre_tokenize(&mut pieces).expect("it splits");
+        let kept = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        kept.into_iter().flat_map(|(piece, _, _)| piece.chars()).collect()
+    }
+
+    #[test]
+    fn settled_characters_are_in_the_same_classes_for_both_engines() {
+        let all: String = ('\0'..=char::MAX).filter(|c| is_settled(*c)).collect();
+        let settled: std::collections::BTreeSet<char> = all.chars().collect();
+        let general = ["L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "N", "Nd", "P", "S", "Z"];
+        let classes = general.map(|name| format!(r"\p{{{name}}}"));
+        let others = [r"\s", r"\d", r"\p{Han}", r"[^\s\p{L}\p{N}]"].map(str::to_owned);
+        for class in classes.iter().chain(&others) {
+            let hir = regex_syntax::parse(class).expect("a class").into_kind();
+            let regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(own)) = hir
+            else {
+                panic!("{class} is no class");
+            };
+            let own = own.ranges().iter().flat_map(|range| range.start()..=range.end());
+            let own: Vec<char> = own.filter(|c| settled.contains(c)).collect();
+            let onig = of_onig(class, &all);
+            let differ = own.iter().filter(|c| onig.binary_search(c).is_err());
+            let differ: Vec<_> =
+                differ.chain(onig.iter().filter(|c| own.binary_search(c).is_err())).collect();
+            assert!(differ.is_empty(), "{class}: {differ:?}");
+        }
+    }
+}
