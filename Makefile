@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup build check test demo bench fuzz wheel
+.PHONY: setup build check test demo bench fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -49,8 +49,14 @@ demo: build
 bench: build
 	$(BIN)/python benchmarks/assembly.py
 
+# For as long as FUZZ_SECONDS says, twice; ABUT_FUZZ_APPENDS and ABUT_FUZZ_SEED fix the second.
 fuzz:
-	ABUT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --locked -p abut-core --test fuzz -- --ignored --nocapture
+	ABUT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p abut-core --test fuzz -- --ignored --nocapture
+	ABUT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p abut-core --test append -- --ignored --nocapture
+
+# Needs cargo-fuzz, and with it a nightly toolchain, or RUSTC_BOOTSTRAP=1 and FUZZ_FLAGS='-s none'.
+fuzz-coverage:
+	cargo fuzz run --fuzz-dir rust/fuzz $(FUZZ_FLAGS) append -- -max_total_time=$(FUZZ_SECONDS)
 
 wheel: setup
 	$(BIN)/maturin build --release --locked --sdist --out dist

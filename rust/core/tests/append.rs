@@ -161,9 +161,16 @@ fn fuzz(seed: u64, counts: &mut Counts, stop: impl Fn(&Counts) -> bool) {
     }
 }
 
-/// The real tokenizers, and Qwen3's vocabulary behind other pre-tokenizers.
+/// The package's own tokenizer.
+fn own_case() -> (String, Case) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
+    let json = std::fs::read_to_string(path).unwrap();
+    ("abut's own".to_owned(), Case::new(&json, everything()).unwrap())
+}
+
+/// Real tokenizers, and Qwen3's vocabulary behind other pre-tokenizers.
 fn real_cases() -> Vec<(String, Case)> {
-    let Some(folder) = std::env::var_os("ABUT_TOKENIZERS") else { return Vec::new() };
+    let Some(folder) = std::env::var_os("ABUT_TOKENIZERS") else { return vec![own_case()] };
     let read = |name: &str| -> String {
         std::fs::read_to_string(Path::new(&folder).join(name).join("tokenizer.json")).unwrap()
     };
@@ -178,7 +185,7 @@ fn real_cases() -> Vec<(String, Case)> {
     }
     files.push(("qwen3".to_owned(), qwen3));
     let case = |(name, json): (String, String)| (name, Case::new(&json, everything()).unwrap());
-    files.into_iter().map(case).collect()
+    files.into_iter().map(case).chain([own_case()]).collect()
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -188,6 +195,7 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn text_in_pieces_is_the_whole_text() {
     let mut counts = Counts::default();
+    try_case(&own_case().1, &mut Rng(1), 200, &mut counts).unwrap();
     fuzz(1, &mut counts, |counts| counts.appends() > 40_000);
     assert!(counts.kinds[SeamKind::Window.as_str()] > 5_000, "{counts:?}");
     assert!(counts.kinds[SeamKind::Merged.as_str()] > 500, "{counts:?}");
