@@ -217,19 +217,32 @@ class Tokenizer:
                         yield part, begin + low + i, begin + low + j
 
     def _model_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Ids with the characters of `text` that they cover (the model counts bytes).
+        """Ids with the characters of `text` that they cover.
 
-        A model that drops characters miscounts: then each token stands for the whole text.
+        The model counts bytes, and leaves out those of characters that it drops.
         """
-        char_of_byte = [i for i, char in enumerate(text) for _ in char.encode()]
         try:
             tokens = self._model.tokenize(text)
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer cannot encode {text!r}: {error}") from error
-        aligned = not tokens or tokens[-1].offsets[1] == len(char_of_byte)
+        char_of_byte = [i for i, char in enumerate(text) for _ in char.encode()]
+        if tokens and tokens[-1].offsets[1] < len(char_of_byte):
+            char_of_byte = [i for i in char_of_byte if self._keeps(text, i)]
         for token in tokens:
-            low, high = token.offsets if aligned else (0, len(char_of_byte))
+            low, high = token.offsets
             yield token.id, char_of_byte[low], char_of_byte[high - 1] + 1
+
+    def _keeps(self, text: str, at: int) -> bool:
+        """Whether a BPE model without an unknown token has a character, or bytes for it."""
+        prefix = getattr(self._model, "continuing_subword_prefix", None) or "" if at else ""
+        is_last = at == len(text) - 1
+        suffix = getattr(self._model, "end_of_word_suffix", None) or "" if is_last else ""
+        symbol = prefix + text[at] + suffix
+        spelled = [f"<0x{byte:02X}>" for byte in symbol.encode()]
+        has = self._model.token_to_id
+        return has(symbol) is not None or (
+            self._model.byte_fallback and all(has(byte) is not None for byte in spelled)
+        )
 
     def _part(self, text: str, added: AddedMode) -> Part:
         if added == "parse":

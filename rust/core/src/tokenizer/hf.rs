@@ -158,31 +158,64 @@ impl Pipeline {
         out: &mut Encoded,
     ) -> Result<()> {
         let text = piece.get();
-        let tokens = self.model.tokenize(text).map_err(|e| encode_error(text, e.as_ref()))?;
         let base = segment.offset + piece.offsets_original().0;
         let original = |range: Range<usize>| {
             piece
                 .convert_offsets(Span::Normalized(range.clone()))
                 .map_or(base + range.start..base + range.end, |r| base + r.start..base + r.end)
         };
-        // A model that drops characters counts the rest as if they had not been there.
-        let aligned = tokens.last().is_some_and(|token| token.offsets.1 == text.len());
-        for token in tokens {
-            let range = if aligned { token.offsets.0..token.offsets.1 } else { 0..text.len() };
-            if segment.mints(token.id, text.get(range.clone()).unwrap_or_default()) {
+        for (id, range) in self.tokens_of(text)? {
+            if segment.mints(id, text.get(range.clone()).unwrap_or_default()) {
                 let whole = original(range.clone());
                 if segment.joined.run_around(&whole).is_none() {
                     if !(text.is_char_boundary(range.start) && text.is_char_boundary(range.end)) {
-                        return Err(segment.cannot_avoid(token.id, text));
+                        return Err(segment.cannot_avoid(id, text));
                     }
                     self.encode_apart(text, range, &original, segment, out)?;
                     continue;
                 }
             }
             let whole = if segment.joined.with_spans { original(range) } else { 0..0 };
-            out.push(token.id, whole);
+            out.push(id, whole);
         }
         Ok(())
+    }
+
+    /// The model's tokens of a word, and the bytes of the word that each stands for.
+    fn tokens_of(&self, word: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        let tokens = self.model.tokenize(word).map_err(|e| encode_error(word, e.as_ref()))?;
+        let covered = tokens.last().map_or(0, |token| token.offsets.1);
+        if covered == word.len() {
+            return Ok(tokens.into_iter().map(|t| (t.id, t.offsets.0..t.offsets.1)).collect());
+        }
+        // A model that drops characters counts as if they had not been there.
+        let kept = self.kept_bytes(word);
+        let range = |(start, end): (usize, usize)| {
+            if kept.len() == covered { kept[start]..kept[end - 1] + 1 } else { 0..word.len() }
+        };
+        Ok(tokens.into_iter().map(|token| (token.id, range(token.offsets))).collect())
+    }
+
+    /// The bytes of a word, without those of characters that BPE drops: it has neither them, nor
+    /// bytes for them, nor an unknown token.
+    fn kept_bytes(&self, word: &str) -> Vec<usize> {
+        let ModelWrapper::BPE(bpe) = &self.model else { return (0..word.len()).collect() };
+        let mark = |mark: &Option<String>| mark.clone().unwrap_or_default();
+        let (prefix, suffix) =
+            (mark(&bpe.continuing_subword_prefix), mark(&bpe.end_of_word_suffix));
+        let has = |text: &str| bpe.token_to_id(text).is_some();
+        let is_kept = |start: usize, end: usize| {
+            let before = if start > 0 { prefix.as_str() } else { "" };
+            let after = if end == word.len() { suffix.as_str() } else { "" };
+            let symbol = format!("{before}{}{after}", &word[start..end]);
+            let mut bytes = symbol.bytes();
+            has(&symbol) || (bpe.byte_fallback && bytes.all(|byte| has(&format!("<0x{byte:02X}>"))))
+        };
+        let spans = word.char_indices().map(|(start, c)| (start, start + c.len_utf8()));
+        spans
+            .filter(|&(start, end)| is_kept(start, end))
+            .flat_map(|(start, end)| start..end)
+            .collect()
     }
 
     /// The tokens of a range of a piece, which the model would write as a control token: its first
@@ -198,14 +231,14 @@ impl Pipeline {
         let middle = range.start + piece[range.clone()].chars().next().map_or(0, char::len_utf8);
         for half in [range.start..middle, middle..range.end] {
             let text = &piece[half.clone()];
-            for token in self.model.tokenize(text).map_err(|e| encode_error(text, e.as_ref()))? {
-                let inner = half.start + token.offsets.0..half.start + token.offsets.1;
+            for (id, range) in self.tokens_of(text)? {
+                let inner = half.start + range.start..half.start + range.end;
                 // Tokens for single bytes of a character have no text of their own.
                 let inside = piece.get(inner.clone()).unwrap_or_default();
-                if !segment.mints(token.id, inside) {
-                    out.push(token.id, original(inner));
+                if !segment.mints(id, inside) {
+                    out.push(id, original(inner));
                 } else if inside.chars().nth(1).is_none() {
-                    return Err(segment.cannot_avoid(token.id, text));
+                    return Err(segment.cannot_avoid(id, text));
                 } else {
                     self.encode_apart(piece, inner, original, segment, out)?;
                 }
