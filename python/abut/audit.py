@@ -1,0 +1,262 @@
+"""`abut check`: what is known about a tokenizer and its chat template before anybody trains.
+
+Nothing here is assumed: seams are made and looked at, control tokens are spelled in contents and
+looked for, and with `fuzz` random conversations are compared with the template's full render.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.audit_seams import SeamVerdict, judge_seams
+from abut.conversation_fuzz import FuzzResult, fuzz_conversations
+from abut.errors import MissingExtraError, TemplateError
+from abut.parts import Content, Part
+from abut.placeholder import Message
+from abut.pretrained import load_transformers_tokenizer
+from abut.processor import ChatTemplateProcessor, TemplateReport
+from abut.replay import Replay, control_tokens
+from abut.template_report import user
+
+
+@dataclass(frozen=True)
+class ContentVerdict:
+    """Whether what somebody says can become a control token.
+
+    Attributes:
+        tried: how many contents were tried: each control token alone, inside a text, and cut where
+            the scaffold beside it would complete it.
+        minted: those of which a control token came.
+        render_mints: how many of the control tokens become one where the template's render is
+            encoded as one text.
+    """
+
+    tried: int
+    minted: tuple[str, ...]
+    render_mints: int
+
+    @property
+    def safe(self) -> bool:
+        """Whether no content became a control token."""
+        return not self.minted
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found out.
+
+    Attributes:
+        source: what was audited.
+        profile: `Tokenizer.profile()`.
+        template: the processor's report; None where there is no template or it is refused.
+        refused: why the template cannot be appended to; None where it can, or there is none.
+        seams: the verdict on each seam.
+        content: whether contents are safe; None without a template that can be appended to.
+        fuzz: what came of the fuzz; None where none was asked for.
+    """
+
+    source: str
+    profile: Mapping[str, Any]
+    template: TemplateReport | None = None
+    refused: str | None = None
+    seams: tuple[SeamVerdict, ...] = ()
+    content: ContentVerdict | None = None
+    fuzz: FuzzResult | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it is not exact, one line each; empty where it is."""
+        found = [] if self.refused is None else ["the template cannot be appended to"]
+        for seam in self.seams:
+            if seam.decides and seam.exact is False:
+                found.append(
+                    f"{seam.left} | {seam.right}: not exact in {seam.broken} of {seam.tried}"
+                )
+            if seam.decides and seam.refused:
+                found.append(f"{seam.left} | {seam.right}: cannot be appended")
+        if self.content is not None and not self.content.safe:
+            found.append(f"{len(self.content.minted)} contents became control tokens")
+        if self.fuzz is not None and self.fuzz.failure is not None:
+            found.append(f"conversation {self.fuzz.failure.number} of the fuzz differs")
+        elif self.fuzz is not None and self.fuzz.skipped == self.fuzz.conversations:
+            found.append("no conversation of the fuzz could be compared")
+        return found
+
+    @property
+    def exact(self) -> bool:
+        """Whether every seam that decides is exact and nothing else was found."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """The audit as JSON-like values."""
+        content = (
+            None if self.content is None else {**asdict(self.content), "safe": self.content.safe}
+        )
+        return {**asdict(self), "content": content, "problems": self.problems, "exact": self.exact}
+
+
+def audit(
+    source: Any,
+    *,
+    template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    fuzz: int = 0,
+    seed: int = 0,
+) -> Audit:
+    """Audit a tokenizer and its chat template.
+
+    Args:
+        source: a model's name, a folder, a tokenizer.json or a transformers tokenizer.
+        template: the text of a chat template to take instead of the tokenizer's own.
+        template_kwargs: variables for the template, such as `{"enable_thinking": False}`.
+        fuzz: how many random conversations to compare with the full render.
+        seed: of the fuzz.
+
+    Raises:
+        TokenizerError: the tokenizer cannot be used exactly.
+        TemplateError: a fuzz was asked for, and there is no template.
+        MissingExtraError: a name, folder or template was given and transformers is not installed.
+        OSError: nothing can be read there.
+    """
+    options = dict(template_kwargs or {})
+    hf_tokenizer = _transformers_tokenizer(source, template)
+    name = str(getattr(source, "name_or_path", source))
+    if fuzz and not (hf_tokenizer and hf_tokenizer.chat_template):
+        raise TemplateError(
+            f"{name} has no chat template, so there are no conversations to compare\n"
+            "hint: pass a template, or leave the fuzz out"
+        )
+    if hf_tokenizer is None:
+        return Audit(name, Tokenizer.from_file(source).profile())
+    tokenizer = Tokenizer.from_pretrained(hf_tokenizer)
+    found = Audit(name, tokenizer.profile())
+    if not hf_tokenizer.chat_template:
+        return found
+    try:
+        processor = ChatTemplateProcessor(hf_tokenizer, **options)
+        processor = processor.with_stop_token_ids(_generation_stop_ids(source))
+        processor.opening([user()])
+    except TemplateError as error:
+        return replace(found, refused=str(error))
+
+    def render(messages: Sequence[Message]) -> str:
+        return str(
+            hf_tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **options
+            )
+        )
+
+    seams = tuple(judge_seams(tokenizer, processor, render))
+    fuzzed = None
+    if fuzz:
+        replay = Replay(hf_tokenizer, tokenizer, processor, **options)
+        roles = [role for role in ("user", "tool", "system") if _accepts(processor, role)]
+        fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=roles)
+    return replace(
+        found,
+        template=processor.report,
+        seams=seams,
+        content=_content_verdict(hf_tokenizer, tokenizer, processor),
+        fuzz=fuzzed,
+    )
+
+
+def _transformers_tokenizer(source: Any, template: str | None) -> Any:
+    """The tokenizer with the template that was asked for; None for a lone tokenizer.json."""
+    if not isinstance(source, str | os.PathLike):
+        if template is not None:
+            raise TypeError("template= goes with a path or name; set tokenizer.chat_template")
+        return source
+    path = Path(source)
+    if path.suffix != ".json" and not path.is_file():
+        tokenizer = load_transformers_tokenizer(source)
+    elif template is None:
+        return None
+    else:
+        try:
+            from transformers import PreTrainedTokenizerFast
+        except ImportError as error:
+            raise MissingExtraError(
+                "a chat template needs transformers: pip install 'abut[hf]'\n"
+                "hint: without --template the tokenizer.json is checked alone"
+            ) from error
+        Tokenizer.from_file(path)  # its errors name the file
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _generation_stop_ids(source: Any) -> list[int]:
+    """Every EOS of the model's generation config, which TRL and the engines stop at."""
+    if not isinstance(source, str | os.PathLike) or Path(source).is_file():
+        return []
+    from transformers.utils import cached_file
+
+    try:
+        text = Path(str(cached_file(os.fspath(source), "generation_config.json"))).read_text()
+    except OSError:  # the model has none
+        return []
+    eos = json.loads(text).get("eos_token_id")
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
+def _accepts(processor: ChatTemplateProcessor, role: str) -> bool:
+    """Whether the template takes such messages, and abut can append them."""
+    message: Message = {"role": role, "content": "abut"}
+    try:
+        if role == "system":
+            processor.opening([message, user()])
+        else:
+            extra = {"name": "look", "tool_call_id": "abutcall0"} if role == "tool" else {}
+            processor.increment([{**message, **extra}])
+    except TemplateError:
+        return False
+    return True
+
+
+def _content_verdict(
+    hf_tokenizer: Any, tokenizer: Tokenizer, processor: ChatTemplateProcessor
+) -> ContentVerdict:
+    control = control_tokens(tokenizer)
+    ids = set(control.values())
+    parts = processor.opening([user()])
+    at = next(k for k, part in enumerate(parts) if isinstance(part, Content) and part == "abutUser")
+    before, after = "".join(parts[:at]), "".join(parts[at + 1 :])
+
+    def of(found: Iterable[int]) -> Counter[int]:
+        return Counter(i for i in map(int, found) if i in ids)
+
+    def with_content(text: str) -> list[Part]:
+        return [*parts[:at], Content(text), *parts[at + 1 :]]
+
+    scaffold = of(tokenizer.encode_parts(parts))
+    contents = [form for token in control for form in (token, f"abut{token}abut")]
+    contents += _completed_by(control, before, after)
+    minted = [
+        text for text in contents if of(tokenizer.encode_parts(with_content(text))) != scaffold
+    ]
+    rendered = 0
+    for token in control:
+        whole = hf_tokenizer.encode(before + token + after, add_special_tokens=False)
+        rendered += of(whole) != scaffold
+    return ContentVerdict(len(contents), tuple(minted), rendered)
+
+
+def _completed_by(tokens: Iterable[str], before: str, after: str) -> list[str]:
+    """Contents that the scaffold beside them would complete to a control token."""
+    return [
+        half
+        for token in tokens
+        for k in range(1, len(token))
+        for half, completed in (
+            (token[:k], after.startswith(token[k:])),
+            (token[k:], before.endswith(token[:k])),
+        )
+        if completed
+    ]

@@ -1,0 +1,245 @@
+"""The seams that assembly really makes at frozen edges, each judged by making it.
+
+Three kinds of edges exist: a sampled stop token before what the template writes next, a cut sample
+before the close that abut writes, and the generation prompt before a sample. The last is reported
+and decides nothing: the sampled tokens stay whatever a tokenizer would have made of them.
+
+A seam at a hard token (`barrier`) holds for every text. Any other is judged by trying texts, so the
+verdict says how many.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from abut._native import Seam, Tokenizer, Trajectory
+from abut.errors import TemplateError
+from abut.parts import Part, Scaffold
+from abut.placeholder import Message
+from abut.processor import ChatTemplateProcessor
+from abut.template_report import assistant, user
+
+Kind = Literal["barrier", "window", "opaque", "merged"]
+_WORST: tuple[Kind, ...] = ("barrier", "window", "opaque", "merged")
+_EXAMPLES = 3  # of each seam; `broken` counts all
+
+# How texts begin and end. A space, a letter and a sign behave alike before and after a seam, so one
+# list serves both sides.
+EDGES = (
+    *("\n", "\n\n", " \n", "\r\n", "\r", "\t", " ", "  ", "\u00a0", "\u3000", "▁"),
+    *("a", "A", "s", "é", "\u0301", "\u0323", "ß", "ſ", "中", "한", "\u1161", "ا", "न", "\u0e33"),
+    *("0", "12", "²", "'", "'s", '"', ".", ",", ":", "-", "_", "#", "*", "`", "```", "/", "\\"),
+    *("<", ">", "|", "[", "]", "{", "}", "(", ")", "🙂", "\u200d", "\ufe0f", "👍🏽"),
+)
+
+FOLLOWING: dict[str, list[Message]] = {
+    "user": [{"role": "user"}],
+    "tool": [{"role": "tool", "name": "look", "tool_call_id": "abutcall0"}],
+    "tool, tool": [{"role": "tool", "name": "look", "tool_call_id": "abutcall0"}] * 2,
+}
+
+
+@dataclass(frozen=True)
+class Break:
+    """One text for which the canonical tokens differ from what stands there.
+
+    Attributes:
+        left: the tokens that stand before the seam, as far as they differ.
+        right: the tokens that stand behind it.
+        canonical: what a tokenizer would have written for both; empty inside a character.
+        left_ids: the ids of `left`.
+        right_ids: the ids of `right`.
+        canonical_ids: the ids of `canonical`.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    canonical: tuple[str, ...]
+    left_ids: tuple[int, ...]
+    right_ids: tuple[int, ...]
+    canonical_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SeamVerdict:
+    """The verdict on one seam.
+
+    Attributes:
+        left: what stands before the seam.
+        right: what follows.
+        decides: whether it decides about the tokenizer and template; the generation prompt before
+            a sample does not.
+        kind: the worst that was found; None where the seam does not exist (`reason`).
+        exact: whether it held for everything that was tried; None where it does not exist.
+        proved: whether it holds for every text.
+        tried: for how many texts it was made.
+        broken: for how many of these it was not exact.
+        breaks: the first of those.
+        reason: why there is no such seam: what the template or the processor refuses.
+        refused: whether it was the processor that refused.
+    """
+
+    left: str
+    right: str
+    decides: bool
+    kind: Kind | None = None
+    exact: bool | None = None
+    proved: bool = False
+    tried: int = 0
+    broken: int = 0
+    breaks: tuple[Break, ...] = ()
+    reason: str | None = None
+    refused: bool = False
+
+
+def judge_seams(
+    tokenizer: Tokenizer,
+    processor: ChatTemplateProcessor,
+    render: Callable[[Sequence[Message]], str],
+) -> list[SeamVerdict]:
+    """Make every seam that assembly makes behind a frozen edge, and say what came of it.
+
+    Args:
+        tokenizer: makes the tokens.
+        processor: writes what follows.
+        render: the template's own render, which says what messages it takes.
+    """
+    edges = _Edges(tokenizer, processor, render)
+    close, *others = processor.stop_token_ids
+    name = tokenizer.decode([close])
+    verdicts = [edges.after_stop(close, f"sampled {name}", roles) for roles in FOLLOWING]
+    for other in others:
+        verdicts.append(edges.before_close(other, f"sampled {tokenizer.decode([other])}", name))
+    verdicts.append(edges.before_close(None, "cut sample", name))
+    verdicts.append(edges.generation_prompt())
+    return verdicts
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A seam in its trajectory; it lies before token `at`."""
+
+    trajectory: Trajectory
+    seam: Seam
+    at: int
+
+
+class _Edges:
+    """Makes seams: each time a fresh trajectory of the prompt, one sample and what follows it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        processor: ChatTemplateProcessor,
+        render: Callable[[Sequence[Message]], str],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self._render = render
+        self._opening = processor.opening([user()])
+        hard = map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"])
+        self._hard = {i for i in hard if i is not None}
+
+    def after_stop(self, stop: int, left: str, roles: str) -> SeamVerdict:
+        """A sampled stop token before the increment of messages of these roles."""
+        right = f"next {roles}"
+        try:
+            plain = self._increment(roles, "abut")
+        except TemplateError as error:
+            refused = self._takes(FOLLOWING[roles])
+            return SeamVerdict(left, right, True, reason=str(error), refused=refused)
+        samples = ["abut", *(f"abut{edge}" for edge in EDGES)]
+        made = [self._make(self._sampled(sample, stop), plain) for sample in samples]
+        for edge in EDGES:
+            try:
+                parts = self._increment(roles, edge + "abut")
+            except TemplateError:  # a content that this template would change: none is written
+                continue
+            made.append(self._make(self._sampled("abut", stop), parts))
+        return self._verdict(left, right, made)
+
+    def before_close(self, stop: int | None, left: str, close: str) -> SeamVerdict:
+        """A sample that does not end on the template's close, before the close that abut writes."""
+        ends = ["abut", *(f"abut{edge}" for edge in EDGES), "<think>\nabut", '<tool_call>\n{"name']
+        ends += [f"abut{close[:k]}" for k in range(1, len(close))]
+        samples = [self._sampled(end, stop) for end in ends]
+        if stop is None:
+            samples += self._inside_characters()
+        closing = self._processor.closing()
+        return self._verdict(left, close, [self._make(ids, closing) for ids in samples])
+
+    def generation_prompt(self) -> SeamVerdict:
+        """The generation prompt before samples that begin in many ways."""
+        begins = [text for edge in EDGES for text in (edge, f"{edge}abut")]
+        begins += ["<think>\nabut", "\n</think>\n\nabut", '<tool_call>\n{"name']
+        made = [self._make(self._sampled(begin, None), None) for begin in begins]
+        return self._verdict("generation prompt", "sample", made, decides=False)
+
+    def _takes(self, following: list[Message]) -> bool:
+        """Whether the template itself writes such messages behind an answer."""
+        new = [{**message, "content": "abutEarlier"} for message in following]
+        try:
+            return "abutEarlier" in self._render([user(), assistant(), *new])
+        except Exception:  # a template is foreign code and can raise anything
+            return False
+
+    def _increment(self, roles: str, content: str) -> list[Part]:
+        return self._processor.increment([{**m, "content": content} for m in FOLLOWING[roles]])
+
+    def _sampled(self, text: str, stop: int | None) -> list[int]:
+        ids = self._tokenizer.encode_parts([Scaffold(text)], at_start=False).tolist()
+        return ids if stop is None else [*ids, stop]
+
+    def _inside_characters(self) -> list[list[int]]:
+        """Samples that end inside a character, where tokens can."""
+        samples = [self._sampled(text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
+        return [ids[:-1] for ids in samples if len(ids) > 1]
+
+    def _make(self, sampled: list[int], following: Sequence[Part] | None) -> _Made:
+        trajectory = Trajectory(self._tokenizer)
+        trajectory.append_parts(self._opening, provenance="prompt")
+        at = len(trajectory.request())
+        seam = trajectory.append_sampled(sampled, [-1.0] * len(sampled))
+        if following is not None:
+            at = len(trajectory)
+            seam = trajectory.append_parts(following)
+        return _Made(trajectory, seam, at)
+
+    def _verdict(
+        self, left: str, right: str, made: Sequence[_Made], *, decides: bool = True
+    ) -> SeamVerdict:
+        kinds = {one.seam.kind for one in made}
+        broken = [one for one in made if not one.seam.exact]
+        return SeamVerdict(
+            left,
+            right,
+            decides,
+            kind=max(kinds, key=_WORST.index),
+            exact=not broken,
+            proved=kinds == {"barrier"},
+            tried=len(made),
+            broken=len(broken),
+            breaks=tuple(dict.fromkeys(map(self._break, broken)))[:_EXAMPLES],
+        )
+
+    def _break(self, made: _Made) -> Break:
+        """The tokens that differ, on both sides."""
+        size = self._tokenizer.decode_bytes
+        ids, at = made.trajectory.ids.tolist(), made.at
+        canonical_ids = made.seam.canonical_ids
+        canonical = [] if canonical_ids is None else canonical_ids.tolist()
+        hard = (i for i in range(at, len(ids)) if ids[i] in self._hard)
+        right = ids[at : next(hard, len(ids))]
+        # What the canonical tokens stand for begins before the seam: walk back until the bytes are
+        # as many. Where a normalizer changed them, it is the last token.
+        wanted = len(size(canonical)) - len(size(right))
+        start = max(0, at - 1)
+        while start > 0 and len(size(ids[start:at])) < wanted:
+            start -= 1
+        while len(right) > 1 and len(canonical) > 1 and right[-1] == canonical[-1]:
+            right, canonical = right[:-1], canonical[:-1]
+        left = ids[start:at]
+        texts = [
+            tuple(self._tokenizer.decode([i]) for i in side) for side in (left, right, canonical)
+        ]
+        return Break(*texts, tuple(left), tuple(right), tuple(canonical))

@@ -1,0 +1,238 @@
+"""A conversation built turn by turn, against the chat template's own render of it.
+
+What is compared, after every turn: the ids of the trajectory with one encode of the whole text that
+the engine should have seen: the first prompt as rendered, each answer as it was sampled, and behind
+each answer what the template writes there when it renders the whole conversation so far. Where the
+template does not rewrite the past, that text *is* the render of the whole conversation, and the ids
+are compared with `apply_chat_template(tokenize=True)` too.
+
+The encode is transformers' own. It mints control tokens from contents that spell them, and lets
+tokens with lstrip or rstrip eat into contents; abut does neither. Conversations with such contents
+are compared with one `encode_parts` of the whole instead, and say so (`against="parts"`).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from abut._native import Tokenizer, Trajectory
+from abut.difference import difference, token_text
+from abut.errors import TemplateError, TokenizerError
+from abut.parts import Content, Part, Scaffold
+from abut.placeholder import Message, free_stem
+from abut.processor import ChatTemplateProcessor
+from abut.template_report import both
+from abut.thinking import CLOSE, OPEN
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of one conversation.
+
+    Attributes:
+        problem: what differs and where, on several lines; None where nothing does.
+        against: what the ids were compared with.
+        rewritten: the template writes the past of this conversation otherwise than it was sent, as
+            one that strips thinking does.
+        merged: the turn whose sample a tokenizer would have merged with the generation prompt;
+            nothing behind it was compared.
+    """
+
+    problem: str | None = None
+    against: Literal["render", "parts"] = "render"
+    rewritten: bool = False
+    merged: int | None = None
+
+
+class Replay:
+    """Replays conversations of one tokenizer and template."""
+
+    def __init__(
+        self,
+        hf_tokenizer: Any,
+        tokenizer: Tokenizer,
+        processor: ChatTemplateProcessor,
+        **options: Any,
+    ) -> None:
+        """Take the three that belong together.
+
+        Args:
+            hf_tokenizer: a transformers tokenizer.
+            tokenizer: the same for abut.
+            processor: its processor.
+            **options: what the processor was made with, for `apply_chat_template`.
+        """
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self._hf = hf_tokenizer
+        self._options = options
+        self._text_of = token_text(tokenizer)
+        self._close_id = processor.close_token_id
+        self._close = "".join(processor.closing())
+        self._opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
+        self._control = control_tokens(tokenizer)
+        self._control_ids = set(self._control.values())
+        self._eats_spaces = any(
+            token.lstrip or token.rstrip for token in hf_tokenizer.added_tokens_decoder.values()
+        )
+
+    def run(self, conversation: Sequence[Message], *, cut: Collection[int] = ()) -> Replayed:
+        """Build the conversation turn by turn and compare after every turn.
+
+        Args:
+            conversation: messages. Those of the assistant are what was sampled, thinking and all;
+                what stands before the first of them is the prompt.
+            cut: the turns (from 0) that were cut by a length limit: nothing closes them.
+
+        Raises:
+            TemplateError: the processor refuses the messages.
+            ValueError: the conversation does not begin with a prompt, or an answer is no text.
+        """
+        opening, turns = _split(conversation)
+        trajectory = Trajectory(self.tokenizer)
+        parts = self.processor.opening(opening)
+        trajectory.append_parts(parts, provenance="prompt")
+        written, text = list(parts), self._render(opening)
+        problem = self._differs("the first request", trajectory, text, written)
+        history = list(opening)
+        for turn, (answer, new) in enumerate(turns):
+            if problem:
+                break
+            is_cut = turn in cut
+            begun, text = text, text + answer["content"] + ("" if is_cut else self._close)
+            written.append(Scaffold(text.removeprefix(begun)))
+            request = trajectory.request().tolist()
+            whole = self._encode(text, written)
+            if whole[: len(request)] != request:
+                return Replayed(None, self._against(written), merged=turn)
+            seam = trajectory.append_sampled(
+                whole[len(request) :], [-1.0] * (len(whole) - len(request))
+            )
+            if not seam.exact:
+                problem = f"turn {turn}: the canonical tokens were sampled, yet the seam is {seam}"
+                break
+            if is_cut:
+                seam = trajectory.append_parts(self.processor.closing(), provenance="close")
+                text, written = text + self._close, [*written, *self.processor.closing()]
+                problem = self._inexact(f"turn {turn}: the close of a cut sample", seam)
+            if problem or not new:
+                problem = problem or self._differs(f"turn {turn}", trajectory, text, written)
+                break
+            parts = self.processor.increment(new)
+            tail = self._tail(history, answer, new)
+            if self._close + "".join(parts) != tail:
+                problem = (
+                    f"turn {turn}: the template writes something else behind the answer: "
+                    f"{both(self._close + ''.join(parts), tail)}"
+                )
+                break
+            seam = trajectory.append_parts(parts)
+            text, written = text + "".join(parts), [*written, *parts]
+            problem = self._inexact(f"turn {turn}: the messages behind it", seam)
+            problem = problem or self._differs(
+                f"turn {turn}: the next request", trajectory, text, written
+            )
+            history += [answer, *new]
+        against = self._against(written)
+        whole_text = self._render(history)
+        rewritten = not text.startswith(whole_text)
+        if not problem and not rewritten and against == "render":
+            ids = self._hf.apply_chat_template(
+                history,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **self._options,
+            )
+            ours = trajectory.ids[: len(ids)].tolist()
+            if found := difference(ours, ids, self._text_of):
+                lines = found.lines("turn by turn", "full render")
+                problem = "\n".join([f"the full render: token {found.token} differs", *lines])
+        return Replayed(problem, against, rewritten)
+
+    def _differs(
+        self, what: str, trajectory: Trajectory, text: str, written: Sequence[Part]
+    ) -> str | None:
+        found = difference(trajectory.ids.tolist(), self._encode(text, written), self._text_of)
+        if found is None:
+            return None
+        lines = found.lines("turn by turn", "one encode")
+        return "\n".join([f"{what}: token {found.token} differs", *lines])
+
+    def _inexact(self, what: str, seam: Any) -> str | None:
+        return None if seam.exact else f"{what}: the seam is not exact: {seam}"
+
+    def _encode(self, text: str, written: Sequence[Part]) -> list[int]:
+        if self._against(written) == "parts":
+            return list(map(int, self.tokenizer.encode_parts(written)))
+        return list(map(int, self._hf.encode(text, add_special_tokens=False)))
+
+    def _against(self, written: Iterable[Part]) -> Literal["render", "parts"]:
+        contents = [part for part in written if isinstance(part, Content)]
+        return "parts" if any(map(self._no_oracle, contents)) else "render"
+
+    def _no_oracle(self, content: str) -> bool:
+        """Whether transformers would make something else of it, by definition."""
+        if self._eats_spaces and content != content.strip():
+            return True
+        if any(token in content for token in self._control):
+            return True
+        ids = self._hf.encode(str(content), add_special_tokens=False)
+        return not self._control_ids.isdisjoint(ids)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return str(
+            self._hf.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **self._options
+            )
+        )
+
+    def _tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
+        """What the template writes behind this answer, in this conversation."""
+        marker = free_stem(history, answer, new) + "answer"
+        thinking, closed, _ = answer["content"].rpartition(CLOSE)
+        thinking = f"{OPEN}\n{thinking}" if closed and self._opened else thinking
+        marked = thinking + closed + ("\n\n" if closed else "") + marker
+        rendered = self._render([*history, {**answer, "content": marked}, *new])
+        if (count := rendered.count(marker)) != 1:
+            raise TemplateError(
+                f"the template writes the answer of message {len(history)} (assistant) {count} "
+                f"times: {rendered[-200:]!r}"
+            )
+        return rendered.partition(marker)[2]
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The control tokens and their ids, without the model's token for what it cannot write."""
+    found = {token: tokenizer.token_to_id(token) for token in tokenizer.profile()["control_tokens"]}
+    try:
+        unknown = tokenizer.encode_parts([Content("\U000e0fff")]).tolist()
+    except TokenizerError:  # it cannot write it at all
+        unknown = []
+    return {token: i for token, i in found.items() if i is not None and i not in unknown}
+
+
+def _split(
+    conversation: Sequence[Message],
+) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
+    """The prompt, and each answer with what follows it."""
+    opening: list[Message] = []
+    turns: list[tuple[Message, list[Message]]] = []
+    for k, message in enumerate(conversation):
+        if message.get("role") == "assistant":
+            if not isinstance(message.get("content"), str):
+                raise ValueError(
+                    f"message {k} (assistant): content={message.get('content')!r} is not what was "
+                    "sampled\nhint: write the text of the sample, tool calls and all"
+                )
+            if turns and not turns[-1][1]:
+                raise ValueError(
+                    f"messages {k - 1} and {k} are both the assistant's\n"
+                    "hint: put a user or tool message between them"
+                )
+            turns.append((message, []))
+        else:
+            (turns[-1][1] if turns else opening).append(message)
+    if not opening:
+        raise ValueError("the conversation has no prompt\nhint: begin with a user message")
+    return opening, turns
