@@ -7,7 +7,7 @@ looked for, and with `fuzz` random conversations are compared with the template'
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ def audit(
     *,
     template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    roles: Collection[str] = ("user", "tool"),
     fuzz: int = 0,
     seed: int = 0,
 ) -> Audit:
@@ -114,6 +115,8 @@ def audit(
         source: a model's name, a folder, a tokenizer.json or a transformers tokenizer.
         template: the text of a chat template to take instead of the tokenizer's own.
         template_kwargs: variables for the template, such as `{"enable_thinking": False}`.
+        roles: of the messages that your environment says: `"user"`, `"tool"` or both. Those that
+            the template takes must be appendable.
         fuzz: how many random conversations to compare with the full render.
         seed: of the fuzz.
 
@@ -151,12 +154,12 @@ def audit(
             )
         )
 
-    seams = tuple(judge_seams(tokenizer, processor, render))
+    seams = tuple(judge_seams(tokenizer, processor, render, roles=roles))
     fuzzed = None
     if fuzz:
         replay = Replay(hf_tokenizer, tokenizer, processor, **options)
-        roles = [role for role in ("user", "tool", "system") if _accepts(processor, role)]
-        fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=roles)
+        spoken = [role for role in (*roles, "system") if _accepts(processor, role)]
+        fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=spoken)
     return replace(
         found,
         template=processor.report,

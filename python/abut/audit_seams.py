@@ -8,7 +8,7 @@ A seam at a hard token (`barrier`) holds for every text. Any other is judged by 
 verdict says how many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,6 +96,8 @@ def judge_seams(
     tokenizer: Tokenizer,
     processor: ChatTemplateProcessor,
     render: Callable[[Sequence[Message]], str],
+    *,
+    roles: Collection[str],
 ) -> list[SeamVerdict]:
     """Make every seam that assembly makes behind a frozen edge, and say what came of it.
 
@@ -103,11 +105,16 @@ def judge_seams(
         tokenizer: makes the tokens.
         processor: writes what follows.
         render: the template's own render, which says what messages it takes.
+        roles: of the messages that may follow a turn.
     """
     edges = _Edges(tokenizer, processor, render)
     close, *others = processor.stop_token_ids
     name = tokenizer.decode([close])
-    verdicts = [edges.after_stop(close, f"sampled {name}", roles) for roles in FOLLOWING]
+    verdicts = [
+        edges.after_stop(close, f"sampled {name}", following)
+        for following, messages in FOLLOWING.items()
+        if all(message["role"] in roles for message in messages)
+    ]
     for other in others:
         verdicts.append(edges.before_close(other, f"sampled {tokenizer.decode([other])}", name))
     verdicts.append(edges.before_close(None, "cut sample", name))
@@ -140,19 +147,19 @@ class _Edges:
         hard = map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"])
         self._hard = {i for i in hard if i is not None}
 
-    def after_stop(self, stop: int, left: str, roles: str) -> SeamVerdict:
-        """A sampled stop token before the increment of messages of these roles."""
-        right = f"next {roles}"
+    def after_stop(self, stop: int, left: str, following: str) -> SeamVerdict:
+        """A sampled stop token before the increment of `FOLLOWING[following]`."""
+        right = f"next {following}"
         try:
-            plain = self._increment(roles, "abut")
+            plain = self._increment(following, "abut")
         except TemplateError as error:
-            refused = self._takes(FOLLOWING[roles])
+            refused = self._takes(FOLLOWING[following])
             return SeamVerdict(left, right, True, reason=str(error), refused=refused)
         samples = ["abut", *(f"abut{edge}" for edge in EDGES)]
         made = [self._make(self._sampled(sample, stop), plain) for sample in samples]
         for edge in EDGES:
             try:
-                parts = self._increment(roles, edge + "abut")
+                parts = self._increment(following, edge + "abut")
             except TemplateError:  # a content that this template would change: none is written
                 continue
             made.append(self._make(self._sampled("abut", stop), parts))
@@ -183,8 +190,8 @@ class _Edges:
         except Exception:  # a template is foreign code and can raise anything
             return False
 
-    def _increment(self, roles: str, content: str) -> list[Part]:
-        return self._processor.increment([{**m, "content": content} for m in FOLLOWING[roles]])
+    def _increment(self, following: str, content: str) -> list[Part]:
+        return self._processor.increment([{**m, "content": content} for m in FOLLOWING[following]])
 
     def _sampled(self, text: str, stop: int | None) -> list[int]:
         ids = self._tokenizer.encode_parts([Scaffold(text)], at_start=False).tolist()
@@ -239,7 +246,14 @@ class _Edges:
         while len(right) > 1 and len(canonical) > 1 and right[-1] == canonical[-1]:
             right, canonical = right[:-1], canonical[:-1]
         left = ids[start:at]
-        texts = [
-            tuple(self._tokenizer.decode([i]) for i in side) for side in (left, right, canonical)
-        ]
-        return Break(*texts, tuple(left), tuple(right), tuple(canonical))
+        return Break(
+            left=self._texts(left),
+            right=self._texts(right),
+            canonical=self._texts(canonical),
+            left_ids=tuple(left),
+            right_ids=tuple(right),
+            canonical_ids=tuple(canonical),
+        )
+
+    def _texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self._tokenizer.decode([i]) for i in ids)

@@ -36,7 +36,7 @@ def lines(audit: Audit) -> Iterator[str]:
         yield from _fuzz(audit.fuzz)
     yield ""
     if audit.exact and audit.template is None:
-        yield "result: the tokenizer can be used; no seam was judged, since there is no template"
+        yield "result: the tokenizer can be used; no seam was judged"
     elif audit.exact:
         yield "result: exact at every seam"
     else:
@@ -154,11 +154,8 @@ def _listed(tokens: Sequence[str]) -> str:
 
 
 def _token(token: str) -> str:
-    return (
-        token
-        if token.isprintable() and token.strip() == token and " " not in token
-        else repr(token)
-    )
+    plain = token.isprintable() and not any(map(str.isspace, token))
+    return token if plain else repr(token)
 
 
 def _tokens(texts: Sequence[str]) -> str:

@@ -83,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         help="variables for the template, such as '{\"enable_thinking\": false}'",
     )
     check.add_argument(
+        "--roles",
+        nargs="+",
+        choices=("user", "tool"),
+        default=("user", "tool"),
+        help="what your environment says (both); what the template takes must be appendable",
+    )
+    check.add_argument(
         "--fuzz",
         type=_positive,
         default=0,
@@ -128,6 +135,7 @@ def _check(args: argparse.Namespace) -> int:
             args.model,
             template=None if args.template is None else args.template.read_text(encoding="utf-8"),
             template_kwargs=args.template_kwargs,
+            roles=args.roles,
             fuzz=args.fuzz,
             seed=args.seed,
         )

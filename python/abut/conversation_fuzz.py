@@ -204,9 +204,7 @@ def _steps(
         yield messages, ()
     for start in range(len(messages)):
         for size in (len(messages) - start, 2, 1):
-            fewer = messages[:start] + messages[start + size :]
-            if 0 < size and fewer != messages:
-                yield fewer, cut
+            yield messages[:start] + messages[start + size :], cut
     for k, message in enumerate(messages):
         text = message["content"]
         half = len(text) // 2
