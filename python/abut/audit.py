@@ -4,6 +4,7 @@ Nothing here is assumed: seams are made and looked at, control tokens are spelle
 looked for, and with `fuzz` random conversations are compared with the template's full render.
 """
 
+import copy
 import json
 import os
 from collections import Counter
@@ -127,8 +128,14 @@ def audit(
         OSError: nothing can be read there.
     """
     options = dict(template_kwargs or {})
-    hf_tokenizer = _transformers_tokenizer(source, template)
     name = str(getattr(source, "name_or_path", source))
+    hf_tokenizer = source
+    if isinstance(source, str | os.PathLike):
+        lone = _is_file(source) and template is None
+        hf_tokenizer = None if lone else load_hf_tokenizer(source)
+    if template is not None:
+        hf_tokenizer = copy.copy(hf_tokenizer)
+        hf_tokenizer.chat_template = template
     if fuzz and not (hf_tokenizer and hf_tokenizer.chat_template):
         raise TemplateError(
             f"{name} has no chat template, so there are no conversations to compare\n"
@@ -169,35 +176,36 @@ def audit(
     )
 
 
-def _transformers_tokenizer(source: Any, template: str | None) -> Any:
-    """The tokenizer with the template that was asked for; None for a lone tokenizer.json."""
-    if not isinstance(source, str | os.PathLike):
-        if template is not None:
-            raise TypeError("template= goes with a path or name; set tokenizer.chat_template")
-        return source
-    path = Path(source)
-    if path.suffix != ".json" and not path.is_file():
-        tokenizer = load_transformers_tokenizer(source)
-    elif template is None:
-        return None
-    else:
-        try:
-            from transformers import PreTrainedTokenizerFast
-        except ImportError as error:
-            raise MissingExtraError(
-                "a chat template needs transformers: pip install 'abut[hf]'\n"
-                "hint: without --template the tokenizer.json is checked alone"
-            ) from error
-        Tokenizer.from_file(path)  # its errors name the file
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
-    if template is not None:
-        tokenizer.chat_template = template
-    return tokenizer
+def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
+    """Load a transformers tokenizer from a name, a folder or a tokenizer.json.
+
+    A lone tokenizer.json has no chat template, no BOS and no EOS.
+
+    Raises:
+        TokenizerError: the file is no tokenizer.json that abut can use.
+        MissingExtraError: transformers is not installed.
+        OSError: nothing can be read there.
+    """
+    if not _is_file(source):
+        return load_transformers_tokenizer(source)
+    Tokenizer.from_file(source)  # its errors name the file
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise MissingExtraError(
+            "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
+            "hint: a tokenizer.json without a template can be checked without it"
+        ) from error
+    return PreTrainedTokenizerFast(tokenizer_file=os.fspath(source))
+
+
+def _is_file(source: str | os.PathLike[str]) -> bool:
+    return Path(source).is_file() or Path(source).suffix == ".json"
 
 
 def _generation_stop_ids(source: Any) -> list[int]:
     """Every EOS of the model's generation config, which TRL and the engines stop at."""
-    if not isinstance(source, str | os.PathLike) or Path(source).is_file():
+    if not isinstance(source, str | os.PathLike) or _is_file(source):
         return []
     from transformers.utils import cached_file
 

@@ -97,7 +97,8 @@ def _seams(seams: Sequence[SeamVerdict]) -> Iterator[str]:
     for name, seam in zip(names, seams, strict=True):
         yield f"  {name:<{width}}  {seam.kind or '-':<7}  {_verdict(seam)}"
         if seam.reason is not None:
-            yield from (f"      {line}" for line in seam.reason.splitlines())
+            why = seam.reason.splitlines()
+            yield from (f"      {line}" for line in (why if seam.refused else why[:1]))
         for broken in seam.breaks:
             yield from _break(broken)
 
@@ -135,7 +136,7 @@ def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
             "a trajectory keeps what was sent"
         )
     if fuzz.merged:
-        yield f"  {fuzz.merged} drawn again: the sample merges with the generation prompt"
+        yield f"  in {fuzz.merged} a sample would have merged with the generation prompt; it stays"
     if fuzz.refused:
         yield f"  {fuzz.refused} drawn again, refused, such as:"
         yield from (f"    {line}" for line in str(fuzz.refusal).splitlines())

@@ -50,7 +50,8 @@ class FuzzResult:
             spells a control token or has whitespace that a control token would eat.
         rewritten: in how many of those the template writes the past otherwise than it was sent.
         refused: draws that the processor refused; drawn again.
-        merged: draws with a sample that would have merged with the generation prompt; drawn again.
+        merged: in how many of those a sample would have merged with the generation prompt. It
+            stays as it is, and what is compared begins again behind it.
         skipped: conversations of which no draw could be compared.
         refusal: the first refusal.
         failure: the first conversation that failed, with which the fuzz ended.
@@ -94,9 +95,7 @@ def fuzz_conversations(
                 count["refused"] += 1
                 refusal = refusal or str(error)
                 continue
-            if replayed.merged is None:
-                break
-            count["merged"] += 1
+            break
         else:
             count["skipped"] += 1
             continue
@@ -107,6 +106,7 @@ def fuzz_conversations(
             break
         count[replayed.against] += 1
         count["rewritten"] += replayed.rewritten
+        count["merged"] += bool(replayed.merged)
     return FuzzResult(
         seed=seed,
         conversations=conversations,
@@ -139,7 +139,9 @@ def _conversation(
         return text if draw < _DRAWS // 3 and rng.random() < 0.5 else text.strip() or "x"
 
     def answered() -> str:
-        text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8))).strip() or "x"
+        text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8)))
+        if draw > 0 or rng.random() < 0.8:
+            text = text.strip() or "x"
         if thinking and rng.random() < 0.3:
             return f"{OPEN}\n{''.join(rng.choices(WORDS, k=3))}\n{CLOSE}\n\n{text}"
         return text

@@ -34,14 +34,31 @@ class Replayed:
         against: what the ids were compared with.
         rewritten: the template writes the past of this conversation otherwise than it was sent, as
             one that strips thinking does.
-        merged: the turn whose sample a tokenizer would have merged with the generation prompt;
-            nothing behind it was compared.
+        merged: the turns whose samples a tokenizer would have merged with the generation prompt.
+            The sampled tokens stay, so what is compared begins again behind such a turn.
     """
 
     problem: str | None = None
     against: Literal["render", "parts"] = "render"
     rewritten: bool = False
-    merged: int | None = None
+    merged: tuple[int, ...] = ()
+
+
+@dataclass
+class _Sent:
+    """What the engine should have seen: as one text, and as parts.
+
+    Behind a merge ours and the canonical tokens are compared from these two places on.
+    """
+
+    text: str
+    parts: list[Part]
+    ours: int = 0
+    canonical: int = 0
+
+    def add(self, text: str, parts: Iterable[Part]) -> None:
+        self.text += text
+        self.parts += parts
 
 
 class Replay:
@@ -69,6 +86,7 @@ class Replay:
         self._text_of = token_text(tokenizer)
         self._close_id = processor.close_token_id
         self._close = "".join(processor.closing())
+        self._close_is_hard = self._close in tokenizer.profile()["hard_tokens"]
         self._opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
         self._control = control_tokens(tokenizer)
         self._control_ids = set(self._control.values())
@@ -92,31 +110,39 @@ class Replay:
         trajectory = Trajectory(self.tokenizer)
         parts = self.processor.opening(opening)
         trajectory.append_parts(parts, provenance="prompt")
-        written, text = list(parts), self._render(opening)
-        problem = self._differs("the first request", trajectory, text, written)
+        sent = _Sent(self._render(opening), list(parts))
+        problem = self._differs("the first request", trajectory, sent)
+        merged: list[int] = []
         history = list(opening)
         for turn, (answer, new) in enumerate(turns):
             if problem:
                 break
-            is_cut = turn in cut
-            begun, text = text, text + answer["content"] + ("" if is_cut else self._close)
-            written.append(Scaffold(text.removeprefix(begun)))
             request = trajectory.request().tolist()
-            whole = self._encode(text, written)
-            if whole[: len(request)] != request:
-                return Replayed(None, self._against(written), merged=turn)
-            seam = trajectory.append_sampled(
-                whole[len(request) :], [-1.0] * (len(whole) - len(request))
-            )
-            if not seam.exact:
-                problem = f"turn {turn}: the canonical tokens were sampled, yet the seam is {seam}"
+            is_cut = turn in cut
+            sample = answer["content"] + ("" if is_cut else self._close)
+            sent.add(sample, [Scaffold(sample)])
+            whole = self._whole(sent)
+            canonical = whole[: len(request) - sent.ours] == request[sent.ours :]
+            ids = whole[len(request) - sent.ours :]
+            if not canonical:
+                merged.append(turn)
+                ids = self.tokenizer.encode_parts([Scaffold(sample)], at_start=False).tolist()
+            seam = trajectory.append_sampled(ids, [-1.0] * len(ids))
+            if seam.exact != canonical:
+                problem = (
+                    f"turn {turn}: the sample is {'' if canonical else 'not '}canonical: {seam}"
+                )
                 break
             if is_cut:
                 seam = trajectory.append_parts(self.processor.closing(), provenance="close")
-                text, written = text + self._close, [*written, *self.processor.closing()]
+                sent.add(self._close, self.processor.closing())
                 problem = self._inexact(f"turn {turn}: the close of a cut sample", seam)
+            if not canonical:
+                if not self._close_is_hard:  # nothing says where both are the same again
+                    break
+                sent.ours, sent.canonical = len(trajectory), len(self._encode(sent))
+            problem = problem or self._differs(f"turn {turn}", trajectory, sent)
             if problem or not new:
-                problem = problem or self._differs(f"turn {turn}", trajectory, text, written)
                 break
             parts = self.processor.increment(new)
             tail = self._tail(history, answer, new)
@@ -127,15 +153,13 @@ class Replay:
                 )
                 break
             seam = trajectory.append_parts(parts)
-            text, written = text + "".join(parts), [*written, *parts]
+            sent.add("".join(parts), parts)
             problem = self._inexact(f"turn {turn}: the messages behind it", seam)
-            problem = problem or self._differs(
-                f"turn {turn}: the next request", trajectory, text, written
-            )
+            problem = problem or self._differs(f"turn {turn}: the next request", trajectory, sent)
             history += [answer, *new]
-        against = self._against(written)
         whole_text = self._render(history)
-        rewritten = not text.startswith(whole_text)
+        rewritten = not sent.text.startswith(whole_text)
+        against = self._against(sent)
         if not problem and not rewritten and against == "render":
             ids = self._hf.apply_chat_template(
                 history,
@@ -144,31 +168,35 @@ class Replay:
                 return_dict=False,
                 **self._options,
             )
-            ours = trajectory.ids[: len(ids)].tolist()
-            if found := difference(ours, ids, self._text_of):
-                lines = found.lines("turn by turn", "full render")
-                problem = "\n".join([f"the full render: token {found.token} differs", *lines])
-        return Replayed(problem, against, rewritten)
+            ours = trajectory.ids.tolist()[sent.ours :]
+            ids = ids[sent.canonical :]
+            problem = self._parts_at("the full render", ours[: len(ids)], ids, sent)
+        return Replayed(problem, against, rewritten, tuple(merged))
 
-    def _differs(
-        self, what: str, trajectory: Trajectory, text: str, written: Sequence[Part]
-    ) -> str | None:
-        found = difference(trajectory.ids.tolist(), self._encode(text, written), self._text_of)
+    def _differs(self, what: str, trajectory: Trajectory, sent: "_Sent") -> str | None:
+        return self._parts_at(what, trajectory.ids.tolist()[sent.ours :], self._whole(sent), sent)
+
+    def _parts_at(self, what: str, ours: list[int], whole: list[int], sent: "_Sent") -> str | None:
+        found = difference(ours, whole, self._text_of)
         if found is None:
             return None
         lines = found.lines("turn by turn", "one encode")
-        return "\n".join([f"{what}: token {found.token} differs", *lines])
+        return "\n".join([f"{what}: token {sent.ours + found.token} differs", *lines])
 
     def _inexact(self, what: str, seam: Any) -> str | None:
         return None if seam.exact else f"{what}: the seam is not exact: {seam}"
 
-    def _encode(self, text: str, written: Sequence[Part]) -> list[int]:
-        if self._against(written) == "parts":
-            return list(map(int, self.tokenizer.encode_parts(written)))
-        return list(map(int, self._hf.encode(text, add_special_tokens=False)))
+    def _whole(self, sent: "_Sent") -> list[int]:
+        """One encode of all that was sent, from where ours can be compared with it."""
+        return self._encode(sent)[sent.canonical :]
 
-    def _against(self, written: Iterable[Part]) -> Literal["render", "parts"]:
-        contents = [part for part in written if isinstance(part, Content)]
+    def _encode(self, sent: "_Sent") -> list[int]:
+        if self._against(sent) == "parts":
+            return list(map(int, self.tokenizer.encode_parts(sent.parts)))
+        return list(map(int, self._hf.encode(sent.text, add_special_tokens=False)))
+
+    def _against(self, sent: "_Sent") -> Literal["render", "parts"]:
+        contents = [part for part in sent.parts if isinstance(part, Content)]
         return "parts" if any(map(self._no_oracle, contents)) else "render"
 
     def _no_oracle(self, content: str) -> bool:
