@@ -17,7 +17,7 @@ from abut._native import Tokenizer
 from abut.audit_seams import SeamVerdict, judge_seams
 from abut.conversation_fuzz import FuzzResult, fuzz_conversations
 from abut.errors import MissingExtraError, TemplateError
-from abut.parts import Content, Part
+from abut.parts import Content
 from abut.placeholder import Message
 from abut.pretrained import load_transformers_tokenizer
 from abut.processor import ChatTemplateProcessor, TemplateReport
@@ -240,22 +240,22 @@ def _content_verdict(
     at = next(k for k, part in enumerate(parts) if isinstance(part, Content) and part == "abutUser")
     before, after = "".join(parts[:at]), "".join(parts[at + 1 :])
 
-    def of(found: Iterable[int]) -> Counter[int]:
-        return Counter(i for i in map(int, found) if i in ids)
+    def of(content: str) -> Counter[int]:
+        found = tokenizer.encode_parts([*parts[:at], Content(content), *parts[at + 1 :]]).tolist()
+        return Counter(i for i in found if i in ids)
 
-    def with_content(text: str) -> list[Part]:
-        return [*parts[:at], Content(text), *parts[at + 1 :]]
-
-    scaffold = of(tokenizer.encode_parts(parts))
-    contents = [form for token in control for form in (token, f"abut{token}abut")]
-    contents += _completed_by(control, before, after)
-    minted = [
-        text for text in contents if of(tokenizer.encode_parts(with_content(text))) != scaffold
-    ]
+    # Each beside a text with the same edges, since a token may look at its neighbours.
+    contents: dict[str, str] = {}
+    for token in control:
+        plain = f"{token[0]}abut{token[-1]}"
+        contents |= {token: plain, f"abut{token}abut": f"abut{plain}abut"}
+    contents |= {half: f"{half[0]}abut{half[-1]}" for half in _completed_by(control, before, after)}
+    minted = [text for text, plain in contents.items() if of(text) - of(plain)]
+    scaffold = of("abut")
     rendered = 0
     for token in control:
         whole = hf_tokenizer.encode(before + token + after, add_special_tokens=False)
-        rendered += of(whole) != scaffold
+        rendered += bool(Counter(i for i in whole if i in ids) - scaffold)
     return ContentVerdict(len(contents), tuple(minted), rendered)
 
 

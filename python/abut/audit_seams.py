@@ -46,7 +46,7 @@ class Break:
     Attributes:
         left: the tokens that stand before the seam, as far as they differ.
         right: the tokens that stand behind it.
-        canonical: what a tokenizer would have written for both; empty inside a character.
+        canonical: what a tokenizer would have written for both; empty where nothing is canonical.
         left_ids: the ids of `left`.
         right_ids: the ids of `right`.
         canonical_ids: the ids of `canonical`.
@@ -109,17 +109,26 @@ def judge_seams(
     """
     edges = _Edges(tokenizer, processor, render)
     close, *others = processor.stop_token_ids
-    name = tokenizer.decode([close])
+    name = named(tokenizer.decode([close]))
     verdicts = [
         edges.after_stop(close, f"sampled {name}", following)
         for following, messages in FOLLOWING.items()
         if all(message["role"] in roles for message in messages)
     ]
     for other in others:
-        verdicts.append(edges.before_close(other, f"sampled {tokenizer.decode([other])}", name))
+        verdicts.append(
+            edges.before_close(other, f"sampled {named(tokenizer.decode([other]))}", name)
+        )
     verdicts.append(edges.before_close(None, "cut sample", name))
+    verdicts += edges.inside_character(name)
     verdicts.append(edges.generation_prompt())
     return verdicts
+
+
+def named(token: str) -> str:
+    """The token, quoted where it would not be seen as it is."""
+    plain = token.isprintable() and not any(map(str.isspace, token))
+    return token if plain else repr(token)
 
 
 @dataclass(frozen=True)
@@ -168,12 +177,22 @@ class _Edges:
     def before_close(self, stop: int | None, left: str, close: str) -> SeamVerdict:
         """A sample that does not end on the template's close, before the close that abut writes."""
         ends = ["abut", *(f"abut{edge}" for edge in EDGES), "<think>\nabut", '<tool_call>\n{"name']
-        ends += [f"abut{close[:k]}" for k in range(1, len(close))]
-        samples = [self._sampled(end, stop) for end in ends]
-        if stop is None:
-            samples += self._inside_characters()
         closing = self._processor.closing()
-        return self._verdict(left, close, [self._make(ids, closing) for ids in samples])
+        spelled = "".join(closing)
+        ends += [f"abut{spelled[:k]}" for k in range(1, len(spelled))]
+        made = [self._make(self._sampled(end, stop), closing) for end in ends]
+        return self._verdict(left, close, made)
+
+    def inside_character(self, close: str) -> list[SeamVerdict]:
+        """A sample that was cut inside a character before the close; none where no token ends so.
+
+        It decides nothing: a part of a character has no canonical tokens to differ from.
+        """
+        samples = [self._sampled(text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
+        closing = self._processor.closing()
+        made = [self._make(ids[:-1], closing) for ids in samples if len(ids) > 1]
+        left = "sample cut inside a character"
+        return [self._verdict(left, close, made, decides=False)] if made else []
 
     def generation_prompt(self) -> SeamVerdict:
         """The generation prompt before samples that begin in many ways."""
@@ -196,11 +215,6 @@ class _Edges:
     def _sampled(self, text: str, stop: int | None) -> list[int]:
         ids = self._tokenizer.encode_parts([Scaffold(text)], at_start=False).tolist()
         return ids if stop is None else [*ids, stop]
-
-    def _inside_characters(self) -> list[list[int]]:
-        """Samples that end inside a character, where tokens can."""
-        samples = [self._sampled(text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
-        return [ids[:-1] for ids in samples if len(ids) > 1]
 
     def _make(self, sampled: list[int], following: Sequence[Part] | None) -> _Made:
         trajectory = Trajectory(self._tokenizer)
@@ -231,21 +245,24 @@ class _Edges:
 
     def _break(self, made: _Made) -> Break:
         """The tokens that differ, on both sides."""
-        size = self._tokenizer.decode_bytes
         ids, at = made.trajectory.ids.tolist(), made.at
-        canonical_ids = made.seam.canonical_ids
-        canonical = [] if canonical_ids is None else canonical_ids.tolist()
-        hard = (i for i in range(at, len(ids)) if ids[i] in self._hard)
-        right = ids[at : next(hard, len(ids))]
+        right = self._until_hard(ids[at:])
+        if made.seam.canonical_ids is None:
+            canonical = []
+        else:
+            canonical = self._until_hard(made.seam.canonical_ids.tolist())
         # What the canonical tokens stand for begins before the seam: walk back until the bytes are
-        # as many. Where a normalizer changed them, it is the last token.
+        # as many. Where they are fewer, nothing on the left differs.
+        size = self._tokenizer.decode_bytes
         wanted = len(size(canonical)) - len(size(right))
-        start = max(0, at - 1)
+        start = at - 1
         while start > 0 and len(size(ids[start:at])) < wanted:
             start -= 1
+        left = ids[start:at]
+        if wanted <= 0 and made.seam.canonical_ids is not None:
+            canonical = [*left, *canonical]
         while len(right) > 1 and len(canonical) > 1 and right[-1] == canonical[-1]:
             right, canonical = right[:-1], canonical[:-1]
-        left = ids[start:at]
         return Break(
             left=self._texts(left),
             right=self._texts(right),
@@ -254,6 +271,11 @@ class _Edges:
             right_ids=tuple(right),
             canonical_ids=tuple(canonical),
         )
+
+    def _until_hard(self, ids: list[int]) -> list[int]:
+        """The tokens before the first hard one."""
+        end = next((k for k, i in enumerate(ids) if i in self._hard), len(ids))
+        return ids[:end]
 
     def _texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._tokenizer.decode([i]) for i in ids)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from abut.audit import Audit
-from abut.audit_seams import Break, SeamVerdict
+from abut.audit_seams import Break, SeamVerdict, named
 from abut.conversation_fuzz import FuzzResult, spelled_out
 
 _NAMED = 12  # tokens of each class that are named; --json has all
@@ -77,8 +77,8 @@ def _template(audit: Audit) -> Iterator[str]:
         yield "template: none, so there are no seams to judge"
         return
     yield "template"
-    yield f"  close              {report.close}"
-    yield f"  stop tokens        {' '.join(report.stop_tokens)}"
+    yield f"  close              {named(report.close)}"
+    yield f"  stop tokens        {' '.join(map(named, report.stop_tokens))}"
     yield f"  separator          {report.separator!r}"
     yield f"  generation prompt  {report.generation_prompt!r}"
     survives = {
@@ -151,12 +151,7 @@ def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
 
 def _listed(tokens: Sequence[str]) -> str:
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
-    return " ".join(map(_token, tokens[:_NAMED])) + more
-
-
-def _token(token: str) -> str:
-    plain = token.isprintable() and not any(map(str.isspace, token))
-    return token if plain else repr(token)
+    return " ".join(map(named, tokens[:_NAMED])) + more
 
 
 def _tokens(texts: Sequence[str]) -> str:

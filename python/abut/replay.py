@@ -11,6 +11,7 @@ tokens with lstrip or rstrip eat into contents; abut does neither. Conversations
 are compared with one `encode_parts` of the whole instead, and say so (`against="parts"`).
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -196,17 +197,34 @@ class Replay:
         return list(map(int, self._hf.encode(sent.text, add_special_tokens=False)))
 
     def _against(self, sent: "_Sent") -> Literal["render", "parts"]:
+        """Whether transformers is asked: not where it means something else by definition."""
         contents = [part for part in sent.parts if isinstance(part, Content)]
-        return "parts" if any(map(self._no_oracle, contents)) else "render"
+        if any(map(self._mints, contents)) or self._spells_beside_scaffold(sent):
+            return "parts"
+        return "render"
 
-    def _no_oracle(self, content: str) -> bool:
-        """Whether transformers would make something else of it, by definition."""
+    def _mints(self, content: str) -> bool:
         if self._eats_spaces and content != content.strip():
-            return True
-        if any(token in content for token in self._control):
             return True
         ids = self._hf.encode(str(content), add_special_tokens=False)
         return not self._control_ids.isdisjoint(ids)
+
+    def _spells_beside_scaffold(self, sent: "_Sent") -> bool:
+        """Whether a control token is spelled, of which content has a part."""
+        text = "".join(sent.parts)
+        ends = list(itertools.accumulate(map(len, sent.parts)))
+        said = [
+            range(end - len(part), end)
+            for part, end in zip(sent.parts, ends, strict=True)
+            if isinstance(part, Content)
+        ]
+        for token in self._control:
+            start = text.find(token)
+            while start >= 0:
+                if any(r.start < start + len(token) and start < r.stop for r in said):
+                    return True
+                start = text.find(token, start + 1)
+        return False
 
     def _render(self, messages: Sequence[Message]) -> str:
         return str(
