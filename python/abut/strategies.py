@@ -56,11 +56,12 @@ def fragments(
         tokenizer: one whose control and textual tokens are to be spelled.
         also: more pieces.
     """
-    known = [*also, *FRAGMENTS]
+    own = list(also)
     if tokenizer is not None:
         profile = tokenizer.profile()
-        known = [*spellings([*profile["control_tokens"], *profile["textual_tokens"]]), *known]
-    return st.sampled_from(known) | st.text(_characters, min_size=1, max_size=3)
+        own += spellings([*profile["control_tokens"], *profile["textual_tokens"]])
+    known = st.sampled_from(FRAGMENTS) | st.text(_characters, min_size=1, max_size=3)
+    return known | st.sampled_from(own) if own else known
 
 
 def texts(
