@@ -1,7 +1,7 @@
 """Certify your tokenizer and its chat template, in ten lines of tests.
 
     pip install 'abut[hf,testing]'
-    pytest certify_tokenizer.py --abut-tokenizer Qwen/Qwen3-8B
+    pytest certify_tokenizer.py --abut-tokenizer=Qwen/Qwen3-8B
 
 The fixtures come from abut's pytest plugin. Hypothesis searches for a text or a conversation that
 breaks; what it finds is made small before it is shown.
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from abut.strategies import conversations, pieces
 from abut.testing import assert_appendable, assert_exact_append
 
-settings.register_profile("certify", deadline=None, max_examples=300)
+settings.register_profile("certify", deadline=None)
 settings.load_profile("certify")
 
 

@@ -1,6 +1,6 @@
 """The pytest plugin of abut: certify your tokenizer with tests of your own.
 
-    pytest --abut-tokenizer Qwen/Qwen3-8B --abut-tokenizer path/to/tokenizer.json
+    pytest --abut-tokenizer=Qwen/Qwen3-8B --abut-tokenizer=path/to/tokenizer.json
 
 Every test that takes the fixture `abut_tokenizer` or `abut_hf_tokenizer` runs once for each
 tokenizer: those of its marker `abut_tokenizer(...)`, else those of the option, else those of the

@@ -1,6 +1,7 @@
 """The pytest plugin: costs nothing until it is used, and never skips in silence."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,13 @@ from conftest import DEMO_ASSETS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "certify_tokenizer.py"
 
-TESTS = """
+TESTS = """\
 import pytest
 
 def test_tokens(abut_tokenizer):
     assert abut_tokenizer.token_to_id("<|im_end|>") is not None
 
-@pytest.mark.abut_tokenizer({folder!r}, {file!r})
+@pytest.mark.abut_tokenizer("one.json", "two.json")
 def test_marked(abut_tokenizer):
     assert abut_tokenizer.token_to_id("<|im_end|>") is not None
 """
@@ -39,11 +40,17 @@ def run(
     )
 
 
+def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "PASSED" in line}
+
+
 @pytest.fixture
 def tests(tmp_path: Path) -> Path:
-    file = DEMO_ASSETS / "tokenizer.json"
-    path = tmp_path / "test_mine.py"
-    path.write_text(TESTS.format(folder=str(DEMO_ASSETS), file=str(file)))
+    """A folder with two tests and three tokenizers."""
+    (tmp_path / "test_mine.py").write_text(TESTS)
+    for name in ("one", "two", "three"):
+        shutil.copy(DEMO_ASSETS / "tokenizer.json", tmp_path / f"{name}.json")
     return tmp_path
 
 
@@ -58,21 +65,21 @@ def test_a_run_that_does_not_use_it_imports_nothing_for_it(tmp_path: Path) -> No
 
 
 def test_a_test_runs_once_for_each_tokenizer(tests: Path) -> None:
-    option = ["--abut-tokenizer", str(DEMO_ASSETS), "--strict-markers"]
-    done = run(tests, "-v", *option)
-    assert done.returncode == 0, done.stdout
-    for name in ("test_tokens[assets]", "test_marked[assets]", "test_marked[tokenizer.json]"):
-        assert f"{name} PASSED" in done.stdout
-    twice = run(tests, "-v", *option, "--abut-tokenizer", str(DEMO_ASSETS / "tokenizer.json"))
-    assert "test_tokens[tokenizer.json] PASSED" in twice.stdout
+    options = ["--abut-tokenizer=two.json", "--abut-tokenizer=three.json", "--strict-markers"]
+    assert passed(run(tests, "-v", *options)) == {
+        "test_tokens[two.json]",
+        "test_tokens[three.json]",
+        "test_marked[one.json]",
+        "test_marked[two.json]",
+    }
 
 
 def test_the_ini_file_names_tokenizers_that_the_option_does_not(tests: Path) -> None:
-    (tests / "pytest.ini").write_text(f"[pytest]\nabut_tokenizer = {DEMO_ASSETS}\n")
-    assert "test_tokens[assets] PASSED" in run(tests, "-v").stdout
-    other = run(tests, "-v", "--abut-tokenizer", DEMO_ASSETS / "tokenizer.json").stdout
-    assert "test_tokens[tokenizer.json] PASSED" in other
-    assert "test_tokens[assets]" not in other
+    (tests / "pytest.ini").write_text("[pytest]\nabut_tokenizer = one.json two.json\n")
+    of_both = {"test_tokens[one.json]", "test_tokens[two.json]"}
+    assert passed(run(tests, "-v", "-k", "tokens")) == of_both
+    option = "--abut-tokenizer=three.json"
+    assert passed(run(tests, "-v", "-k", "tokens", option)) == {"test_tokens[three.json]"}
 
 
 def test_a_test_without_a_tokenizer_is_an_error_and_no_skip(tests: Path) -> None:
@@ -90,14 +97,20 @@ def test_without_the_plugin_there_is_no_such_fixture(tests: Path) -> None:
     assert "fixture 'abut_tokenizer' not found" in run(tests, "-k", "tokens", plugin=False).stdout
 
 
-def test_the_example_certifies_a_tokenizer() -> None:
-    done = run(EXAMPLE.parent, EXAMPLE, "--abut-tokenizer", DEMO_ASSETS)
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    shutil.copy(EXAMPLE, tmp_path)
+    return tmp_path
+
+
+def test_the_example_certifies_a_tokenizer(example: Path) -> None:
+    done = run(example, EXAMPLE.name, f"--abut-tokenizer={DEMO_ASSETS}")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
 
-def test_the_example_finds_a_tokenizer_that_is_not_exact(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
+def test_the_example_finds_a_tokenizer_that_is_not_exact(example: Path) -> None:
+    (example / "conftest.py").write_text(
         "import pytest\n"
         "from tokenizers_made import Broken\n"
         "@pytest.fixture(scope='session')\n"
@@ -105,9 +118,8 @@ def test_the_example_finds_a_tokenizer_that_is_not_exact(tmp_path: Path) -> None
         "    spoil = lambda text, ids: ids[:-1] if 'Hello' in text else ids\n"
         "    return Broken(abut_hf_tokenizer, spoil)\n"
     )
-    (tmp_path / EXAMPLE.name).write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
-    option = ["-o", f"pythonpath={Path(__file__).parent}", "--abut-tokenizer", DEMO_ASSETS]
-    done = run(tmp_path, EXAMPLE.name, *option)
+    options = ["-o", f"pythonpath={Path(__file__).parent}", f"--abut-tokenizer={DEMO_ASSETS}"]
+    done = run(example, EXAMPLE.name, "-k", "texts", *options)
     assert done.returncode == 1
-    assert "2 failed" in done.stdout
-    assert "'Hello'" in done.stdout
+    assert "1 failed" in done.stdout
+    assert "of ['Hello'] token 2 differs" in done.stdout

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from conftest import DEMO_ASSETS
+from abut.demo.model import ASSETS
 
 
 class Broken:
@@ -25,7 +25,7 @@ class Broken:
 
 def with_close(**flags: Any) -> str:
     """The demo's tokenizer.json with other flags on its `<|im_end|>`."""
-    source = json.loads((DEMO_ASSETS / "tokenizer.json").read_text(encoding="utf-8"))
+    source = json.loads((ASSETS / "tokenizer.json").read_text(encoding="utf-8"))
     for token in source["added_tokens"]:
         if token["content"] == "<|im_end|>":
             token |= flags
@@ -33,4 +33,4 @@ def with_close(**flags: Any) -> str:
 
 
 def template() -> str:
-    return (DEMO_ASSETS / "chat_template.jinja").read_text(encoding="utf-8")
+    return (ASSETS / "chat_template.jinja").read_text(encoding="utf-8")
