@@ -1,6 +1,7 @@
 """`abut check`: what it finds is what is there, and what is wrong on purpose is found."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,17 @@ def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
     assert str(raised.value) == (
         f"{DEMO_ASSETS / 'tokenizer.json'} has no chat template, so there are no conversations to "
         "compare\nhint: pass a template, or leave the fuzz out"
+    )
+
+
+def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert audit(DEMO_ASSETS / "tokenizer.json").exact
+    with pytest.raises(abut.MissingExtraError) as raised:
+        audit(DEMO_ASSETS / "tokenizer.json", template=template())
+    assert str(raised.value) == (
+        "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
+        "hint: a tokenizer.json without a template can be checked without it"
     )
 
 

@@ -81,7 +81,9 @@ def fuzz_conversations(
         roles: of the messages behind an answer; `"system"` allows a system message at the start.
     """
     spelled = spellings(control_tokens(replay.tokenizer))
-    thinking = replay.processor.report.history_thinking == "stripped"
+    thinking = None
+    if replay.processor.report.history_thinking == "stripped":
+        thinking = "" if replay.opened else f"{OPEN}\n"
     count = dict.fromkeys(("render", "parts", "rewritten", "refused", "merged", "skipped"), 0)
     refusal: str | None = None
     failure: Failure | None = None
@@ -125,9 +127,12 @@ def fuzz_conversations(
 
 
 def _conversation(
-    rng: Random, roles: Sequence[str], spelled: list[str], draw: int, *, thinking: bool
+    rng: Random, roles: Sequence[str], spelled: list[str], draw: int, *, thinking: str | None
 ) -> tuple[list[Message], tuple[int, ...]]:
-    """One conversation; later draws are tamer, since templates refuse what they would change."""
+    """One conversation; later draws are tamer, since templates refuse what they would change.
+
+    `thinking` is what thinking begins with in an answer; None: answers do not think.
+    """
 
     def said() -> str:
         if draw >= _DRAWS * 2 // 3:
@@ -142,8 +147,8 @@ def _conversation(
         text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8)))
         if draw > 0 or rng.random() < 0.8:
             text = text.strip() or "x"
-        if thinking and rng.random() < 0.3:
-            return f"{OPEN}\n{''.join(rng.choices(WORDS, k=3))}\n{CLOSE}\n\n{text}"
+        if thinking is not None and rng.random() < 0.3:
+            return f"{thinking}{''.join(rng.choices(WORDS, k=3))}\n{CLOSE}\n\n{text}"
         return text
 
     def follow() -> Message:

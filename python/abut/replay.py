@@ -63,7 +63,13 @@ class _Sent:
 
 
 class Replay:
-    """Replays conversations of one tokenizer and template."""
+    """Replays conversations of one tokenizer and template.
+
+    Attributes:
+        tokenizer: the tokenizer for abut.
+        processor: its processor.
+        opened: whether the generation prompt opens the thinking of every answer.
+    """
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class Replay:
         self._close_id = processor.close_token_id
         self._close = "".join(processor.closing())
         self._close_is_hard = self._close in tokenizer.profile()["hard_tokens"]
-        self._opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
+        self.opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
         self._control = control_tokens(tokenizer)
         self._control_ids = set(self._control.values())
         self._eats_spaces = any(
@@ -237,7 +243,7 @@ class Replay:
         """What the template writes behind this answer, in this conversation."""
         marker = free_stem(history, answer, new) + "answer"
         thinking, closed, _ = answer["content"].rpartition(CLOSE)
-        thinking = f"{OPEN}\n{thinking}" if closed and self._opened else thinking
+        thinking = f"{OPEN}\n{thinking}" if closed and self.opened else thinking
         marked = thinking + closed + ("\n\n" if closed else "") + marker
         rendered = self._render([*history, {**answer, "content": marked}, *new])
         if (count := rendered.count(marker)) != 1:
