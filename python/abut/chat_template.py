@@ -152,8 +152,8 @@ class ChatTemplateProcessor:
 
         Args:
             messages: what follows; some templates end a turn otherwise before a tool's message.
-                None given: a user's.
-            after: the last id that was sampled; None: a turn whose end is missing as a whole.
+                None given: a user's message.
+            after: the last id that was sampled; None: the end is missing as a whole.
 
         Returns:
             Nothing where the turn ended on the token that ends it before these messages.

@@ -18,6 +18,7 @@ from abut.turn_end import TurnEnd, end_of_answer, end_of_calls
 from abut.turn_form import CALLING, NO_NAME, PLAIN, TurnForm
 
 _SYSTEM = "abutSystem"
+_BESIDE = "abutReasoning"
 _EARLIER: Message = {
     "role": "tool",
     "name": "abutEarlierTool",
@@ -35,9 +36,9 @@ class Increment:
         end: how that turn ends; the plan begins after it.
         plan: what the template writes there.
         rules: what it does to each content, None where that has to be seen each time.
-        moves: what the template writes (again) in it, although it belongs to the past: the system
-            message, or the text beside a tool call. The increment leaves it out, since a trajectory
-            has it where it was first.
+        moves: what the template writes in it, although it belongs to the past: the system message,
+            or the text beside a tool call. The increment leaves it out: a trajectory has it where
+            it was first.
     """
 
     form: TurnForm
@@ -100,6 +101,8 @@ class Prover:
             raise TemplateError("increment of no messages\nhint: pass at least one message")
         form, first = self._find_form(masked)
         self._check_names(form, new, first)
+        end = self._end(form, masked, first)
+        rest = self._rendering.after_token(first, end.count)
         moves: dict[str, None] = {}
         for history, thinking, keys, optional in self._histories():
             try:
@@ -110,10 +113,13 @@ class Prover:
                 raise
             if tail == first:
                 continue
-            if _inserts(tail, first, _SYSTEM):
+            if form is not PLAIN and _inserts(tail, first, _BESIDE):
+                if (
+                    _BESIDE in tail[len(tail) - len(rest) :]
+                ):  # else it is written before the turn ends
+                    moves["the text beside a tool call"] = None
+            elif _inserts(tail, first, _SYSTEM):
                 moves["the system message"] = None
-            elif form is not PLAIN and _inserts(tail, first, "abutReasoning"):
-                moves["the text beside a tool call"] = None
             else:
                 raise TemplateError(
                     f"what the template writes for {roles(new)} depends on the history: after "
@@ -122,8 +128,7 @@ class Prover:
                     "hint: such a template cannot be appended to; pass another one with "
                     "chat_template="
                 )
-        end = self._end(form, masked, first)
-        plan = masked.plan(self._rendering.after_token(first, end.count))
+        plan = masked.plan(rest)
         increment = Increment(form, end, plan, None, tuple(moves))
         rules = find_rules(
             masked,
@@ -228,7 +233,7 @@ class Prover:
     def _histories(self) -> Iterator[tuple[list[Message], str, dict[str, Any], bool]]:
         """Histories to prove behind: messages, thinking before the turn, keys of it, optional."""
         turn = [user(), assistant()]
-        thought = "<think>\nabutReasoning\n</think>\n\n"
+        thought = f"<think>\n{_BESIDE}\n</think>\n\n"
         system: Message = {"role": "system", "content": _SYSTEM}
         yield [*turn, *turn, user()], "", {}, False
         yield [user()], thought, {}, False
@@ -238,7 +243,7 @@ class Prover:
         yield [*turn, _EARLIER], "", {}, True
         yield [*turn, _EARLIER, _EARLIER], thought, {}, True
         for key in ("reasoning_content", "reasoning", "thinking"):
-            yield [user()], "", {key: "abutReasoning"}, True
+            yield [user()], "", {key: _BESIDE}, True
         if self._calling is not None:
             call, _ = self._calling.turn([_EARLIER], "abut")
             called = [user(), call, _EARLIER]

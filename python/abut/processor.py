@@ -45,7 +45,7 @@ class PartsProcessor(Protocol):
 
     Attributes:
         stop_token_ids: every id that ends a turn, the template's own first.
-        close_token_id: the id that `closing()` encodes to.
+        close_token_id: the id that ends an answer.
     """
 
     @property
@@ -58,8 +58,13 @@ class PartsProcessor(Protocol):
         """From the first byte up to and with the generation prompt."""
         ...
 
-    def closing(self) -> list[Part]:
-        """What closes a turn that did not end on the template's stop token."""
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        """What is missing of the end of a turn that `messages` follow.
+
+        Args:
+            messages: what follows; none given: a user's message.
+            after: the last id that was sampled; None: the end is missing as a whole.
+        """
         ...
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
@@ -109,8 +114,8 @@ class _TextProcessorParts:
         parts = [part for text in system for part in self._split("init_system_input", text)]
         return [*parts, *self._split("append_user_input", user)]
 
-    def closing(self) -> list[Part]:
-        return [Scaffold(self._close)]
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        return [] if after == self.close_token_id else [Scaffold(self._close)]
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
         (text,) = self._texts(messages, takes=(["user"],))

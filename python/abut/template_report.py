@@ -3,7 +3,7 @@
 What it does to the past is reported, never refused: a trajectory is append-only.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,7 +68,8 @@ class NextVerdict:
             ),
             contents=tuple("compared" if rules is None else rules[i].name for i in order),
             notes=tuple(
-                f"the template writes {what} here, which a trajectory has where it was first"
+                f"the template writes {what} with these messages; a trajectory has it where it "
+                "was first"
                 for what in increment.moves
             ),
         )
@@ -142,13 +143,11 @@ def probe(
             notes.append(
                 f"thinking before a {role} message is written otherwise: {both(sampled, past)}"
             )
-    stripped = not kept["user"]
+    stripped = not kept["user"] or _strips_reasoning(render)
     if stripped:
-        but = " (kept where a tool message follows)" if kept.get("tool") else ""
+        tool = kept.get("tool") and not kept["user"]
+        but = " (kept where a tool message follows)" if tool else ""
         notes.append(f"the thinking of an answer is stripped from earlier turns{but}")
-    for key in _stripped_keys(render):
-        stripped = True
-        notes.append(f"the {key!r} of an answer is stripped from earlier turns")
 
     system = [{"role": "system", "content": "abutEarlier"}, user()]
     for role, takes in (("system", _writes(render, system)), ("tool", takes_tools)):
@@ -169,8 +168,8 @@ def probe(
     )
 
 
-def _stripped_keys(render: Rendering) -> Iterator[str]:
-    """The keys for reasoning that the template writes in a last turn, and not in an earlier one."""
+def _strips_reasoning(render: Rendering) -> bool:
+    """Whether a key for reasoning is written in a last turn, and not in an earlier one."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         thought = {**assistant(), key: "abutReasoning"}
         try:
@@ -179,7 +178,8 @@ def _stripped_keys(render: Rendering) -> Iterator[str]:
         except TemplateError:
             continue
         if "abutReasoning" in last and "abutReasoning" not in past:
-            yield key
+            return True
+    return False
 
 
 def _writes(render: Rendering, messages: Sequence[Message]) -> bool:

@@ -16,12 +16,10 @@ class TurnForm:
     Attributes:
         calls: how many tool calls the turn has: none (a plain answer), one for each tool message
             that follows, or one alone, for templates that take no more.
-        content: of a turn that calls; some templates write the calls only beside None.
         arguments: as an object or as its JSON text.
     """
 
     calls: Literal["none", "each", "one"] = "none"
-    content: str | None = ""
     arguments: Literal["object", "text"] = "object"
 
     @property
@@ -37,7 +35,7 @@ class TurnForm:
         Args:
             new: the messages that follow; a turn that calls calls those of role tool.
             stem: an alphanumeric beginning that occurs in none of them.
-            thinking: stands before the answer, in the content.
+            thinking: stands in the content, before the answer or beside the calls.
             repeat: how often each call stands in the turn.
         """
         if self.calls == "none":
@@ -51,8 +49,7 @@ class TurnForm:
             for k, message in enumerate([*tools[:-1], *[tools[-1]] * repeat])
         ]
         calls[-1] = self._call(tools[-1], len(calls) - 1, last)
-        content = None if self.content is None else thinking + self.content
-        return {"role": "assistant", "content": content, "tool_calls": calls}, last
+        return {"role": "assistant", "content": thinking, "tool_calls": calls}, last
 
     def _call(self, message: Message, k: int, value: str) -> dict[str, Any]:
         arguments = (
@@ -68,8 +65,5 @@ class TurnForm:
 PLAIN = TurnForm()
 # In the order in which they are tried.
 CALLING = tuple(
-    TurnForm(calls, content, arguments)
-    for calls in ("each", "one")
-    for content in ("", None)
-    for arguments in ("object", "text")
+    TurnForm(calls, arguments) for calls in ("each", "one") for arguments in ("object", "text")
 )
