@@ -164,9 +164,7 @@ def page(all_templates: dict[str, str]) -> str:
         said = "no" if not verdict.appendable else "yes"
         changes = [c for c in dict.fromkeys(verdict.contents) if c != "as is"]
         changed = f" ({', '.join(changes)})" if changes else ""
-        notes = (
-            verdict.notes if verdict.appendable else (_LONG.sub("", verdict.because).rstrip("."),)
-        )
+        notes = verdict.notes if verdict.appendable else (_short(verdict.because),)
         numbers = [footnotes.setdefault(note, len(footnotes) + 1) for note in notes]
         return said + changed + "".join(f" [{n}]" for n in numbers)
 
@@ -202,8 +200,14 @@ def page(all_templates: dict[str, str]) -> str:
     return "\n".join(line.rstrip() if not line.endswith(".  ") else line for line in lines) + "\n"
 
 
-_LONG = re.compile(r": (\.\.\.)?'.* against .*")  # both texts
 PIPE = "\\|"  # in a cell of a Markdown table
+
+
+def _short(because: str) -> str:
+    """A reason without the two texts, the same for each kind of messages."""
+    because = re.sub(r": (\.\.\.)?'.* against .*", "", because).rstrip(".")
+    because = re.sub(r"render \[[^]]*\]: \w+: (.*)", r"render them: \1", because)
+    return re.sub(r" for \[[^]]*\]", " for them", because)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -101,7 +101,7 @@ class ChatTemplateProcessor:
         self.report = probe(
             self._render,
             increment,
-            generation_prompt=self._prover.generation_prompt(),
+            generation_prompt=self._prover.generation_prompt,
             stop_tokens=self._tokens(self.stop_token_ids),
             takes_tools=tool.appendable,
         )

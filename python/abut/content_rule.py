@@ -55,6 +55,7 @@ _HARD_CONTENTS = (
     "[{}]",
     "true",
     "{}\u0007 \u00e9 e\u0301 \u2028 \U0001f600 {}",
+    "".join(map(chr, range(32, 127))) + "{}",
     "/no_think {} /think",
     "{}/nothink",
 )

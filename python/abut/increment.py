@@ -11,7 +11,7 @@ from typing import Any
 from abut.content_rule import ContentRule, compared, find_rules, replayed
 from abut.errors import TemplateError
 from abut.parts import Part
-from abut.placeholder import Masked, Message, Plan
+from abut.placeholder import Masked, Message, Plan, not_written
 from abut.probe_messages import assistant, both, roles, user
 from abut.rendering import Rendering
 from abut.turn_end import TurnEnd, end_of_answer, end_of_calls
@@ -78,6 +78,7 @@ class Prover:
     """Proves increments of one template.
 
     Attributes:
+        generation_prompt: what asks the model for its turn.
         answer_end: how a plain answer ends before a user message.
     """
 
@@ -85,8 +86,9 @@ class Prover:
         self._rendering = rendering
         self._eos = eos
         self._last = rendering.after_turn([user()], PLAIN, [], add_generation_prompt=False)
-        self._calling: TurnForm | None = None  # the first that worked
-        self._calling = next(filter(self._takes, CALLING), None)
+        self.generation_prompt = self._generation_prompt()
+        self._ends_user = self._end_of_user()
+        self._calling: TurnForm | None = next(filter(self._takes, CALLING), None)
         self.answer_end: TurnEnd | None = None
 
     def prove(self, masked: Masked) -> Increment:
@@ -149,6 +151,7 @@ class Prover:
             try:
                 first = self._rendering.after_turn([user()], form, new)
                 masked.plan(first)  # the contents are written
+                self._check_empty(form, new)
             except TemplateError as error:
                 if form is not PLAIN:
                     continue
@@ -162,6 +165,16 @@ class Prover:
         except TemplateError:
             return False
         return _EARLIER["content"] in tail
+
+    def _check_empty(self, form: TurnForm, new: Sequence[Message]) -> None:
+        """A role whose contents the template drops is not taken for one that says nothing."""
+        said = [{**m, "content": f"abutSaid{k}"} for k, m in enumerate(new)]
+        for k, message in enumerate(new):
+            if message.get("content") != "":
+                continue
+            tail = self._rendering.after_turn([user()], form, [*new[:k], said[k], *new[k + 1 :]])
+            if f"abutSaid{k}" not in tail:
+                raise TemplateError(not_written(k, message))
 
     def _check_names(self, form: TurnForm, new: Sequence[Message], first: str) -> None:
         """A tool message's header names its own function, if it names one."""
@@ -187,13 +200,8 @@ class Prover:
     def _end(self, form: TurnForm, masked: Masked, first: str) -> TurnEnd:
         rendering, what = self._rendering, roles(masked.messages)
         if form is PLAIN:
-            content = next((masked.placeholders[i] for i in sorted(masked.contents)), None)
-            after = [] if content is None else rendering.tokens(first.partition(content)[2])
-            prompt = rendering.tokens(self.generation_prompt())
-            ends = after and (not prompt or after[0][1] != prompt[0][1])
-            terminator = after[0][1] if ends else None
             return end_of_answer(
-                rendering, first, self._last, terminator=terminator, eos=self._eos, what=what
+                rendering, first, self._last, ends_user=self._ends_user, eos=self._eos, what=what
             )
         new = masked.messages
         last = rendering.after_turn([user()], form, new, follow=[], add_generation_prompt=False)
@@ -219,8 +227,7 @@ class Prover:
         once, twice = counts
         return frozenset(token for token in twice if twice.count(token) > once.count(token))
 
-    def generation_prompt(self) -> str:
-        """What asks the model for its turn."""
+    def _generation_prompt(self) -> str:
         prompt = self._rendering([user()])
         closed = self._rendering([user()], add_generation_prompt=False)
         if prompt.startswith(closed):
@@ -229,6 +236,16 @@ class Prover:
         ours, theirs = (self._rendering.pattern.split(text) for text in (prompt, closed))
         same = next(k for k, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
         return "".join(ours[same:])
+
+    def _end_of_user(self) -> str | None:
+        """The control token that ends a user message, where it does not open the next turn."""
+        said = user("abutSaid")
+        after = self._rendering.after_turn([user()], PLAIN, [said]).partition(said["content"])[2]
+        tokens = self._rendering.tokens(after)
+        opening = self._rendering.tokens(self.generation_prompt)
+        if not tokens or (opening and tokens[0][1] == opening[0][1]):
+            return None
+        return tokens[0][1]
 
     def _histories(self) -> Iterator[tuple[list[Message], str, dict[str, Any], bool]]:
         """Histories to prove behind: messages, thinking before the turn, keys of it, optional."""

@@ -80,18 +80,22 @@ class Masked:
         for i in sorted(self.contents):
             if (count := rendered.count(self.placeholders[i])) != 1:
                 k = self.message_of[i]
-                role = self.messages[k].get("role")
-                how = "does not write" if count == 0 else f"writes {count} times"
-                raise TemplateError(
-                    f"the template {how} the content of message {k} ({role})\n"
-                    "hint: use messages whose roles and content types the template knows, or pass "
-                    "another template with chat_template="
-                )
+                raise TemplateError(not_written(k, self.messages[k], count))
         if not self.placeholders:
             return (rendered,)
         number = {placeholder: i for i, placeholder in enumerate(self.placeholders)}
         pieces = re.split(f"({'|'.join(self.placeholders)})", rendered)
         return tuple(number.get(piece, piece) for piece in pieces if piece)
+
+
+def not_written(k: int, message: Message, count: int = 0) -> str:
+    """The error where a content does not stand in the rendered text once."""
+    how = "does not write" if count == 0 else f"writes {count} times"
+    return (
+        f"the template {how} the content of message {k} ({message['role']})\n"
+        "hint: use messages whose roles and content types the template knows, or pass another "
+        "template with chat_template="
+    )
 
 
 def free_stem(*values: object) -> str:

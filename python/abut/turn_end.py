@@ -41,7 +41,7 @@ def end_of_answer(
     tail: str,
     last: str,
     *,
-    terminator: str | None,
+    ends_user: str | None,
     eos: str | None,
     what: str,
 ) -> TurnEnd:
@@ -51,7 +51,7 @@ def end_of_answer(
         rendering: of the template.
         tail: what it writes after the answer where messages follow.
         last: the same where nothing follows.
-        terminator: the control token that ends a user message, None where that is not known.
+        ends_user: the control token that ends a user message, None where that is not known.
         eos: the EOS token of the tokenizer.
         what: the roles of the messages that follow, for errors.
 
@@ -78,7 +78,7 @@ def end_of_answer(
         )
     if not theirs:
         return _end(ours, 0)
-    if ours[0][1] != terminator:
+    if ours[0][1] != ends_user:
         raise TemplateError(
             f"before {what} the template does not close the turn with {theirs[0][1]!r}: "
             f"it writes {tail!r}\n{_HINT}"
