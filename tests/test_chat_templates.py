@@ -5,6 +5,7 @@ The oracle is the full render of a random conversation. It knows nothing of prob
 
 import importlib.util
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -15,15 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+import abut
 from abut.chat_template import ChatTemplateProcessor
 from abut.errors import TemplateError
 from abut.parts import Content, Part, Scaffold
 from abut.template_report import NEXT_MESSAGES
+from stage import Stage, env
 
 Message = dict[str, Any]
 
 pytest.importorskip("tokenizers")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "chat_templates.py"
@@ -82,6 +85,11 @@ PIECES = [
 ]
 contents = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=5).map("".join)
 plain_words = st.sampled_from(["hello", "what is it?", "so\nbe it", "7"])
+answers = st.one_of(
+    plain_words,
+    st.tuples(plain_words, plain_words).map(lambda p: f"<think>\n{p[0]}\n</think>\n\n{p[1]}"),
+    st.sampled_from(["", "<think>\ncut", "no</think>", "<tool_call>\n{"]),
+)
 
 
 @st.composite
@@ -91,11 +99,8 @@ def conversations(draw: st.DrawFn, kind: str) -> tuple[list[Message], list[Messa
     if draw(st.booleans()):
         history.append({"role": "system", "content": draw(plain_words)})
     for _ in range(draw(st.integers(0, 4))):
-        answer = draw(plain_words)
-        if draw(st.booleans()):
-            answer = f"<think>\n{draw(plain_words)}\n</think>\n\n{answer}"
         history.append({"role": "user", "content": draw(plain_words)})
-        history.append({"role": "assistant", "content": answer})
+        history.append({"role": "assistant", "content": draw(answers)})
     history.append({"role": "user", "content": draw(plain_words)})
     new = [{**message, "content": draw(contents)} for message in NEXT_MESSAGES[kind]]
     return history, new
@@ -211,6 +216,81 @@ def test_what_is_appended_is_what_the_template_writes(
     said = "".join(message["content"] for message in new)
     if set(verdict.contents) == {"as is"}:
         assert "".join(p for p in parts if isinstance(p, Content)) == said
+
+
+# ---- a rollout
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> None:
+    hf = tokenizer_of(name, TEMPLATES[name])
+    processor, tokenizer = ChatTemplateProcessor(hf), abut.Tokenizer.from_pretrained(hf)
+    end = text(processor.closing())
+    token = processor.report.close
+    said = tokenizer.encode(end.removesuffix(token)).tolist()  # what else the model writes there
+    says = "go on </s><end_of_turn>"
+    played = Stage(tokenizer, processor).play(
+        env(texts=[says], turns=3),
+        script=lambda r: [
+            *tokenizer.encode(f"answerOf{r.turn}", added="text").tolist(),
+            *said,
+            processor.close_token_id,
+        ],
+    )
+    assert played.one.error is None
+    render = renderer(hf)
+    assert len(played.sampler.calls) == 3
+    for turn, (request, _) in enumerate(played.sampler.calls):
+        ours = tokenizer.decode(request.prompt_ids)
+        messages = [{"role": "user", "content": says}]
+        for k in range(turn):
+            messages += [{"role": "assistant", "content": f"answerOf{k}"}, messages[0]]
+        theirs = render(messages)
+        if turn == 0:
+            assert ours == theirs
+            continue
+        answer = f"answerOf{turn - 1}"
+        stopped = end.removesuffix(token) + processor.report.stop_tokens[0]
+        assert ours.partition(answer)[2].startswith(stopped)
+        assert stopped + theirs.partition(answer + end)[2] == ours.partition(answer)[2]
+        # What was said spelled control tokens, and minted none.
+        control = set(hf.get_added_vocab().values())
+        minted = [i for i in request.prompt_ids.tolist() if i in control]
+        quiet = render([{**m, "content": m["content"].replace("<", "")} for m in messages])
+        tail = quiet.partition(answer + end)[2]
+        wanted = [i for i in tokenizer.encode(tail).tolist() if i in control]
+        assert minted[len(minted) - len(wanted) :] == wanted
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Any:
+    folder = os.environ.get("ABUT_TOKENIZERS")
+    if not folder:
+        pytest.skip("ABUT_TOKENIZERS is unset: it names a folder of tokenizer folders")
+    hf = transformers.AutoTokenizer.from_pretrained(Path(folder) / "mistral_v3")
+    hf.chat_template = TEMPLATES["inst_mistral_v3"]
+    return hf
+
+
+def test_a_rollout_with_mistral_s_tokenizer_has_the_tokens_of_the_whole(mistral: Any) -> None:
+    processor, tokenizer = ChatTemplateProcessor(mistral), abut.Tokenizer.from_pretrained(mistral)
+    assert processor.report.stop_tokens == ("</s>",)
+    played = Stage(tokenizer, processor).play(
+        env(texts=["Hi", "é ☃\n\n", "[/INST]"], turns=3),
+        script=lambda r: [*tokenizer.encode("Yes, and"), processor.close_token_id],
+    )
+    assert played.one.error is None
+    texts = ["Hi", "Yes, and", "é ☃\n\n"]
+    for turn, (request, _) in enumerate(played.sampler.calls[:2]):
+        messages = [
+            {"role": role, "content": said}
+            for role, said in zip(["user", "assistant", "user"], texts, strict=True)
+        ][: 2 * turn + 1]
+        theirs = mistral.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert request.prompt_ids.tolist() == tokenizer.encode(theirs).tolist()
+    request, _ = played.sampler.calls[2]
+    assert request.prompt_ids.tolist().count(mistral.convert_tokens_to_ids("[/INST]")) == 3
+    assert request.prompt_ids.tolist().count(mistral.bos_token_id) == 1
 
 
 # ---- the oracle can fail

@@ -618,7 +618,9 @@ CHATML_LIKE = ("qwen", "lfm2", "nemotron")
 
 @pytest.mark.skipif(not TRL, reason="TRL, which ships the templates, is not installed")
 @pytest.mark.parametrize("name", sorted(TRL))
-def test_every_template_of_trl_is_handled_or_refused_with_a_reason(qwen3: Any, name: str) -> None:
+def test_a_template_on_the_tokenizer_of_another_is_refused_with_a_reason(
+    qwen3: Any, name: str
+) -> None:
     if not name.startswith(CHATML_LIKE):
         assert "\nhint: " in error(ChatTemplateProcessor, qwen3, chat_template=TRL[name])
         return

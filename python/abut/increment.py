@@ -255,6 +255,8 @@ class Prover:
         yield [*turn, *turn, user()], "", {}, False
         yield [user()], thought, {}, False
         yield [user(), assistant(thought + "abutEarlier"), user()], "", {}, False
+        cut = assistant("<think>\nabutCut")
+        yield [user(), assistant(""), user(), cut, user()], "", {}, True
         yield [system, user()], "", {}, True
         yield [system, *turn, *turn, user()], thought, {}, True
         yield [*turn, _EARLIER], "", {}, True

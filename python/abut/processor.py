@@ -11,11 +11,13 @@ from abut.chat_template import ChatTemplateProcessor
 from abut.errors import TemplateError
 from abut.parts import Content, Part, Scaffold
 from abut.placeholder import Message, check_message, free_stem
-from abut.template_report import TemplateReport, both, roles
+from abut.probe_messages import both, roles
+from abut.template_report import NextVerdict, TemplateReport
 
 __all__ = [
     "ChatTemplateProcessor",
     "Message",
+    "NextVerdict",
     "PartsProcessor",
     "Processor",
     "TemplateReport",
