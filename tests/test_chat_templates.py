@@ -262,6 +262,30 @@ def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> Non
         assert minted[len(minted) - len(wanted) :] == wanted
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_turn_that_calls_is_closed_by_the_policy_or_else_by_abut(name: str) -> None:
+    hf = tokenizer_of(name, TEMPLATES[name])
+    processor, tokenizer = ChatTemplateProcessor(hf), abut.Tokenizer.from_pretrained(hf)
+    verdict = next(v for v in processor.verdicts() if v.kind == "tool")
+    result = {**NEXT_MESSAGES["tool"][0], "content": "found"}
+    if not verdict.appendable:
+        with pytest.raises(TemplateError):
+            processor.closing([result])
+        return
+    stage = Stage(tokenizer, processor)
+    for stop in ([tokenizer.token_to_id(verdict.stop)], []):
+        played = stage.play(
+            env(texts=["Hi", [result]], turns=2),
+            script=lambda r, stop=stop: [*tokenizer.encode("call it"), *stop],
+        )
+        assert played.one.error is None
+        _, (request, _) = played.sampler.calls
+        tail = tokenizer.decode(request.prompt_ids).partition("call it")[2]
+        assert tail == verdict.stop + verdict.scaffold.replace("{}", "found")
+        closed_by_abut = played.one.provenance.count(abut.PROVENANCE.index("close"))
+        assert closed_by_abut == (0 if stop else 1)
+
+
 @pytest.fixture(scope="module")
 def mistral() -> Any:
     folder = os.environ.get("ABUT_TOKENIZERS")
