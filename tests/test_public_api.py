@@ -40,13 +40,14 @@ BatchSampler (protocol)
 ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
   append_user_input(prompt)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   init_system_input(prompt)
   opening(messages)
   parse_agent_output(completion)
   report
   stop_token_ids
+  verdicts()
   with_stop_token_ids(ids)
 Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   completion_ids
@@ -67,7 +68,7 @@ MissingExtraError(AbutError, ImportError)
 Part
 PartsProcessor (protocol)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   opening(messages)
   parse_agent_output(completion)
