@@ -45,7 +45,7 @@ def test_a_hard_stop_token_makes_every_deciding_seam_exact_for_every_text() -> N
     for name in (
         "sampled <|im_end|> | next user",
         "sampled <|im_end|> | next tool",
-        "sampled <|im_end|> | next tool, tool",
+        "sampled <|im_end|> | next several tools",
         "cut sample | <|im_end|>",
     ):
         seam = seams(found)[name]
@@ -112,7 +112,7 @@ def test_another_stop_token_is_judged_before_the_close(tmp_path: Path) -> None:
 def test_a_template_that_takes_no_tool_messages_is_not_at_fault() -> None:
     no_tools = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     found = audit(DEMO_ASSETS, template=no_tools + template())
-    seam = seams(found)["sampled <|im_end|> | next tool"]
+    seam = seams(found)["a turn | next tool"]
     assert seam.exact is None
     assert not seam.refused
     assert seam.reason
@@ -129,8 +129,8 @@ def test_a_message_that_cannot_be_appended_is_named_unless_nobody_says_it() -> N
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     found = audit(DEMO_ASSETS, template=counts)
-    assert seams(found)["sampled <|im_end|> | next tool"].refused
-    assert found.problems[0] == "sampled <|im_end|> | next tool: cannot be appended"
+    assert seams(found)["a turn | next tool"].refused
+    assert found.problems == ["a turn | next tool: cannot be appended"]
     assert audit(DEMO_ASSETS, template=counts, roles=["user"]).exact
 
 

@@ -8,21 +8,21 @@ import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.audit_seams import SeamVerdict, judge_seams
-from abut.conversation_fuzz import FuzzResult, fuzz_conversations
+from abut.conversation_fuzz import FuzzResult, fuzz_conversations, tool_message
 from abut.errors import MissingExtraError, TemplateError
 from abut.parts import Content
-from abut.placeholder import Message
 from abut.pretrained import load_transformers_tokenizer
+from abut.probe_messages import assistant, user
 from abut.processor import ChatTemplateProcessor, TemplateReport
+from abut.rendering import Rendering
 from abut.replay import Replay, control_tokens
-from abut.template_report import user
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def audit(
         OSError: nothing can be read there.
     """
     options = dict(template_kwargs or {})
-    name = str(getattr(source, "name_or_path", source))
+    name = str(getattr(source, "name_or_path", source)) or type(source).__name__
     hf_tokenizer = source
     if isinstance(source, str | os.PathLike):
         lone = _is_file(source) and template is None
@@ -154,18 +154,11 @@ def audit(
     except TemplateError as error:
         return replace(found, refused=str(error))
 
-    def render(messages: Sequence[Message]) -> str:
-        return str(
-            hf_tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **options
-            )
-        )
-
-    seams = tuple(judge_seams(tokenizer, processor, render, roles=roles))
+    seams = tuple(judge_seams(tokenizer, processor, Rendering(hf_tokenizer, options), roles=roles))
     fuzzed = None
     if fuzz:
         replay = Replay(hf_tokenizer, tokenizer, processor, **options)
-        spoken = [role for role in (*roles, "system") if _accepts(processor, role)]
+        spoken = [role for role in (*roles, "system") if role == "user" or _fits(replay, role)]
         fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=spoken)
     return replace(
         found,
@@ -217,18 +210,21 @@ def _generation_stop_ids(source: Any) -> list[int]:
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
-def _accepts(processor: ChatTemplateProcessor, role: str) -> bool:
-    """Whether the template takes such messages, and abut can append them."""
-    message: Message = {"role": role, "content": "abut"}
+def _fits(replay: Replay, role: str) -> bool:
+    """Whether messages of this role can stand in random conversations.
+
+    Not where the template takes none, nor where what it writes for them depends on what random
+    answers lack (a tool call) or on what follows (a system message that moves to the last turn).
+    """
+    conversation = [user(), assistant(), user()]
+    if role == "system":
+        conversation.insert(0, {"role": "system", "content": "abutSystem"})
+    else:
+        conversation[2] = tool_message("abutResult")
     try:
-        if role == "system":
-            processor.opening([message, user()])
-        else:
-            extra = {"name": "look", "tool_call_id": "abutcall0"} if role == "tool" else {}
-            processor.increment([{**message, **extra}])
+        return replay.run(conversation).problem is None
     except TemplateError:
         return False
-    return True
 
 
 def _content_verdict(
@@ -237,7 +233,7 @@ def _content_verdict(
     control = control_tokens(tokenizer)
     ids = set(control.values())
     parts = processor.opening([user()])
-    at = next(k for k, part in enumerate(parts) if isinstance(part, Content) and part == "abutUser")
+    at = next(k for k, part in enumerate(parts) if isinstance(part, Content))
     before, after = "".join(parts[:at]), "".join(parts[at + 1 :])
 
     def of(content: str) -> Counter[int]:

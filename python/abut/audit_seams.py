@@ -8,7 +8,7 @@ A seam at a hard token (`barrier`) holds for every text. Any other is judged by 
 verdict says how many.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,10 @@ from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import TemplateError
 from abut.parts import Part, Scaffold
 from abut.placeholder import Message
+from abut.probe_messages import assistant, user
 from abut.processor import ChatTemplateProcessor
-from abut.template_report import assistant, user
+from abut.rendering import Rendering
+from abut.template_report import NEXT_MESSAGES
 
 Kind = Literal["barrier", "window", "opaque", "merged"]
 _WORST: tuple[Kind, ...] = ("barrier", "window", "opaque", "merged")
@@ -31,12 +33,6 @@ EDGES = (
     *("0", "12", "²", "'", "'s", '"', ".", ",", ":", "-", "_", "#", "*", "`", "```", "/", "\\"),
     *("<", ">", "|", "[", "]", "{", "}", "(", ")", "🙂", "\u200d", "\ufe0f", "👍🏽"),
 )
-
-FOLLOWING: dict[str, list[Message]] = {
-    "user": [{"role": "user"}],
-    "tool": [{"role": "tool", "name": "look", "tool_call_id": "abutcall0"}],
-    "tool, tool": [{"role": "tool", "name": "look", "tool_call_id": "abutcall0"}] * 2,
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class SeamVerdict:
 def judge_seams(
     tokenizer: Tokenizer,
     processor: ChatTemplateProcessor,
-    render: Callable[[Sequence[Message]], str],
+    render: Rendering,
     *,
     roles: Collection[str],
 ) -> list[SeamVerdict]:
@@ -104,25 +100,49 @@ def judge_seams(
     Args:
         tokenizer: makes the tokens.
         processor: writes what follows.
-        render: the template's own render, which says what messages it takes.
+        render: of the template, which says what messages it takes.
         roles: of the messages that may follow a turn.
     """
-    edges = _Edges(tokenizer, processor, render)
-    close, *others = processor.stop_token_ids
-    name = named(tokenizer.decode([close]))
-    verdicts = [
-        edges.after_stop(close, f"sampled {name}", following)
-        for following, messages in FOLLOWING.items()
+    edges = _Edges(tokenizer, processor)
+    kinds = {
+        kind: messages
+        for kind, messages in NEXT_MESSAGES.items()
         if all(message["role"] in roles for message in messages)
-    ]
-    for other in others:
-        verdicts.append(
-            edges.before_close(other, f"sampled {named(tokenizer.decode([other]))}", name)
-        )
-    verdicts.append(edges.before_close(None, "cut sample", name))
-    verdicts += edges.inside_character(name)
-    verdicts.append(edges.generation_prompt())
-    return verdicts
+    }
+    verdicts = {verdict.kind: verdict for verdict in processor.verdicts()}
+    found: list[SeamVerdict] = []
+    closings: dict[tuple[int | None, str], list[Part]] = {}
+    for kind, messages in kinds.items():
+        verdict, right = verdicts[kind], f"next {kind}"
+        if not verdict.appendable:
+            # That messages can be appended alone and not together is worth knowing, and no fault.
+            alone = len(messages) == 1
+            refused = _takes(render, messages) if alone else verdicts["tool"].appendable
+            why = verdict.because
+            found.append(SeamVerdict("a turn", right, alone, reason=why, refused=refused))
+            continue
+        stop = tokenizer.token_to_id(verdict.stop)
+        if stop is not None:
+            found.append(edges.after_stop(stop, messages, right))
+        for after in (None, *processor.stop_token_ids):
+            if closing := processor.closing(messages, after=after):
+                closings.setdefault((after, "".join(closing)), closing)
+    # A cut sample last.
+    for (after, _), closing in sorted(closings.items(), key=lambda item: item[0][0] is None):
+        found.append(edges.before_close(after, closing))
+    for (after, _), closing in closings.items():
+        if after is None:
+            found += edges.inside_character(closing)
+    return [*found, edges.generation_prompt()]
+
+
+def _takes(render: Rendering, messages: Sequence[Message]) -> bool:
+    """Whether the template itself writes such messages behind a turn."""
+    new = [{**message, "content": "abutEarlier"} for message in messages]
+    try:
+        return "abutEarlier" in render([user(), assistant(), *new])
+    except TemplateError:
+        return False
 
 
 def named(token: str) -> str:
@@ -143,56 +163,49 @@ class _Made:
 class _Edges:
     """Makes seams: each time a fresh trajectory of the prompt, one sample and what follows it."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        processor: ChatTemplateProcessor,
-        render: Callable[[Sequence[Message]], str],
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> None:
         self._tokenizer = tokenizer
         self._processor = processor
-        self._render = render
         self._opening = processor.opening([user()])
         hard = map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"])
         self._hard = {i for i in hard if i is not None}
 
-    def after_stop(self, stop: int, left: str, following: str) -> SeamVerdict:
-        """A sampled stop token before the increment of `FOLLOWING[following]`."""
-        right = f"next {following}"
-        try:
-            plain = self._increment(following, "abut")
-        except TemplateError as error:
-            refused = self._takes(FOLLOWING[following])
-            return SeamVerdict(left, right, True, reason=str(error), refused=refused)
+    def after_stop(self, stop: int, messages: Sequence[Message], right: str) -> SeamVerdict:
+        """A sampled stop token before the increment of such messages."""
+
+        def increment(content: str) -> list[Part]:
+            return self._processor.increment([{**m, "content": content} for m in messages])
+
         samples = ["abut", *(f"abut{edge}" for edge in EDGES)]
-        made = [self._make(self._sampled(sample, stop), plain) for sample in samples]
+        made = [self._make(self._sampled(sample, stop), increment("abut")) for sample in samples]
         for edge in EDGES:
             try:
-                parts = self._increment(following, edge + "abut")
+                parts = increment(edge + "abut")
             except TemplateError:  # a content that this template would change: none is written
                 continue
             made.append(self._make(self._sampled("abut", stop), parts))
-        return self._verdict(left, right, made)
+        return self._verdict(self._after(stop), right, made)
 
-    def before_close(self, stop: int | None, left: str, close: str) -> SeamVerdict:
-        """A sample that does not end on the template's close, before the close that abut writes."""
+    def before_close(self, stop: int | None, closing: Sequence[Part]) -> SeamVerdict:
+        """A sample that does not end as the template would, before what abut closes it with."""
+        close = "".join(closing)
         ends = ["abut", *(f"abut{edge}" for edge in EDGES), "<think>\nabut", '<tool_call>\n{"name']
-        closing = self._processor.closing()
-        spelled = "".join(closing)
-        ends += [f"abut{spelled[:k]}" for k in range(1, len(spelled))]
+        ends += [f"abut{close[:k]}" for k in range(1, len(close))]
         made = [self._make(self._sampled(end, stop), closing) for end in ends]
-        return self._verdict(left, close, made)
+        return self._verdict(self._after(stop), named(close), made)
 
-    def inside_character(self, close: str) -> list[SeamVerdict]:
+    def inside_character(self, closing: Sequence[Part]) -> list[SeamVerdict]:
         """A sample that was cut inside a character before the close; none where no token ends so.
 
         It decides nothing: a part of a character has no canonical tokens to differ from.
         """
         samples = [self._sampled(text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
-        closing = self._processor.closing()
         made = [self._make(ids[:-1], closing) for ids in samples if len(ids) > 1]
-        left = "sample cut inside a character"
-        return [self._verdict(left, close, made, decides=False)] if made else []
+        left, right = "sample cut inside a character", named("".join(closing))
+        return [self._verdict(left, right, made, decides=False)] if made else []
+
+    def _after(self, stop: int | None) -> str:
+        return "cut sample" if stop is None else f"sampled {named(self._tokenizer.decode([stop]))}"
 
     def generation_prompt(self) -> SeamVerdict:
         """The generation prompt before samples that begin in many ways."""
@@ -200,17 +213,6 @@ class _Edges:
         begins += ["<think>\nabut", "\n</think>\n\nabut", '<tool_call>\n{"name']
         made = [self._make(self._sampled(begin, None), None) for begin in begins]
         return self._verdict("generation prompt", "sample", made, decides=False)
-
-    def _takes(self, following: list[Message]) -> bool:
-        """Whether the template itself writes such messages behind an answer."""
-        new = [{**message, "content": "abutEarlier"} for message in following]
-        try:
-            return "abutEarlier" in self._render([user(), assistant(), *new])
-        except Exception:  # a template is foreign code and can raise anything
-            return False
-
-    def _increment(self, following: str, content: str) -> list[Part]:
-        return self._processor.increment([{**m, "content": content} for m in FOLLOWING[following]])
 
     def _sampled(self, text: str, stop: int | None) -> list[int]:
         ids = self._tokenizer.encode_parts([Scaffold(text)], at_start=False).tolist()

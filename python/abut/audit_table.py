@@ -125,6 +125,7 @@ def _break(broken: Break) -> Iterator[str]:
 def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
     compared = fuzz.against_render + fuzz.against_parts
     yield f"fuzz: {compared} of {fuzz.conversations} conversations are the same, seed {fuzz.seed}"
+    yield f"  with messages of the roles {', '.join((*fuzz.roles, 'assistant'))}"
     yield f"  {fuzz.against_render} against the full render"
     yield (
         f"  {fuzz.against_parts} against one encode of their parts: "

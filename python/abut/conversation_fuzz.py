@@ -18,7 +18,6 @@ from abut.thinking import CLOSE, OPEN
 
 _DRAWS = 24  # of one conversation, until one can be compared
 _SHRINKS = 400  # replays that making a failure small may cost
-_TOOL_CALL_ID = "abutcall0"  # Mistral takes nine letters and digits
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class FuzzResult:
     Attributes:
         seed: gives the same conversations again.
         conversations: how many were asked for.
+        roles: of the messages in them besides the assistant's.
         against_render: how many were compared with transformers' encode of the render.
         against_parts: how many were compared with one `encode_parts` instead, since a content
             spells a control token or has whitespace that a control token would eat.
@@ -59,6 +59,7 @@ class FuzzResult:
 
     seed: int
     conversations: int
+    roles: tuple[str, ...]
     against_render: int
     against_parts: int
     rewritten: int
@@ -112,6 +113,7 @@ def fuzz_conversations(
     return FuzzResult(
         seed=seed,
         conversations=conversations,
+        roles=tuple(roles),
         against_render=count["render"],
         against_parts=count["parts"],
         rewritten=count["rewritten"],
@@ -124,6 +126,12 @@ def fuzz_conversations(
 
 
 # ---- drawing
+
+
+def tool_message(content: str) -> Message:
+    """What a tool says, with all keys that templates ask for."""
+    # Mistral takes ids of nine letters and digits.
+    return {"role": "tool", "name": "look", "tool_call_id": "abutcall0", "content": content}
 
 
 def _conversation(
@@ -153,10 +161,7 @@ def _conversation(
 
     def follow() -> Message:
         role = rng.choice([role for role in roles if role != "system"])
-        message: Message = {"role": role, "content": said()}
-        if role == "tool":
-            message |= {"name": "look", "tool_call_id": _TOOL_CALL_ID}
-        return message
+        return tool_message(said()) if role == "tool" else {"role": role, "content": said()}
 
     messages: list[Message] = []
     if "system" in roles and rng.random() < 0.3:

@@ -21,8 +21,9 @@ from abut.difference import difference, token_text
 from abut.errors import TemplateError, TokenizerError
 from abut.parts import Content, Part, Scaffold
 from abut.placeholder import Message, free_stem
+from abut.probe_messages import both
 from abut.processor import ChatTemplateProcessor
-from abut.template_report import both
+from abut.rendering import Rendering
 from abut.thinking import CLOSE, OPEN
 
 
@@ -90,10 +91,9 @@ class Replay:
         self.processor = processor
         self._hf = hf_tokenizer
         self._options = options
+        self._render = Rendering(hf_tokenizer, options)
         self._text_of = token_text(tokenizer)
-        self._close_id = processor.close_token_id
-        self._close = "".join(processor.closing())
-        self._close_is_hard = self._close in tokenizer.profile()["hard_tokens"]
+        self._hard = set(map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"]))
         self.opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
         self._control = control_tokens(tokenizer)
         self._control_ids = set(self._control.values())
@@ -125,8 +125,8 @@ class Replay:
             if problem:
                 break
             request = trajectory.request().tolist()
-            is_cut = turn in cut
-            sample = answer["content"] + ("" if is_cut else self._close)
+            end = "".join(self.processor.closing(new))
+            sample = answer["content"] + ("" if turn in cut else end)
             sent.add(sample, [Scaffold(sample)])
             whole = self._whole(sent)
             canonical = whole[: len(request) - sent.ours] == request[sent.ours :]
@@ -140,23 +140,23 @@ class Replay:
                     f"turn {turn}: the sample is {'' if canonical else 'not '}canonical: {seam}"
                 )
                 break
-            if is_cut:
-                seam = trajectory.append_parts(self.processor.closing(), provenance="close")
-                sent.add(self._close, self.processor.closing())
+            if closing := self.processor.closing(new, after=ids[-1] if len(ids) else None):
+                seam = trajectory.append_parts(closing, provenance="close")
+                sent.add("".join(closing), closing)
                 problem = self._inexact(f"turn {turn}: the close of a cut sample", seam)
             if not canonical:
-                if not self._close_is_hard:  # nothing says where both are the same again
-                    break
+                if int(trajectory.ids[-1]) not in self._hard:
+                    break  # nothing says where both are the same again
                 sent.ours, sent.canonical = len(trajectory), len(self._encode(sent))
             problem = problem or self._differs(f"turn {turn}", trajectory, sent)
             if problem or not new:
                 break
             parts = self.processor.increment(new)
             tail = self._tail(history, answer, new)
-            if self._close + "".join(parts) != tail:
+            if (ours := end + "".join(parts)) != tail:
                 problem = (
                     f"turn {turn}: the template writes something else behind the answer: "
-                    f"{both(self._close + ''.join(parts), tail)}"
+                    f"{both(ours, tail)}"
                 )
                 break
             seam = trajectory.append_parts(parts)
@@ -168,15 +168,8 @@ class Replay:
         rewritten = not sent.text.startswith(whole_text)
         against = self._against(sent)
         if not problem and not rewritten and against == "render":
-            ids = self._hf.apply_chat_template(
-                history,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **self._options,
-            )
+            ids = self._ids_of_render(history)[sent.canonical :]
             ours = trajectory.ids.tolist()[sent.ours :]
-            ids = ids[sent.canonical :]
             problem = self._parts_at("the full render", ours[: len(ids)], ids, sent)
         return Replayed(problem, against, rewritten, tuple(merged))
 
@@ -232,12 +225,18 @@ class Replay:
                 start = text.find(token, start + 1)
         return False
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        return str(
-            self._hf.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **self._options
-            )
+    def _ids_of_render(self, messages: Sequence[Message]) -> list[int]:
+        blocks = self._render.in_blocks
+        given = [
+            {**m, "content": [{"type": "text", "text": m["content"]}]}
+            if m["role"] in blocks and isinstance(m.get("content"), str)
+            else m
+            for m in messages
+        ]
+        ids = self._hf.apply_chat_template(
+            given, add_generation_prompt=True, tokenize=True, return_dict=False, **self._options
         )
+        return list(map(int, ids))
 
     def _tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
         """What the template writes behind this answer, in this conversation."""
