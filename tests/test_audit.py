@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,6 +284,42 @@ def test_a_trajectory_that_joins_ids_naively_is_caught(
     found = fuzz_conversations(replay_of(hf_tokenizer), 50)
     assert found.failure is not None
     assert "differs\n  turn by turn" in found.failure.problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"rstrip": True}, ": the seam before the next messages is Seam("),
+        ({"single_word": True}, ": the seam before the close of a cut sample is Seam("),
+    ],
+)
+def test_a_seam_that_is_not_exact_is_caught(made: Any, flags: Any, problem: str) -> None:
+    found = audit(made(**flags), template=template(), fuzz=60).fuzz
+    assert found is not None
+    assert found.failure is not None
+    assert problem in found.failure.problem
+
+
+def test_a_verdict_that_is_not_true_is_caught(
+    hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubts:
+        def __init__(self, tokenizer: Any) -> None:
+            self._inner = abut.Trajectory(tokenizer)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def append_sampled(self, ids: Any, logprobs: Any) -> Any:
+            self._inner.append_sampled(ids, logprobs)
+            return SimpleNamespace(exact=False)
+
+    monkeypatch.setattr("abut.replay.Trajectory", Doubts)
+    found = fuzz_conversations(replay_of(hf_tokenizer), 5)
+    assert found.failure is not None
+    assert found.failure.problem.startswith(
+        "turn 0: the sample is canonical, yet the seam before it is namespace(exact=False)"
+    )
 
 
 def test_conversations_that_are_all_refused_are_no_proof(hf_tokenizer: Any) -> None:

@@ -12,19 +12,20 @@ are compared with one `encode_parts` of the whole instead, and say so (`against=
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from abut._native import Tokenizer, Trajectory
 from abut.difference import difference, token_text
-from abut.errors import TemplateError, TokenizerError
+from abut.errors import TokenizerError
 from abut.parts import Content, Part, Scaffold
-from abut.placeholder import Message, free_stem
+from abut.placeholder import Message
 from abut.probe_messages import both
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering
 from abut.thinking import CLOSE, OPEN
+from abut.turn_form import PLAIN
 
 
 @dataclass(frozen=True)
@@ -46,29 +47,14 @@ class Replayed:
     merged: tuple[int, ...] = ()
 
 
-@dataclass
-class _Sent:
-    """What the engine should have seen: as one text, and as parts.
-
-    Behind a merge ours and the canonical tokens are compared from these two places on.
-    """
-
-    text: str
-    parts: list[Part]
-    ours: int = 0
-    canonical: int = 0
-
-    def add(self, text: str, parts: Iterable[Part]) -> None:
-        self.text += text
-        self.parts += parts
-
-
 class Replay:
     """Replays conversations of one tokenizer and template.
 
     Attributes:
         tokenizer: the tokenizer for abut.
         processor: its processor.
+        render: its template.
+        hard: the ids of the hard tokens.
         opened: whether the generation prompt opens the thinking of every answer.
     """
 
@@ -91,9 +77,8 @@ class Replay:
         self.processor = processor
         self._hf = hf_tokenizer
         self._options = options
-        self._render = Rendering(hf_tokenizer, options)
-        self._text_of = token_text(tokenizer)
-        self._hard = set(map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"]))
+        self.render = Rendering(hf_tokenizer, options)
+        self.hard = set(map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"]))
         self.opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
         self._control = control_tokens(tokenizer)
         self._control_ids = set(self._control.values())
@@ -114,91 +99,30 @@ class Replay:
             ValueError: the conversation does not begin with a prompt, or an answer is no text.
         """
         opening, turns = _split(conversation)
-        trajectory = Trajectory(self.tokenizer)
-        parts = self.processor.opening(opening)
-        trajectory.append_parts(parts, provenance="prompt")
-        sent = _Sent(self._render(opening), list(parts))
-        problem = self._differs("the first request", trajectory, sent)
-        merged: list[int] = []
-        history = list(opening)
+        play = _Play(self, opening)
+        problem = play.compare("the first request")
         for turn, (answer, new) in enumerate(turns):
-            if problem:
+            problem = problem or play.answer(turn, answer, new, cut=turn in cut)
+            if problem or play.lost or not new:
                 break
-            request = trajectory.request().tolist()
-            end = "".join(self.processor.closing(new))
-            sample = answer["content"] + ("" if turn in cut else end)
-            sent.add(sample, [Scaffold(sample)])
-            whole = self._whole(sent)
-            canonical = whole[: len(request) - sent.ours] == request[sent.ours :]
-            ids = whole[len(request) - sent.ours :]
-            if not canonical:
-                merged.append(turn)
-                ids = self.tokenizer.encode_parts([Scaffold(sample)], at_start=False).tolist()
-            seam = trajectory.append_sampled(ids, [-1.0] * len(ids))
-            if seam.exact != canonical:
-                problem = (
-                    f"turn {turn}: the sample is {'' if canonical else 'not '}canonical: {seam}"
-                )
-                break
-            if closing := self.processor.closing(new, after=ids[-1] if len(ids) else None):
-                seam = trajectory.append_parts(closing, provenance="close")
-                sent.add("".join(closing), closing)
-                problem = self._inexact(f"turn {turn}: the close of a cut sample", seam)
-            if not canonical:
-                if int(trajectory.ids[-1]) not in self._hard:
-                    break  # nothing says where both are the same again
-                sent.ours, sent.canonical = len(trajectory), len(self._encode(sent))
-            problem = problem or self._differs(f"turn {turn}", trajectory, sent)
-            if problem or not new:
-                break
-            parts = self.processor.increment(new)
-            tail = self._tail(history, answer, new)
-            if (ours := end + "".join(parts)) != tail:
-                problem = (
-                    f"turn {turn}: the template writes something else behind the answer: "
-                    f"{both(ours, tail)}"
-                )
-                break
-            seam = trajectory.append_parts(parts)
-            sent.add("".join(parts), parts)
-            problem = self._inexact(f"turn {turn}: the messages behind it", seam)
-            problem = problem or self._differs(f"turn {turn}: the next request", trajectory, sent)
-            history += [answer, *new]
-        whole_text = self._render(history)
-        rewritten = not sent.text.startswith(whole_text)
-        against = self._against(sent)
+            problem = play.follow(turn, answer, new)
+        whole = self.render(play.history)
+        rewritten = not play.text.startswith(whole)
+        against = self.against(play.parts)
         if not problem and not rewritten and against == "render":
-            ids = self._ids_of_render(history)[sent.canonical :]
-            ours = trajectory.ids.tolist()[sent.ours :]
-            problem = self._parts_at("the full render", ours[: len(ids)], ids, sent)
-        return Replayed(problem, against, rewritten, tuple(merged))
+            problem = play.compare("the full render", self._ids_of_render(play.history))
+        return Replayed(problem, against, rewritten, tuple(play.merged))
 
-    def _differs(self, what: str, trajectory: Trajectory, sent: "_Sent") -> str | None:
-        return self._parts_at(what, trajectory.ids.tolist()[sent.ours :], self._whole(sent), sent)
+    def encode(self, text: str, parts: Sequence[Part]) -> list[int]:
+        """One encode of the whole."""
+        if self.against(parts) == "parts":
+            return list(map(int, self.tokenizer.encode_parts(parts)))
+        return list(map(int, self._hf.encode(text, add_special_tokens=False)))
 
-    def _parts_at(self, what: str, ours: list[int], whole: list[int], sent: "_Sent") -> str | None:
-        found = difference(ours, whole, self._text_of)
-        if found is None:
-            return None
-        lines = found.lines("turn by turn", "one encode")
-        return "\n".join([f"{what}: token {sent.ours + found.token} differs", *lines])
-
-    def _inexact(self, what: str, seam: Any) -> str | None:
-        return None if seam.exact else f"{what}: the seam is not exact: {seam}"
-
-    def _whole(self, sent: "_Sent") -> list[int]:
-        """One encode of all that was sent, from where ours can be compared with it."""
-        return self._encode(sent)[sent.canonical :]
-
-    def _encode(self, sent: "_Sent") -> list[int]:
-        if self._against(sent) == "parts":
-            return list(map(int, self.tokenizer.encode_parts(sent.parts)))
-        return list(map(int, self._hf.encode(sent.text, add_special_tokens=False)))
-
-    def _against(self, sent: "_Sent") -> Literal["render", "parts"]:
+    def against(self, parts: Sequence[Part]) -> Literal["render", "parts"]:
         """Whether transformers is asked: not where it means something else by definition."""
-        contents = [part for part in sent.parts if isinstance(part, Content)]
-        if any(map(self._mints, contents)) or self._spells_beside_scaffold(sent):
+        contents = [part for part in parts if isinstance(part, Content)]
+        if any(map(self._mints, contents)) or self._spells_beside_scaffold(parts):
             return "parts"
         return "render"
 
@@ -208,13 +132,13 @@ class Replay:
         ids = self._hf.encode(str(content), add_special_tokens=False)
         return not self._control_ids.isdisjoint(ids)
 
-    def _spells_beside_scaffold(self, sent: "_Sent") -> bool:
+    def _spells_beside_scaffold(self, parts: Sequence[Part]) -> bool:
         """Whether a control token is spelled, of which content has a part."""
-        text = "".join(sent.parts)
-        ends = list(itertools.accumulate(map(len, sent.parts)))
+        text = "".join(parts)
+        ends = list(itertools.accumulate(map(len, parts)))
         said = [
             range(end - len(part), end)
-            for part, end in zip(sent.parts, ends, strict=True)
+            for part, end in zip(parts, ends, strict=True)
             if isinstance(part, Content)
         ]
         for token in self._control:
@@ -226,7 +150,7 @@ class Replay:
         return False
 
     def _ids_of_render(self, messages: Sequence[Message]) -> list[int]:
-        blocks = self._render.in_blocks
+        blocks = self.render.in_blocks
         given = [
             {**m, "content": [{"type": "text", "text": m["content"]}]}
             if m["role"] in blocks and isinstance(m.get("content"), str)
@@ -238,19 +162,103 @@ class Replay:
         )
         return list(map(int, ids))
 
-    def _tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
+    def tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
         """What the template writes behind this answer, in this conversation."""
-        marker = free_stem(history, answer, new) + "answer"
         thinking, closed, _ = answer["content"].rpartition(CLOSE)
-        thinking = f"{OPEN}\n{thinking}" if closed and self.opened else thinking
-        marked = thinking + closed + ("\n\n" if closed else "") + marker
-        rendered = self._render([*history, {**answer, "content": marked}, *new])
-        if (count := rendered.count(marker)) != 1:
-            raise TemplateError(
-                f"the template writes the answer of message {len(history)} (assistant) {count} "
-                f"times: {rendered[-200:]!r}"
+        if closed:
+            opening = f"{OPEN}\n" if self.opened else ""
+            thinking = f"{opening}{thinking}{CLOSE}\n\n"
+        return self.render.after_turn(history, PLAIN, new, thinking=thinking)
+
+
+class _Play:
+    """One conversation as it is played: a trajectory, and what the engine should have seen.
+
+    `text` and `parts` are what was sent. Behind a merge, ours and the canonical tokens are compared
+    from the places `ours` and `canonical` on; `lost` where nothing says what these places are.
+    """
+
+    def __init__(self, replay: Replay, opening: list[Message]) -> None:
+        self._replay = replay
+        self._processor = replay.processor
+        self.history = opening
+        self.parts: list[Part] = list(self._processor.opening(opening))
+        self.text = replay.render(opening)
+        self.merged: list[int] = []
+        self.lost = False
+        self._ours = self._canonical = 0
+        self._trajectory = Trajectory(replay.tokenizer)
+        self._trajectory.append_parts(self.parts, provenance="prompt")
+
+    def answer(self, turn: int, answer: Message, new: list[Message], *, cut: bool) -> str | None:
+        """Sample the answer, and close it where it was cut; returns what differs."""
+        request = self._trajectory.request().tolist()[self._ours :]
+        sample = answer["content"] + ("" if cut else self._end(new))
+        self._send([Scaffold(sample)])
+        whole = self._whole()
+        ids = whole[len(request) :]
+        canonical = whole[: len(request)] == request
+        if not canonical:
+            self.merged.append(turn)
+            parts = [Scaffold(sample)]
+            ids = self._replay.tokenizer.encode_parts(parts, at_start=False).tolist()
+        seam = self._trajectory.append_sampled(ids, [-1.0] * len(ids))
+        if seam.exact != canonical:
+            what = "canonical" if canonical else "not canonical"
+            return f"turn {turn}: the sample is {what}, yet the seam before it is {seam}"
+        if closing := self._processor.closing(new, after=ids[-1] if ids else None):
+            self._send(closing)
+            seam = self._trajectory.append_parts(closing, provenance="close")
+            if not seam.exact:
+                return f"turn {turn}: the seam before the close of a cut sample is {seam}"
+        if not canonical:
+            self.lost = int(self._trajectory.ids[-1]) not in self._replay.hard
+            self._ours, self._canonical = len(self._trajectory), len(self._encode())
+        return self.compare(f"turn {turn}")
+
+    def follow(self, turn: int, answer: Message, new: list[Message]) -> str | None:
+        """Append what is said to the answer; returns what differs."""
+        parts = self._processor.increment(new)
+        tail = self._replay.tail(self.history, answer, new)
+        if (ours := self._end(new) + "".join(parts)) != tail:
+            return (
+                f"turn {turn}: the template writes something else behind the answer: "
+                f"{both(ours, tail)}"
             )
-        return rendered.partition(marker)[2]
+        self._send(parts)
+        self.history = [*self.history, answer, *new]
+        seam = self._trajectory.append_parts(parts)
+        if not seam.exact:
+            return f"turn {turn}: the seam before the next messages is {seam}"
+        return self.compare(f"turn {turn}: the next request")
+
+    def compare(self, what: str, theirs: list[int] | None = None) -> str | None:
+        """Compare with one encode of all that was sent, or with the ids of a part of it."""
+        ours = self._trajectory.ids.tolist()
+        if theirs is None:
+            theirs = self._encode()
+        else:
+            ours = ours[: self._ours + len(theirs) - self._canonical]
+        text_of = token_text(self._replay.tokenizer)
+        found = difference(ours[self._ours :], theirs[self._canonical :], text_of)
+        if found is None:
+            return None
+        lines = found.lines("turn by turn", "one encode")
+        return "\n".join([f"{what}: token {self._ours + found.token} differs", *lines])
+
+    def _send(self, parts: Sequence[Part]) -> None:
+        self.parts += parts
+        self.text += "".join(parts)
+
+    def _end(self, new: list[Message]) -> str:
+        """What ends a turn that these messages follow."""
+        return "".join(self._processor.closing(new))
+
+    def _whole(self) -> list[int]:
+        return self._encode()[self._canonical :]
+
+    def _encode(self) -> list[int]:
+        return self._replay.encode(self.text, self.parts)
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
