@@ -432,7 +432,7 @@ def test_a_turn_closed_only_at_the_end_is_refused() -> None:
     )
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "before [user] the template does not close the turn with '<|im_end|>': it writes "
-        "'<|im_start|>userabutx0x<|im_start|>assistant'\n"
+        "'<|im_start|>userabutSaid<|im_start|>assistant'\n"
         "hint: such a template cannot be appended to; pass another one with chat_template="
     )
 

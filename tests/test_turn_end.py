@@ -122,7 +122,7 @@ def test_a_template_without_control_tokens_is_refused() -> None:
         "{% endfor %}{% if add_generation_prompt %}{{ '\nassistant: ' }}{% endif %}"
     )
     assert error(processor_of, template, "<|im_end|>") == (
-        "before [user] the template writes '\\nuser: abutx0x\\nassistant: ' after the turn, which "
+        "before [user] the template writes '\\nuser: abutSaid\\nassistant: ' after the turn, which "
         "does not begin with a control token of this tokenizer, so nothing says where a turn ends\n"
         "hint: use the tokenizer that belongs to the template, or a template that closes each turn "
         "with one added token"
@@ -186,6 +186,12 @@ def test_a_template_that_takes_one_call_takes_two_answers() -> None:
     processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")
     assert all(verdict.appendable for verdict in processor.verdicts())
     assert text(processor.increment([named("a"), named("b")])).count("<|im_start|>tool\n42") == 2
+
+
+def test_a_name_that_only_the_call_has_need_not_be_given() -> None:
+    template = CALLS.replace("c|tojson", "c.function.arguments|tojson + c.function.name")
+    processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")
+    assert text(processor.increment([tool()])).startswith("\n<|im_start|>tool\n42<|im_end|>")
 
 
 def test_arguments_may_have_to_be_text() -> None:

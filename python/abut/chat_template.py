@@ -89,8 +89,8 @@ class ChatTemplateProcessor:
 
         eos = hf_tokenizer.eos_token
         self._prover = Prover(self._render, None if eos is None else str(eos))
+        self._end = self._prover.answer_end
         increment = self._proved(self._masked([user()]))
-        self._end = self._prover.answer_end = increment.end
         self._before_stop = self._end.text.removesuffix(self._end.token)
         self.close_token_id = self._render.control[self._end.stop]
         tool = self._verdict("tool")

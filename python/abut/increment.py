@@ -4,9 +4,10 @@ Invariant: an `Increment` exists only where the template writes the same text be
 that it was tried on. The turn itself is never part of it: the model sampled that.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from abut.content_rule import ContentRule, compared, find_rules, replayed
 from abut.errors import TemplateError
@@ -59,19 +60,32 @@ class Increment:
         blank = any(not masked.texts[i].strip() for i in masked.contents)
         if self.rules is not None and not blank:
             return masked.fill(self.plan, replayed(self.rules, masked.texts))
-        texts = compared(masked, self.plan, lambda new: self._written(rendering, new), masked.texts)
+        texts = compared(masked, self.plan, lambda new: self.written(rendering, new), masked.texts)
         if texts is None:
             ours = "".join(masked.fill(self.plan, masked.texts))
             raise TemplateError(
                 f"the template changes a content of {roles(messages)}, so it cannot be "
-                f"replayed: {both(ours, self._written(rendering, messages))}\n"
+                f"replayed: {both(ours, self.written(rendering, messages))}\n"
                 "hint: give the messages the form that the template writes"
             )
         return masked.fill(self.plan, texts)
 
-    def _written(self, rendering: Rendering, new: Sequence[Message]) -> str:
+    def written(self, rendering: Rendering, new: Sequence[Message]) -> str:
+        """What the template writes for `new` in the place of the plan."""
         tail = rendering.after_turn([user()], self.form, new)
         return rendering.after_token(tail, self.end.count)
+
+
+class _History(NamedTuple):
+    """What an increment is proved behind: messages, and how the turn after them is given.
+
+    Optional: where the template refuses such a conversation, none can come.
+    """
+
+    messages: list[Message]
+    thinking: str = ""
+    keys: dict[str, Any] | None = None
+    optional: bool = True
 
 
 class Prover:
@@ -83,13 +97,20 @@ class Prover:
     """
 
     def __init__(self, rendering: Rendering, eos: str | None) -> None:
+        """Find how an answer ends.
+
+        Raises:
+            TemplateError: no control token ends it.
+        """
         self._rendering = rendering
         self._eos = eos
         self._last = rendering.after_turn([user()], PLAIN, [], add_generation_prompt=False)
         self.generation_prompt = self._generation_prompt()
-        self._ends_user = self._end_of_user()
-        self._calling: TurnForm | None = next(filter(self._takes, CALLING), None)
-        self.answer_end: TurnEnd | None = None
+        said = user("abutSaid")
+        tail = rendering.after_turn([user()], PLAIN, [said])
+        self._ends_user = self._end_of_user(tail.partition(said["content"])[2])
+        self.answer_end = self._end_of_answer([said], tail)
+        self._calling = next(filter(self._takes, CALLING), None)
 
     def prove(self, masked: Masked) -> Increment:
         """The increment of one shape, the same behind every history.
@@ -102,62 +123,68 @@ class Prover:
         if not new:
             raise TemplateError("increment of no messages\nhint: pass at least one message")
         form, first = self._find_form(masked)
-        self._check_names(form, new, first)
-        end = self._end(form, masked, first)
+        if form is PLAIN:
+            end = self._end_of_answer(new, first)
+        else:
+            end = self._end_of_calls(form, new, first)
         rest = self._rendering.after_token(first, end.count)
+        self._check_names(form, end, new, rest)
+        moves = self._moves(form, new, first, rest)
+        increment = Increment(form, end, masked.plan(rest), None, moves)
+        rules = find_rules(
+            masked,
+            increment.plan,
+            lambda other: increment.written(self._rendering, other),
+            spelled=tuple(self._rendering.control),
+        )
+        return replace(increment, rules=rules)
+
+    def _moves(
+        self, form: TurnForm, new: Sequence[Message], first: str, rest: str
+    ) -> tuple[str, ...]:
+        """The proof: what the template moves, if that is all in which a history matters."""
         moves: dict[str, None] = {}
-        for history, thinking, keys, optional in self._histories():
+        for history in self._histories():
             try:
-                tail = self._rendering.after_turn(history, form, new, thinking=thinking, keys=keys)
+                tail = self._rendering.after_turn(
+                    history.messages, form, new, thinking=history.thinking, keys=history.keys
+                )
             except TemplateError as error:
-                if optional and error.__cause__ is not None:
-                    continue  # the template itself refuses such a history, so none can come
+                if history.optional and error.__cause__ is not None:
+                    continue
                 raise
             if tail == first:
                 continue
             if form is not PLAIN and _inserts(tail, first, _BESIDE):
-                if (
-                    _BESIDE in tail[len(tail) - len(rest) :]
-                ):  # else it is written before the turn ends
+                if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
                     moves["the text beside a tool call"] = None
             elif _inserts(tail, first, _SYSTEM):
                 moves["the system message"] = None
             else:
                 raise TemplateError(
                     f"what the template writes for {roles(new)} depends on the history: after "
-                    f"{roles([*history, assistant()])} it is not what it is after [user, "
+                    f"{roles([*history.messages, assistant()])} it is not what it is after [user, "
                     f"assistant]: {both(tail, first)}\n"
                     "hint: such a template cannot be appended to; pass another one with "
                     "chat_template="
                 )
-        plan = masked.plan(rest)
-        increment = Increment(form, end, plan, None, tuple(moves))
-        rules = find_rules(
-            masked,
-            plan,
-            lambda other: increment._written(self._rendering, other),
-            spelled=tuple(self._rendering.control),
-        )
-        return replace(increment, rules=rules)
+        return tuple(moves)
 
     def _find_form(self, masked: Masked) -> tuple[TurnForm, str]:
         """The assistant turn that the template takes before the messages, and what follows it."""
         new = masked.messages
-        forms = [PLAIN]
-        if new[0]["role"] == "tool":
-            known = [self._calling] if self._calling else []
-            forms = [*dict.fromkeys([*known, *CALLING]), PLAIN] if known else [PLAIN]
-        for form in forms:
-            try:
-                first = self._rendering.after_turn([user()], form, new)
-                masked.plan(first)  # the contents are written
-                self._check_empty(form, new)
-            except TemplateError as error:
-                if form is not PLAIN:
-                    continue
-                raise error
-            return form, first
-        raise AssertionError("the last form is PLAIN, which returns or raises")
+
+        def written(form: TurnForm) -> str:
+            first = self._rendering.after_turn([user()], form, new)
+            masked.plan(first)  # raises unless the contents are written
+            self._check_empty(form, new)
+            return first
+
+        if new[0]["role"] == "tool" and self._calling is not None:
+            for form in dict.fromkeys([self._calling, *CALLING]):
+                with contextlib.suppress(TemplateError):
+                    return form, written(form)
+        return PLAIN, written(PLAIN)
 
     def _takes(self, form: TurnForm) -> bool:
         try:
@@ -176,9 +203,9 @@ class Prover:
             if f"abutSaid{k}" not in tail:
                 raise TemplateError(not_written(k, message))
 
-    def _check_names(self, form: TurnForm, new: Sequence[Message], first: str) -> None:
+    def _check_names(self, form: TurnForm, end: TurnEnd, new: Sequence[Message], rest: str) -> None:
         """A tool message's header names its own function, if it names one."""
-        if NO_NAME in first:
+        if NO_NAME in rest:
             raise TemplateError(
                 f"the template writes the name of the function for {roles(new)}, and the messages "
                 'have none\nhint: write {"role": "tool", "name": "...", "content": "..."}'
@@ -189,7 +216,8 @@ class Prover:
         probes = {name: f"abutName{k}" for k, name in enumerate(names)}
         named = [{**m, "name": probes[m["name"]]} if m.get("name") in probes else m for m in new]
         tail = self._rendering.after_turn([user()], form, named)
-        missing = [name for name, probe in probes.items() if probe not in tail]
+        rest = self._rendering.after_token(tail, end.count)
+        missing = [name for name, probe in probes.items() if probe not in rest]
         if missing and len(missing) < len(names):
             raise TemplateError(
                 f"the template writes the name of the function for {roles(new)}, but not "
@@ -197,22 +225,28 @@ class Prover:
                 "hint: let a turn call one function, or pass another template with chat_template="
             )
 
-    def _end(self, form: TurnForm, masked: Masked, first: str) -> TurnEnd:
-        rendering, what = self._rendering, roles(masked.messages)
-        if form is PLAIN:
-            return end_of_answer(
-                rendering, first, self._last, ends_user=self._ends_user, eos=self._eos, what=what
-            )
-        new = masked.messages
-        last = rendering.after_turn([user()], form, new, follow=[], add_generation_prompt=False)
-        known = [] if self.answer_end is None else [self.answer_end.token, self.answer_end.stop]
+    def _end_of_answer(self, new: Sequence[Message], first: str) -> TurnEnd:
+        return end_of_answer(
+            self._rendering,
+            first,
+            self._last,
+            ends_user=self._ends_user,
+            eos=self._eos,
+            what=roles(new),
+        )
+
+    def _end_of_calls(self, form: TurnForm, new: Sequence[Message], first: str) -> TurnEnd:
+        last = self._rendering.after_turn(
+            [user()], form, new, follow=[], add_generation_prompt=False
+        )
+        stops = [self.answer_end.token, self.answer_end.stop, *([self._eos] if self._eos else [])]
         return end_of_calls(
-            rendering,
+            self._rendering,
             first,
             last,
             of_calls=self._tokens_of_calls(form, new),
-            stops=[*known, *([self._eos] if self._eos else [])],
-            what=what,
+            stops=stops,
+            what=roles(new),
         )
 
     def _tokens_of_calls(self, form: TurnForm, new: Sequence[Message]) -> frozenset[str]:
@@ -228,6 +262,7 @@ class Prover:
         return frozenset(token for token in twice if twice.count(token) > once.count(token))
 
     def _generation_prompt(self) -> str:
+        """What is written only where the model is asked for its turn."""
         prompt = self._rendering([user()])
         closed = self._rendering([user()], add_generation_prompt=False)
         if prompt.startswith(closed):
@@ -237,39 +272,36 @@ class Prover:
         same = next(k for k, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
         return "".join(ours[same:])
 
-    def _end_of_user(self) -> str | None:
+    def _end_of_user(self, after: str) -> str | None:
         """The control token that ends a user message, where it does not open the next turn."""
-        said = user("abutSaid")
-        after = self._rendering.after_turn([user()], PLAIN, [said]).partition(said["content"])[2]
         tokens = self._rendering.tokens(after)
         opening = self._rendering.tokens(self.generation_prompt)
         if not tokens or (opening and tokens[0][1] == opening[0][1]):
             return None
         return tokens[0][1]
 
-    def _histories(self) -> Iterator[tuple[list[Message], str, dict[str, Any], bool]]:
-        """Histories to prove behind: messages, thinking before the turn, keys of it, optional."""
+    def _histories(self) -> Iterator[_History]:
         turn = [user(), assistant()]
         thought = f"<think>\n{_BESIDE}\n</think>\n\n"
         system: Message = {"role": "system", "content": _SYSTEM}
-        yield [*turn, *turn, user()], "", {}, False
-        yield [user()], thought, {}, False
-        yield [user(), assistant(thought + "abutEarlier"), user()], "", {}, False
+        yield _History([*turn, *turn, user()], optional=False)
+        yield _History([user()], thought, optional=False)
+        yield _History([user(), assistant(thought + "abutEarlier"), user()], optional=False)
         cut = assistant("<think>\nabutCut")
-        yield [user(), assistant(""), user(), cut, user()], "", {}, True
-        yield [system, user()], "", {}, True
-        yield [system, *turn, *turn, user()], thought, {}, True
-        yield [*turn, _EARLIER], "", {}, True
-        yield [*turn, _EARLIER, _EARLIER], thought, {}, True
+        yield _History([user(), assistant(""), user(), cut, user()])
+        yield _History([system, user()])
+        yield _History([system, *turn, *turn, user()], thought)
+        yield _History([*turn, _EARLIER])
+        yield _History([*turn, _EARLIER, _EARLIER], thought)
         for key in ("reasoning_content", "reasoning", "thinking"):
-            yield [user()], "", {key: _BESIDE}, True
+            yield _History([user()], keys={key: _BESIDE})
         if self._calling is not None:
             call, _ = self._calling.turn([_EARLIER], "abut")
             called = [user(), call, _EARLIER]
-            yield called, "", {}, True
-            yield [*called, *called[1:]], "", {}, True
-            yield [*called, assistant(), user()], "", {}, True
-            yield [system, *called, assistant(), *called], thought, {}, True
+            yield _History(called)
+            yield _History([*called, *called[1:]])
+            yield _History([*called, assistant(), user()])
+            yield _History([system, *called, assistant(), *called], thought)
 
 
 def _inserts(tail: str, first: str, marker: str) -> bool:
