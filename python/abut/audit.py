@@ -158,8 +158,9 @@ def audit(
     fuzzed = None
     if fuzz:
         replay = Replay(hf_tokenizer, tokenizer, processor, **options)
-        spoken = [role for role in (*roles, "system") if role == "user" or _fits(replay, role)]
-        fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=spoken)
+        said = [role for role in roles if role == "user" or _fits(replay, role)] or ["user"]
+        system = ["system"] if _fits(replay, "system") else []
+        fuzzed = fuzz_conversations(replay, fuzz, seed=seed, roles=[*said, *system])
     return replace(
         found,
         template=processor.report,
