@@ -55,7 +55,13 @@ def outcome(call: Callable[[], Any]) -> Outcome:
 
 def plain(value: Any) -> Any:
     if hasattr(value, "canonical_ids"):
-        fields = ("kind", "exact", "drop", "ids", "canonical_ids")
+        fields = ("kind", "exact", "drop", "ids", "canonical_ids", "merge")
+        # The reference has no windows: it encodes everything again.
+        return {name: plain(getattr(value, name)) for name in fields} | {
+            "kind": value.kind.replace("window", "opaque")
+        }
+    if hasattr(value, "merged_ids"):
+        fields = ("left_ids", "right_ids", "merged_ids", "left_text", "right_text")
         return {name: plain(getattr(value, name)) for name in fields}
     if isinstance(value, np.ndarray):
         value = value.tolist()

@@ -5,6 +5,7 @@ Conversations between a policy and its environments, joined end to end: exact to
 
 from abut._native import (
     Columns,
+    Merge,
     Seam,
     Stitched,
     Tokenizer,
@@ -49,6 +50,7 @@ __all__ = [
     "Env",
     "EnvError",
     "JsonlRecorder",
+    "Merge",
     "MissingExtraError",
     "Part",
     "PartsProcessor",

@@ -55,6 +55,34 @@ class Seam:
         nothing differs, and where no canonical tokens exist: the seam lies inside a character.
         """
 
+    @property
+    def merge(self) -> Merge | None:
+        """The tokens and texts that meet in a `merged` seam; None inside a character."""
+
+@final
+class Merge:
+    """The tokens around a merged seam, from the first that differs to the last."""
+
+    @property
+    def left_ids(self) -> NDArray[np.int64]:
+        """`(L,)`: the last tokens of the left side alone; empty where only the right one changes."""
+
+    @property
+    def right_ids(self) -> NDArray[np.int64]:
+        """`(R,)`: the first tokens of the right side alone."""
+
+    @property
+    def merged_ids(self) -> NDArray[np.int64]:
+        """`(M,)`: what both together are instead."""
+
+    @property
+    def left_text(self) -> str:
+        """The text of `left_ids`."""
+
+    @property
+    def right_text(self) -> str:
+        """The text of `right_ids`."""
+
 @final
 class Tokenizer:
     """A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored."""

@@ -7,13 +7,14 @@ import it (it needs `tokenizers`). Read `cut` first, then `tokenizer`, then `tra
 """
 
 from abut._reference.cut import AddedToken, hard_tokens
-from abut._reference.tokenizer import Edge, Seam, Token, Tokenizer
+from abut._reference.tokenizer import Edge, Merge, Seam, Token, Tokenizer
 from abut._reference.trajectory import Columns, Trajectory, collate
 
 __all__ = [
     "AddedToken",
     "Columns",
     "Edge",
+    "Merge",
     "Seam",
     "Token",
     "Tokenizer",

@@ -5,7 +5,7 @@ never becomes a control token, neither by matching nor by the model's own vocabu
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby, takewhile
@@ -40,6 +40,17 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Merge:
+    """The tokens that meet in a merged seam, from the first that differs to the last."""
+
+    left_ids: list[int]
+    right_ids: list[int]
+    merged_ids: list[int]
+    left_text: str
+    right_text: str
+
+
+@dataclass(frozen=True)
 class Seam:
     """The left tokens without the last `drop`, then `ids`, are the tokens of both."""
 
@@ -48,6 +59,7 @@ class Seam:
     drop: int
     ids: list[int]
     canonical_ids: list[int] | None = None
+    merge: Merge | None = None
 
 
 class Tokenizer:
@@ -134,7 +146,7 @@ class Tokenizer:
             return []
         edge = edge if start == 0 else Edge.SEGMENT
         runs = [(low - start, high - start) for low, high in runs]
-        normalizer, pre_tokenizer = self._stages[edge]
+        normalizer = self._stages[edge].normalizer
 
         def normalized_string() -> tokenizers.PreTokenizedString:
             string = tokenizers.PreTokenizedString(text[start:end])
@@ -150,14 +162,16 @@ class Tokenizer:
         def piece_tokens(low: int, high: int) -> None:
             if low == high:
                 return
-            string = normalized_string()
-            string.split(lambda _, whole: [whole.slice((low, high))])
-            if pre_tokenizer is not None:
-                pre_tokenizer.pre_tokenize(string)
-            words = [word for word, _, _ in string.get_splits()]
-            origins = iter(_origin(string))
-            for word in words:
-                tokens.extend(self._word(word, [next(origins) for _ in word], runs))
+
+            def piece() -> tokenizers.PreTokenizedString:
+                string = normalized_string()
+                string.split(lambda _, whole: [whole.slice((low, high))])
+                return string
+
+            # What stands behind an added token is a later piece.
+            stages = self._stages[edge if low == 0 else Edge.SEGMENT]
+            for word, origins in stages.words(piece):
+                tokens.extend(self._word(word, origins, runs))
 
         end_of_last = 0
         for found in cut(normalized, origin, by_pattern, runs):
@@ -195,14 +209,18 @@ class Tokenizer:
                         yield part, begin + low + i, begin + low + j
 
     def _model_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Ids with the characters of `text` that they cover (the model counts bytes)."""
+        """Ids with the characters of `text` that they cover (the model counts bytes).
+
+        A model that drops characters miscounts: then each token stands for the whole text.
+        """
         char_of_byte = [i for i, char in enumerate(text) for _ in char.encode()]
         try:
             tokens = self._model.tokenize(text)
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer cannot encode {text!r}: {error}") from error
+        aligned = not tokens or tokens[-1].offsets[1] == len(char_of_byte)
         for token in tokens:
-            low, high = token.offsets
+            low, high = token.offsets if aligned else (0, len(char_of_byte))
             yield token.id, char_of_byte[low], char_of_byte[high - 1] + 1
 
     def _part(self, text: str, added: AddedMode) -> Part:
@@ -230,7 +248,33 @@ class Tokenizer:
         joined = self.tokens([part(a), part(b)], Edge.START)
         at_edge = (not a) or (not b) or (left and left[-1].end == len(a) and self.is_hard(left[-1]))
         barrier = at_edge or any(t.start == len(a) and self.is_hard(t) for t in joined)
-        return between_texts([t.id for t in left], [t.id for t in joined], bool(barrier))
+        return self.between_texts(left, joined, bool(barrier), [part(b)])
+
+    def between_texts(
+        self, before: Sequence[Token], after: Sequence[Token], barrier: bool, right: Sequence[Part]
+    ) -> Seam:
+        """The seam where `before` became `after` because `right` arrived."""
+        left_ids, joined_ids = [token.id for token in before], [token.id for token in after]
+        kept = common_prefix(left_ids, joined_ids)
+        drop = len(left_ids) - kept
+        if not drop:
+            return Seam("barrier" if barrier else "opaque", True, 0, joined_ids[kept:])
+        try:
+            right_ids = [token.id for token in self.tokens(right, Edge.CONTINUE)]
+        except TokenizerError:  # it cannot be written without what stands before it
+            merge = None
+        else:
+            merge = self.merge(left_ids, right_ids, joined_ids)
+        return Seam("merged", False, drop, joined_ids[kept:], merge=merge)
+
+    def merge(self, left: list[int], right: list[int], joined: list[int]) -> Merge:
+        """What differs between both sides alone and the two joined."""
+        kept = common_prefix(left, joined)
+        merged = joined[kept:]
+        same = min(common_prefix(right[::-1], joined[::-1]), len(merged), len(right))
+        left, right = left[kept:], right[: len(right) - same]
+        merged = merged[: len(merged) - same]
+        return Merge(left, right, merged, self.decode(left), self.decode(right))
 
     def is_additive(self, a: str, b: str) -> bool:
         """The literal equation, on three independent encodes."""
@@ -274,14 +318,6 @@ class Tokenizer:
         ]
 
 
-def between_texts(before: list[int], after: list[int], barrier: bool) -> Seam:
-    """The seam where `before` became `after` because more text arrived."""
-    kept = common_prefix(before, after)
-    drop = len(before) - kept
-    kind: SeamKind = "merged" if drop else "barrier" if barrier else "opaque"
-    return Seam(kind, exact=drop == 0, drop=drop, ids=after[kept:])
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids agree from the start."""
     agree = takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
@@ -316,32 +352,117 @@ def _refuse_randomness(model: dict[str, Any]) -> None:
         raise TokenizerError("the tokenizer is not deterministic: Unigram sampling")
 
 
-def _stages(config: dict[str, Any], edge: Edge) -> tuple[Any, Any]:
-    """Normalizer and pre-tokenizer as they act on a segment with this edge."""
-    stages = {
-        "version": "1.0",
-        "normalizer": _without_prefix(config.get("normalizer"), edge),
-        "pre_tokenizer": _without_prefix(config.get("pre_tokenizer"), edge),
-        "model": {"type": "WordLevel", "vocab": {"": 0}, "unk_token": ""},
-    }
-    built = tokenizers.Tokenizer.from_str(json.dumps(stages))
-    return built.normalizer, built.pre_tokenizer
+@dataclass(frozen=True)
+class Stages:
+    """Normalizer and pre-tokenizer as they act on a segment with one edge."""
+
+    normalizer: Any
+    pre_tokenizer: Any
+    before_prefix: Any = None
+    """The stages before one that writes a prefix before each of its words, not each segment."""
+    without_prefix: Any = None
+
+    def words(
+        self, piece: Callable[[], tokenizers.PreTokenizedString]
+    ) -> Iterator[tuple[str, list[Span]]]:
+        """The words of a piece, each with the characters that its own ones came from."""
+        if self.without_prefix is None:
+            yield from _words(piece(), self.pre_tokenizer)
+            return
+        begun = piece()
+        self.before_prefix.pre_tokenize(begun)
+        (_, (start, end), _), *_ = begun.get_splits("original", "char") or [("", (-1, -1), None)]
+        edge = end if start == 0 else 0
+        for word, origins in _words(piece(), self.without_prefix):
+            if origins[0][0] < edge:
+                yield word, origins
+        for word, origins in _words(piece(), self.pre_tokenizer):
+            if origins[0][0] >= edge:
+                yield word, origins
 
 
-def _without_prefix(stage: dict[str, Any] | None, edge: Edge) -> dict[str, Any] | None:
-    if stage is None or edge is Edge.START:
-        return stage
-    for inner in "normalizers", "pretokenizers":
-        if inner in stage:
-            rest = (_without_prefix(one, edge) for one in stage[inner])
-            return {**stage, inner: [one for one in rest if one is not None]}
+def _words(
+    string: tokenizers.PreTokenizedString, pre_tokenizer: Any
+) -> Iterator[tuple[str, list[Span]]]:
+    if pre_tokenizer is not None:
+        pre_tokenizer.pre_tokenize(string)
+    words = [word for word, _, _ in string.get_splits() if word]
+    origins = iter(_origin(string))
+    for word in words:
+        yield word, [next(origins) for _ in word]
+
+
+def _stages(config: dict[str, Any], edge: Edge) -> Stages:
+    normalizers = _unrolled(config.get("normalizer"), "normalizers")
+    pre_tokenizers = _unrolled(config.get("pre_tokenizer"), "pretokenizers")
     continues = edge is Edge.CONTINUE
+    normalizer = _build("normalizers", [_inside(n) if continues else n for n in normalizers])
+
+    def prefixed(scheme: str, first: int) -> Any:
+        """Metaspace and ByteLevel without a prefix from stage `first` on."""
+        inner = [
+            _unprefixed(stage, scheme) if index >= first else stage
+            for index, stage in enumerate(pre_tokenizers)
+        ]
+        return _build("pretokenizers", inner)
+
+    if edge is Edge.START:
+        return Stages(normalizer, prefixed("", 0))
+    if edge is Edge.SEGMENT:
+        return Stages(normalizer, prefixed("first", 0))
+    later = [i for i, stage in enumerate(pre_tokenizers) if i and stage != _unprefixed(stage, "any")]
+    if not later:
+        return Stages(normalizer, prefixed("any", 0))
+    bare = [_unprefixed(stage, "any") for stage in pre_tokenizers]
+    inside = [_unprefixed(stage, "first") for stage in pre_tokenizers]
+    return Stages(
+        normalizer,
+        _build("pretokenizers", [bare[0], *inside[1:]]),
+        _build("pretokenizers", bare[: later[0]]),
+        _build("pretokenizers", bare),
+    )
+
+
+def _unrolled(stage: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if stage is None:
+        return []
+    if inner in stage:
+        return [one for part in stage[inner] for one in _unrolled(part, inner)]
+    return [stage]
+
+
+def _build(kind: str, stages: Sequence[dict[str, Any] | None]) -> Any:
+    kept = [stage for stage in stages if stage is not None]
+    if not kept:
+        return None
+    config = {
+        "version": "1.0",
+        "model": {"type": "WordLevel", "vocab": {"": 0}, "unk_token": ""},
+        kind.removesuffix("s").replace("pret", "pre_t"): {"type": "Sequence", kind: kept},
+    }
+    built = tokenizers.Tokenizer.from_str(json.dumps(config))
+    return built.normalizer if kind == "normalizers" else built.pre_tokenizer
+
+
+def _inside(stage: dict[str, Any]) -> dict[str, Any] | None:
+    """A normalizer for text that is not the beginning of its segment."""
     match stage["type"]:
-        case "Metaspace" if continues or stage.get("prepend_scheme") == "first":
-            return {**stage, "prepend_scheme": "never", "add_prefix_space": None}
-        case "Prepend" if continues:
+        case "Prepend":
             return None
-        case "ByteLevel" if continues and "add_prefix_space" in stage:
+        case "Strip":
+            return {**stage, "strip_left": False}
+    return stage
+
+
+def _unprefixed(stage: dict[str, Any], scheme: str) -> dict[str, Any]:
+    """A pre-tokenizer without the prefix that it writes under this scheme."""
+    match stage["type"]:
+        case "Metaspace":
+            own = stage.get("prepend_scheme", "always")
+            gone = scheme == "any" or own == scheme
+            bare = {key: value for key, value in stage.items() if key != "add_prefix_space"}
+            return {**bare, "prepend_scheme": "never"} if gone else stage
+        case "ByteLevel" if scheme == "any":
             return {**stage, "add_prefix_space": False}
     return stage
 

@@ -6,7 +6,7 @@ seen yet is encoded as the whole text that it is, in whatever pieces it arrived.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from abut._reference.tokenizer import (
     Seam,
     Token,
     Tokenizer,
-    between_texts,
     common_prefix,
 )
 from abut.errors import TrajectoryError
@@ -59,6 +58,7 @@ class Trajectory:
     _open: list[tuple[Part, str]] = field(default_factory=list)
     _open_tokens: list[Token] = field(default_factory=list)
     _edge: Edge = Edge.START
+    _open_is_merged: bool = False
     _requested: bool = False
     turns: list[tuple[int, int]] = field(default_factory=list)
 
@@ -80,18 +80,23 @@ class Trajectory:
         boundary = sum(len(part) for part, _ in self._open)
         self._open, self._open_tokens, self._requested = open_parts, after, False
         is_hard = self.tokenizer.is_hard
-        begins_hard = any(token.start == boundary and is_hard(token) for token in after)
-        if boundary == 0:
-            if self._edge is Edge.CONTINUE and not begins_hard:
-                return self._seam_after_frozen(parts, [token.id for token in after])
-            ends_hard = True
-        else:
-            ends_hard = any(token.end == boundary and is_hard(token) for token in before)
-        return between_texts(
-            [token.id for token in before],
-            [token.id for token in after],
-            barrier=ends_hard or begins_hard,
+        touches_frozen = self._edge is Edge.CONTINUE and not any(
+            is_hard(token) for token in [*before, *(t for t in after if t.start == 0)]
         )
+        if touches_frozen and boundary == 0:
+            seam = self._seam_after_frozen(parts, [token.id for token in after])
+            self._open_is_merged = not seam.exact
+            return seam
+        begins_hard = any(token.start == boundary and is_hard(token) for token in after)
+        ends_hard = any(token.end == boundary and is_hard(token) for token in before)
+        barrier = boundary == 0 or ends_hard or begins_hard
+        seam = self.tokenizer.between_texts(before, after, barrier, parts)
+        if touches_frozen and not self._open_is_merged:
+            frozen = self._seam_after_frozen([part for part, _ in open_parts], [])
+            self._open_is_merged = not frozen.exact
+            if not frozen.exact:
+                seam = replace(frozen, drop=seam.drop, ids=seam.ids)
+        return seam
 
     def request(self) -> list[int]:
         """All ids so far, for the engine; they are frozen from here on."""
@@ -192,7 +197,7 @@ class Trajectory:
 
     def _freeze(self, entries: list[Entry]) -> None:
         self._frozen += entries
-        self._open, self._open_tokens = [], []
+        self._open, self._open_tokens, self._open_is_merged = [], [], False
         if self._frozen:
             self._edge = Edge.SEGMENT if self._frozen[-1].hard else Edge.CONTINUE
 
@@ -222,11 +227,12 @@ class Trajectory:
         def canonical(parts: Sequence[Part]) -> list[int]:
             return [token.id for token in self.tokenizer.tokens(parts, Edge.CONTINUE)]
 
-        joined = canonical([*left, *right])
-        if joined == canonical(left) + canonical(right):
+        before, after, joined = canonical(left), canonical(right), canonical([*left, *right])
+        if joined == before + after:
             return Seam("opaque", exact=True, drop=0, ids=written)
-        kept = common_prefix(canonical(left), joined)
-        return Seam("merged", exact=False, drop=0, ids=written, canonical_ids=joined[kept:])
+        canonical_ids = joined[common_prefix(before, joined) :]
+        merge = self.tokenizer.merge(before, after, joined)
+        return Seam("merged", False, 0, written, canonical_ids, merge)
 
 
 def _whole_start(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:

@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+mod anchor;
+mod append;
 mod columns;
 mod error;
 mod parts;
@@ -21,7 +23,7 @@ mod trajectory;
 pub use columns::{Batch, Columns, Row, collate};
 pub use error::{Error, Result};
 pub use parts::{Part, PartKind};
-pub use seam::{Seam, SeamKind};
+pub use seam::{Merge, Seam, SeamKind};
 pub use stitch::{Call, Cause, Dropped, OnDrift, Stitched, Transition, TransitionKind, stitch};
 pub use tokenizer::{AddedMode, AddedToken, Edge, Overrides, Profile, Tokenizer};
 pub use trajectory::{Provenance, Trajectory, Turn};

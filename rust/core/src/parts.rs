@@ -67,6 +67,39 @@ impl Joined {
         }
     }
 
+    /// The text before byte `end`.
+    pub fn before(&self, end: usize) -> Self {
+        let runs = self.scaffold.iter().filter(|run| run.start < end);
+        Self {
+            text: self.text[..end].to_owned(),
+            scaffold: runs.map(|run| run.start..run.end.min(end)).collect(),
+            with_spans: self.with_spans,
+        }
+    }
+
+    /// The text from byte `start` on.
+    pub fn after(&self, start: usize) -> Self {
+        let runs = self.scaffold.iter().filter(|run| run.end > start);
+        Self {
+            text: self.text[start..].to_owned(),
+            scaffold: runs.map(|run| run.start.max(start) - start..run.end - start).collect(),
+            with_spans: self.with_spans,
+        }
+    }
+
+    /// Both texts; runs of scaffold that meet are one.
+    pub fn followed_by(mut self, next: &Self) -> Self {
+        let offset = self.text.len();
+        let mut at = 0;
+        for run in next.scaffold.iter().cloned().chain([next.text.len()..next.text.len()]) {
+            self.push(Part::content(&next.text[at..run.start]));
+            self.push(Part::scaffold(&next.text[run.clone()]));
+            at = run.end;
+        }
+        debug_assert_eq!(self.text.len(), offset + next.text.len());
+        self
+    }
+
     pub fn any_scaffold(&self) -> bool {
         !self.scaffold.is_empty()
     }

@@ -1,4 +1,11 @@
 //! The verdict on one seam: where one piece meets the next, did any token change?
+//!
+//! Invariant: a verdict is that of the whole texts, found in a window around the seam: from the
+//! last anchor on the left to the first anchor on the right, beyond which nothing depends on it.
+
+use crate::error::Result;
+use crate::parts::{Joined, Part};
+use crate::tokenizer::{AddedMode, Edge, Tokenizer};
 
 /// How a seam was decided, and what was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,40 +47,109 @@ pub struct Seam {
     /// Where the left side was frozen and the canonical tokens differ: what they would have been,
     /// from the first differing token up to the next hard one.
     pub canonical_ids: Option<Vec<u32>>,
+    /// What differs, on both sides of a merged seam; `None` inside a character.
+    pub merge: Option<Merge>,
+}
+
+/// The tokens around a merged seam, from the first that differs to the last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merge {
+    /// The last tokens of the left side alone.
+    pub left_ids: Vec<u32>,
+    /// The first tokens of the right side alone.
+    pub right_ids: Vec<u32>,
+    /// What both together are instead.
+    pub merged_ids: Vec<u32>,
+    /// The text of `left_ids`.
+    pub left_text: String,
+    /// The text of `right_ids`.
+    pub right_text: String,
+}
+
+impl Merge {
+    fn new(tokenizer: &Tokenizer, left: &[u32], right: &[u32], joined: &[u32]) -> Result<Self> {
+        let kept = common_prefix(left, joined);
+        let rest = (left.len() - kept, joined.len() - kept);
+        let same = right.iter().rev().zip(joined.iter().rev()).take_while(|(a, b)| a == b).count();
+        let same = same.min(rest.1).min(right.len());
+        let (left, right) = (&left[kept..], &right[..right.len() - same]);
+        let text = |ids| {
+            tokenizer.decode_bytes(ids).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        };
+        Ok(Self {
+            left_ids: left.to_vec(),
+            right_ids: right.to_vec(),
+            merged_ids: joined[kept..joined.len() - same].to_vec(),
+            left_text: text(left)?,
+            right_text: text(right)?,
+        })
+    }
 }
 
 impl Seam {
     pub(crate) fn clean(kind: SeamKind, ids: Vec<u32>) -> Self {
-        Self { kind, exact: true, drop: 0, ids, canonical_ids: None }
+        Self { kind, exact: true, drop: 0, ids, canonical_ids: None, merge: None }
     }
 
-    /// The seam between text and text: `before` became `after` when more text arrived.
-    pub(crate) fn between_texts(before: &[u32], after: &[u32], barrier: bool) -> Self {
+    /// The seam between text and text: `before` became `after` when `right` arrived.
+    pub(crate) fn between_texts(
+        tokenizer: &Tokenizer,
+        before: &[u32],
+        after: &[u32],
+        barrier: bool,
+        right: impl FnOnce() -> Joined,
+    ) -> Result<Self> {
         let kept = common_prefix(before, after);
         let drop = before.len() - kept;
-        let kind = if drop > 0 {
-            SeamKind::Merged
-        } else if barrier {
-            SeamKind::Barrier
-        } else {
-            SeamKind::Opaque
+        let ids = after[kept..].to_vec();
+        if drop == 0 {
+            let kind = if barrier { SeamKind::Barrier } else { tokenizer.kind_without_barrier() };
+            return Ok(Self::clean(kind, ids));
+        }
+        // Text that cannot be written without what stands before it has no tokens of its own.
+        let merge = match tokenizer.encode_joined(&right(), Edge::Continue) {
+            Ok(right) => Some(Merge::new(tokenizer, before, &right.ids, after)?),
+            Err(_) => None,
         };
-        Self { kind, exact: drop == 0, drop, ids: after[kept..].to_vec(), canonical_ids: None }
+        let kind = SeamKind::Merged;
+        Ok(Self { kind, exact: false, drop, ids, canonical_ids: None, merge })
     }
 
-    /// The seam after frozen tokens, of which `written` now follows. `left`, `right` and `joined`
-    /// are the canonical tokens of the text on the left, on the right, and of both.
+    /// The seam after frozen tokens, of which `written` now follows: `left` is the text of their
+    /// end, encoded from `edge`, and `right` is the text of what follows.
     pub(crate) fn after_frozen(
-        left: &[u32],
-        right: &[u32],
-        joined: &[u32],
+        tokenizer: &Tokenizer,
+        left: &Joined,
+        edge: Edge,
+        right: &Joined,
         written: Vec<u32>,
     ) -> Self {
-        if joins(left, right, joined) {
-            return Self::clean(SeamKind::Opaque, written);
+        let window = tokenizer.first_anchor(&right.text).map(|(_, end)| right.before(end));
+        let near = window.as_ref().unwrap_or(right);
+        let both = [left, near].into_iter().fold(Joined::default(), Joined::followed_by);
+        let encode = |joined: &Joined, edge| tokenizer.encode_joined(joined, edge).map(|e| e.ids);
+        let (Ok(alone), Ok(after), Ok(joined)) =
+            (encode(left, edge), encode(near, Edge::Continue), encode(&both, edge))
+        else {
+            // Sampled bytes that no text has.
+            return Self::broken(written);
+        };
+        if joins(&alone, &after, &joined) {
+            return Self::clean(tokenizer.kind_without_barrier(), written);
         }
-        let canonical = joined[common_prefix(left, joined)..].to_vec();
-        Self { canonical_ids: Some(canonical), ..Self::broken(written) }
+        let merge = Merge::new(tokenizer, &alone, &after, &joined).ok();
+        let whole = if window.is_some() {
+            encode(&[left, right].into_iter().fold(Joined::default(), Joined::followed_by), edge)
+        } else {
+            Ok(joined)
+        };
+        match whole {
+            Ok(whole) => {
+                let canonical = whole[common_prefix(&alone, &whole)..].to_vec();
+                Self { canonical_ids: Some(canonical), merge, ..Self::broken(written) }
+            }
+            Err(_) => Self::broken(written),
+        }
     }
 
     /// A seam inside a character: no canonical tokens exist.
@@ -82,11 +158,67 @@ impl Seam {
     }
 }
 
+impl Tokenizer {
+    /// The verdict on the seam between two texts, in time that depends on `b` and on the run of
+    /// characters at the end of `a`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn seam(&self, a: &str, b: &str, mode: AddedMode) -> Result<Seam> {
+        let (a, b, edge) = self.sides(a, b, mode)?;
+        let left = self.encode_joined(&Joined::new([a]), edge)?;
+        let joined = self.encode_joined(&Joined::new([a, b]), edge)?;
+        let ends_hard = left.hard.last().is_some_and(|cut| cut.bytes.end == a.text.len());
+        let meets_hard = ends_hard || joined.hard_at(a.text.len());
+        let barrier = meets_hard || a.text.is_empty() || b.text.is_empty();
+        Seam::between_texts(self, &left.ids, &joined.ids, barrier, || Joined::new([b]))
+    }
+
+    /// The literal equation `tok(a+b) == tok(a)+tok(b)`, in time that depends on the runs of
+    /// characters on both sides.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], for the text around the seam.
+    pub fn is_additive(&self, a: &str, b: &str, mode: AddedMode) -> Result<bool> {
+        let (a, b, edge) = self.sides(a, b, mode)?;
+        // What follows the first anchor of `b` is the same on both sides of the equation.
+        let near = self.first_anchor(b.text).map_or(b.text.len(), |(_, end)| end);
+        let b = Part { text: &b.text[..near], ..b };
+        let encode = |parts: &[Part<'_>], edge| self.encode_parts(parts, edge);
+        let (left, right) = (encode(&[a], edge)?, encode(&[b], Edge::Start)?);
+        Ok(joins(&left, &right, &encode(&[a, b], edge)?))
+    }
+
+    /// Both texts as parts, the left one from its last anchor on.
+    fn sides<'a>(
+        &self,
+        a: &'a str,
+        b: &'a str,
+        mode: AddedMode,
+    ) -> Result<(Part<'a>, Part<'a>, Edge)> {
+        if mode == AddedMode::Raise {
+            self.part(&[a, b].concat(), mode)?;
+        }
+        let (a, edge) = match self.last_anchor(a) {
+            Some(anchor) => (&a[anchor..], Edge::Interior),
+            None => (a, Edge::Start),
+        };
+        // What was to be refused has been.
+        let part = if mode == AddedMode::Parse { Part::scaffold } else { Part::content };
+        Ok((part(a), part(b), edge))
+    }
+
+    /// What decides where no hard token does.
+    pub(crate) fn kind_without_barrier(&self) -> SeamKind {
+        if self.has_anchors() { SeamKind::Window } else { SeamKind::Opaque }
+    }
+}
+
 /// Whether `joined` is `left` and `right`, end to end.
-pub(crate) fn joins(left: &[u32], right: &[u32], joined: &[u32]) -> bool {
+fn joins(left: &[u32], right: &[u32], joined: &[u32]) -> bool {
     joined.len() == left.len() + right.len() && joined.starts_with(left) && joined.ends_with(right)
 }
 
-pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }

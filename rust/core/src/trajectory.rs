@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
+use crate::append::OpenText;
 use crate::columns::Columns;
 use crate::error::{Error, Result};
-use crate::parts::{Joined, Part, PartKind};
+use crate::parts::{Joined, Part};
 use crate::seam::{Seam, SeamKind};
 use crate::tokenizer::{AddedMode, Edge, Encoded, Tokenizer};
 
@@ -37,14 +38,6 @@ pub struct Turn {
     pub end: usize,
 }
 
-/// Text that is still open: more text may join it.
-#[derive(Debug)]
-struct OpenPart {
-    kind: PartKind,
-    provenance: Provenance,
-    text: String,
-}
-
 /// Tokens with provenance, joined without gap or overlap.
 pub struct Trajectory {
     tokenizer: Arc<Tokenizer>,
@@ -52,14 +45,13 @@ pub struct Trajectory {
     logprobs: Vec<f32>,
     provenance: Vec<u8>,
     turns: Vec<Turn>,
-    /// Where the tokens since the last hard token begin; `barrier <= open_start`, and they differ
-    /// where frozen tokens stand between.
+    /// Where the tokens since the last hard token begin.
     barrier: usize,
-    /// The text since the last hard token or frozen edge, and where its tokens begin. Tokens
-    /// before `open_start` never change.
-    open: Vec<OpenPart>,
+    /// The text whose tokens may still change, and where they begin.
+    open: OpenText,
     open_start: usize,
-    edge: Edge,
+    /// Whether the open text still touches frozen tokens that are not the canonical ones.
+    open_is_merged: bool,
     requested: bool,
 }
 
@@ -74,9 +66,9 @@ impl Trajectory {
             provenance: Vec::new(),
             turns: Vec::new(),
             barrier: 0,
-            open: Vec::new(),
+            open: OpenText::new(Edge::Start),
             open_start: 0,
-            edge: Edge::Start,
+            open_is_merged: false,
             requested: false,
         }
     }
@@ -90,12 +82,9 @@ impl Trajectory {
         if parts.iter().all(|part| part.text.is_empty()) {
             return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
         }
-        let (encoded, seam) = self.judge(parts)?;
-        self.open.extend(parts.iter().filter(|part| !part.text.is_empty()).map(|part| OpenPart {
-            kind: part.kind,
-            provenance,
-            text: part.text.to_owned(),
-        }));
+        let (encoded, seam, open_is_merged) = self.judge(parts)?;
+        self.open_is_merged = open_is_merged;
+        self.open.push(parts, provenance);
         self.write_open(encoded);
         self.requested = false;
         Ok(seam)
@@ -217,31 +206,50 @@ impl Trajectory {
 
     /// Everything so far is final: what follows continues from the ids, not from the text.
     fn freeze(&mut self) {
-        self.open.clear();
         self.open_start = self.ids.len();
-        if !self.ids.is_empty() {
-            let at_barrier = self.barrier == self.ids.len();
-            self.edge = if at_barrier { Edge::Segment } else { Edge::Continue };
-        }
+        self.open_is_merged = false;
+        self.open = OpenText::new(if self.ids.is_empty() {
+            Edge::Start
+        } else if self.barrier == self.ids.len() {
+            Edge::Segment
+        } else {
+            Edge::Continue
+        });
     }
 
-    /// The tokens of the open text with `parts`, and the verdict on the seam between the two.
-    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam)> {
-        let open = self.open.iter().map(|part| Part { kind: part.kind, text: &part.text });
-        let mut joined = Joined::new(open);
-        let boundary = joined.text.len();
-        for part in parts {
-            joined.push(*part);
+    /// The tokens of the open text with `parts`, the verdict on the seam between the two, and
+    /// whether frozen tokens before the open text are no longer the canonical ones.
+    fn judge(&self, parts: &[Part<'_>]) -> Result<(Encoded, Seam, bool)> {
+        let (encoded, boundary) = self.open.encode_with(&self.tokenizer, parts)?;
+        let continues = self.open.edge() == Edge::Continue && !encoded.hard_at(0);
+        if continues && boundary == 0 {
+            let right = Joined::new(parts.iter().copied());
+            let seam = self.seam_after_frozen(&right, encoded.ids.clone())?;
+            let merged = !seam.exact;
+            return Ok((encoded, seam, merged));
         }
-        let encoded = self.tokenizer.encode_joined(&joined, self.edge)?;
-        let after_frozen = boundary == 0 && self.edge == Edge::Continue;
-        let seam = if after_frozen && !encoded.hard_at(0) {
-            self.seam_after_frozen(parts.iter().copied(), encoded.ids.clone())?
-        } else {
-            let barrier = boundary == 0 || encoded.hard_at(boundary);
-            Seam::between_texts(&self.ids[self.open_start..], &encoded.ids, barrier)
-        };
-        Ok((encoded, seam))
+        let mut seam = Seam::between_texts(
+            &self.tokenizer,
+            &self.ids[self.open_start..],
+            &encoded.ids,
+            boundary == 0 || encoded.hard_at(boundary),
+            || Joined::new(parts.iter().copied()),
+        )?;
+        let mut merged = self.open_is_merged;
+        if continues && !merged {
+            // What now stands on the right may merge with frozen tokens where less of it did not.
+            let right = parts.iter().fold(self.open.joined(), |mut right, part| {
+                right.push(*part);
+                right
+            });
+            let frozen = self.seam_after_frozen(&right, Vec::new())?;
+            merged = !frozen.exact;
+            if merged {
+                let Seam { kind, exact, canonical_ids, merge, .. } = frozen;
+                seam = Seam { kind, exact, canonical_ids, merge, ..seam };
+            }
+        }
+        Ok((encoded, seam, merged))
     }
 
     fn seam_before_sample(&self, ids: &[u32]) -> Result<Seam> {
@@ -252,35 +260,34 @@ impl Trajectory {
         }
         match self.tokenizer.parts_of_ids(right, false)? {
             None => Ok(Seam::broken(ids.to_vec())),
-            Some(right) => {
-                let right = right.iter().map(|(kind, text)| Part { kind: *kind, text });
-                self.seam_after_frozen(right, ids.to_vec())
-            }
+            Some(right) => self.seam_after_frozen(&right, ids.to_vec()),
         }
     }
 
     /// Compares the canonical tokens of the text on both sides of a frozen edge. Text that
     /// continues gets no prefix: the prefix of the left side stands in its bytes.
-    fn seam_after_frozen<'a>(
-        &self,
-        right: impl Iterator<Item = Part<'a>> + Clone,
-        written: Vec<u32>,
-    ) -> Result<Seam> {
-        let Some(left) = self.tokenizer.parts_of_ids(&self.ids[self.barrier..], true)? else {
-            return Ok(Seam::broken(written));
-        };
-        let encode = |joined: &Joined| self.tokenizer.encode_joined(joined, Edge::Continue);
-        let left = Joined::new(left.iter().map(|(kind, text)| Part { kind: *kind, text }));
-        let mut both = left.clone();
-        for part in right.clone() {
-            both.push(part);
-        }
-        match (encode(&left), encode(&Joined::new(right)), encode(&both)) {
-            (Ok(left), Ok(right), Ok(both)) => {
-                Ok(Seam::after_frozen(&left.ids, &right.ids, &both.ids, written))
+    fn seam_after_frozen(&self, right: &Joined, written: Vec<u32>) -> Result<Seam> {
+        let Some((left, edge)) = self.frozen_tail()? else { return Ok(Seam::broken(written)) };
+        Ok(Seam::after_frozen(&self.tokenizer, &left, edge, right, written))
+    }
+
+    /// The text of the frozen tokens from its last anchor on, or else since the last hard token;
+    /// `None` where it ends inside a character.
+    fn frozen_tail(&self) -> Result<Option<(Joined, Edge)>> {
+        let frozen = &self.ids[self.barrier..self.open_start];
+        let mut tokens = 16;
+        loop {
+            let from = frozen.len().saturating_sub(tokens);
+            let text = self.tokenizer.parts_of_ids(&frozen[from..], true)?;
+            if let Some(text) = &text {
+                if let Some(anchor) = self.tokenizer.last_anchor(&text.text) {
+                    return Ok(Some((text.after(anchor), Edge::Interior)));
+                }
             }
-            // Sampled bytes that no text has.
-            _ => Ok(Seam::broken(written)),
+            if from == 0 {
+                return Ok(text.map(|text| (text, Edge::Continue)));
+            }
+            tokens *= 4;
         }
     }
 
@@ -289,15 +296,15 @@ impl Trajectory {
         self.ids.truncate(self.open_start);
         self.logprobs.truncate(self.open_start);
         self.provenance.truncate(self.open_start);
-        self.provenance.extend(provenance_of(&self.open, &encoded));
+        self.provenance.extend(self.open.provenance_of(&encoded));
+        let closed = self.open.close(&self.tokenizer, &encoded);
         self.ids.extend(encoded.ids);
         self.logprobs.resize(self.ids.len(), f32::NAN);
-        if let Some(cut) = encoded.hard.last() {
-            self.open_start += cut.tokens_before_end;
-            self.barrier = self.open_start;
-            self.edge = Edge::Segment;
-            drop_bytes(&mut self.open, cut.bytes.end);
+        if let Some(tokens) = closed.to_hard_token {
+            self.barrier = self.open_start + tokens;
+            self.open_is_merged = false;
         }
+        self.open_start += closed.tokens;
     }
 }
 
@@ -312,48 +319,5 @@ fn impossible(logprob: f32) -> Option<&'static str> {
         Some("what vLLM writes for a logprob that it does not have")
     } else {
         None
-    }
-}
-
-/// Who wrote each token: the first content that it touches, else scaffold.
-fn provenance_of(open: &[OpenPart], encoded: &Encoded) -> Vec<u8> {
-    let of_part = |part: &OpenPart| match (part.provenance, part.kind) {
-        (Provenance::Close, _) => Provenance::Close as u8,
-        (_, PartKind::Scaffold) => Provenance::Scaffold as u8,
-        (provenance, PartKind::Content) => provenance as u8,
-    };
-    if let [only] = open {
-        return vec![of_part(only); encoded.ids.len()];
-    }
-    let mut ends = Vec::with_capacity(open.len());
-    for part in open {
-        ends.push(ends.last().copied().unwrap_or(0) + part.text.len());
-    }
-    encoded
-        .spans
-        .iter()
-        .map(|span| {
-            let first = ends.partition_point(|&end| end <= span.start).min(open.len() - 1);
-            let last = ends.partition_point(|&end| end < span.end).clamp(first, open.len() - 1);
-            let touched = &open[first..=last];
-            let content = touched.iter().find(|part| part.kind == PartKind::Content);
-            of_part(content.unwrap_or(&touched[0]))
-        })
-        .collect()
-}
-
-/// Forgets the first `bytes` bytes of the open text.
-fn drop_bytes(open: &mut Vec<OpenPart>, mut bytes: usize) {
-    let closed = open
-        .iter()
-        .take_while(|part| {
-            let whole = part.text.len() <= bytes;
-            bytes -= if whole { part.text.len() } else { 0 };
-            whole
-        })
-        .count();
-    open.drain(..closed);
-    if let Some(part) = open.first_mut() {
-        part.text.drain(..bytes);
     }
 }

@@ -17,7 +17,7 @@ mod _native {
     #[pymodule_export]
     use crate::columns::{PyColumns, collate};
     #[pymodule_export]
-    use crate::seam::PySeam;
+    use crate::seam::{PyMerge, PySeam};
     #[pymodule_export]
     use crate::stitch::{PyStitched, PyTransition, stitch};
     #[pymodule_export]

@@ -157,6 +157,7 @@ impl PyTokenizer {
         dict.set_item("normalizer", &profile.normalizer)?;
         dict.set_item("pre_tokenizer", &profile.pre_tokenizer)?;
         dict.set_item("vocab_size", profile.vocab_size)?;
+        dict.set_item("opaque_because", &profile.opaque_because)?;
         dict.set_item("encoder", profile.encoder)?;
         dict.set_item("hard_tokens", &profile.hard)?;
         dict.set_item("control_tokens", &profile.control)?;

@@ -86,7 +86,7 @@ pub(crate) fn byte_table(
 }
 
 /// GPT-2's character for each byte: printable Latin-1 stands for itself, the rest is shifted.
-fn byte_chars() -> [char; 256] {
+pub(crate) fn byte_chars() -> [char; 256] {
     let mut shifted = 0u32;
     std::array::from_fn(|byte| {
         let byte = u8::try_from(byte).expect("256 bytes");

@@ -6,19 +6,19 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use tokenizers::models::ModelWrapper;
 use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::tokenizer::normalizer::Range as Span;
-use tokenizers::{Model, NormalizedString, Normalizer, PreTokenizedString, PreTokenizer};
+use tokenizers::{Model, NormalizedString, Normalizer};
 
-use super::{Edge, Encoded};
+use super::Encoded;
+use super::edge::{Edge, EdgePreTokenizer};
 use crate::error::{Error, Result};
 use crate::parts::Joined;
 use crate::segment::Cutter;
 
 /// The three stages, the first two once for each [`Edge`].
 pub(crate) struct Pipeline {
-    pub normalizers: [Option<NormalizerWrapper>; 3],
-    pub pre_tokenizers: [Option<PreTokenizerWrapper>; 3],
+    pub normalizers: [Option<NormalizerWrapper>; 4],
+    pub pre_tokenizers: [EdgePreTokenizer; 4],
     pub model: ModelWrapper,
 }
 
@@ -110,24 +110,19 @@ impl Pipeline {
         if range.is_empty() {
             return Ok(());
         }
+        let begins = range.start == 0;
         let slice = normalized.slice(Span::Normalized(range)).expect("cuts fall on characters");
-        let mut pieces = PreTokenizedString::from(slice);
-        if let Some(pre_tokenizer) = &self.pre_tokenizers[segment.edge as usize] {
-            pre_tokenizer
-                .pre_tokenize(&mut pieces)
-                .map_err(|e| encode_error(segment.text, e.as_ref()))?;
-        }
+        // A later slice stands behind an added token.
+        let edge = if begins { segment.edge } else { Edge::Segment };
         let mut failed = None;
-        // `split` hands out each piece with its alignment, which is what offsets need; what it
-        // returns is not used.
-        pieces
-            .split(|_, piece| {
-                if failed.is_none() {
-                    failed = self.encode_piece(&piece, segment, out).err();
-                }
-                Ok(Vec::<NormalizedString>::new())
-            })
-            .expect("the closure does not fail");
+        let mut encode = |piece: NormalizedString| {
+            if failed.is_none() {
+                failed = self.encode_piece(&piece, segment, out).err();
+            }
+        };
+        self.pre_tokenizers[edge as usize]
+            .split(slice, &mut encode)
+            .map_err(|e| encode_error(segment.text, e.as_ref()))?;
         failed.map_or(Ok(()), Err)
     }
 
@@ -145,8 +140,10 @@ impl Pipeline {
                 .convert_offsets(Span::Normalized(range.clone()))
                 .map_or(base + range.start..base + range.end, |r| base + r.start..base + r.end)
         };
+        // A model that drops characters counts the rest as if they had not been there.
+        let aligned = tokens.last().is_some_and(|token| token.offsets.1 == text.len());
         for token in tokens {
-            let range = token.offsets.0..token.offsets.1;
+            let range = if aligned { token.offsets.0..token.offsets.1 } else { 0..text.len() };
             if segment.mints(token.id, text.get(range.clone()).unwrap_or_default()) {
                 let whole = original(range.clone());
                 if segment.joined.run_around(&whole).is_none() {

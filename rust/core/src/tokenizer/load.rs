@@ -9,11 +9,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokenizers::models::ModelWrapper;
 use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, NormalizedString, Normalizer};
 
 use super::added::{AddedToken, Overrides, RawAddedToken};
-use super::{Edge, hf::Pipeline};
+use super::edge::{Edge, EdgePreTokenizer, normalizer_at};
+use super::hf::Pipeline;
 use crate::error::{Error, Result};
 
 const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
@@ -78,22 +78,14 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
         .map_err(|_| bad("model: the vocabulary and the merges contradict each other".to_owned()))?
         .map_err(|e| bad(format!("model: {e}")))?;
 
-    let normalizers = by_edge(&file.normalizer, |value, edge| match edge {
-        Edge::Start | Edge::Segment => Some(value.clone()),
-        Edge::Continue => without_prepend(value),
-    });
-    let normalizers = try_map(normalizers, |value| match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => serde_json::from_value::<NormalizerWrapper>(value).map(Some),
+    let normalizers = try_map(Edge::ALL, |edge| {
+        let value = normalizer_at(&file.normalizer, edge);
+        value.map(serde_json::from_value::<NormalizerWrapper>).transpose()
     })
     .map_err(|e| bad(format!("normalizer: {e}")))?;
     let pre_tokenizers =
-        by_edge(&file.pre_tokenizer, |value, edge| Some(with_prefix_policy(value, edge)));
-    let pre_tokenizers = try_map(pre_tokenizers, |value| match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => serde_json::from_value::<PreTokenizerWrapper>(value).map(Some),
-    })
-    .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
+        try_map(Edge::ALL, |edge| EdgePreTokenizer::new(&file.pre_tokenizer, edge))
+            .map_err(|e| bad(format!("pre_tokenizer: {e}")))?;
 
     check_overrides(overrides, &file.added_tokens)?;
     let added = number_added_tokens(file.added_tokens, &model, overrides);
@@ -177,59 +169,10 @@ fn number_added_tokens(
     by_id.into_values().collect()
 }
 
-fn by_edge(value: &Value, configure: impl Fn(&Value, Edge) -> Option<Value>) -> [Option<Value>; 3] {
-    [Edge::Start, Edge::Segment, Edge::Continue].map(|edge| configure(value, edge))
-}
-
 fn try_map<A, B, E>(
-    values: [A; 3],
+    values: [A; 4],
     f: impl Fn(A) -> std::result::Result<B, E>,
-) -> std::result::Result<[B; 3], E> {
-    let [a, b, c] = values;
-    Ok([f(a)?, f(b)?, f(c)?])
-}
-
-fn kind(value: &Value) -> Option<&str> {
-    value.get("type").and_then(Value::as_str)
-}
-
-/// The normalizer without any `Prepend`: text that continues a segment gets no prefix.
-fn without_prepend(value: &Value) -> Option<Value> {
-    match kind(value) {
-        Some("Prepend") => None,
-        Some("Sequence") => {
-            let mut value = value.clone();
-            if let Some(list) = value.get_mut("normalizers").and_then(Value::as_array_mut) {
-                *list = list.iter().filter_map(without_prepend).collect();
-            }
-            Some(value)
-        }
-        _ => Some(value.clone()),
-    }
-}
-
-/// The pre-tokenizer for a segment that is not the first (`Metaspace` "first" writes no prefix),
-/// or that continues earlier tokens (nothing writes one).
-fn with_prefix_policy(value: &Value, edge: Edge) -> Value {
-    let mut value = value.clone();
-    match kind(&value) {
-        Some("Metaspace") => {
-            let first = value.get("prepend_scheme").and_then(Value::as_str) == Some("first");
-            if edge == Edge::Continue || (edge == Edge::Segment && first) {
-                value["prepend_scheme"] = "never".into();
-            }
-        }
-        Some("ByteLevel") if edge == Edge::Continue => {
-            value["add_prefix_space"] = false.into();
-        }
-        Some("Sequence") => {
-            if let Some(list) = value.get_mut("pretokenizers").and_then(Value::as_array_mut) {
-                for inner in list {
-                    *inner = with_prefix_policy(inner, edge);
-                }
-            }
-        }
-        _ => {}
-    }
-    value
+) -> std::result::Result<[B; 4], E> {
+    let [a, b, c, d] = values;
+    Ok([f(a)?, f(b)?, f(c)?, f(d)?])
 }

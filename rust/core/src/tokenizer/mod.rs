@@ -5,6 +5,7 @@
 
 mod added;
 mod bytes;
+mod edge;
 mod hf;
 mod load;
 mod profile;
@@ -16,25 +17,18 @@ use std::sync::OnceLock;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use added::{AddedToken, Overrides};
+pub(crate) use bytes::byte_chars;
+pub use edge::Edge;
+pub(crate) use edge::{kind, stages};
+pub(crate) use load::{Loaded, ModelSettings};
 pub use profile::Profile;
 
+use crate::anchor::{Anchors, Spelled};
 use crate::error::{Error, Result};
-use crate::parts::{Joined, Part, PartKind};
-use crate::seam::{Seam, joins};
+use crate::parts::{Joined, Part};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
 use bytes::{Spelling, byte_table};
 use hf::{Pipeline, Segment};
-
-/// What stands to the left of a piece of text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Edge {
-    /// Nothing: it begins the conversation.
-    Start,
-    /// An added token: a new segment, but not the first.
-    Segment,
-    /// Tokens of the same segment that must not change: no prefix of any kind.
-    Continue,
-}
 
 /// What becomes of control tokens that a text spells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +86,8 @@ pub struct Tokenizer {
     vocab_size: usize,
     spelling: Spelling,
     bytes: OnceLock<Vec<Option<Box<[u8]>>>>,
+    /// Where text can be taken up again; `None` where no place is known.
+    anchors: Option<Anchors>,
     profile: Profile,
 }
 
@@ -119,7 +115,13 @@ impl Tokenizer {
             .map(|token| (token.id, token.content.clone()))
             .collect();
         let unk_id = profile::unk_id(&loaded);
-        let profile = Profile::new(&loaded, &raw, &hard, &mintable, vocab_size);
+        let anchors = Anchors::new(
+            &loaded,
+            Spelled::new(&raw, &raw_patterns),
+            Spelled::new(&normalized, &normalized_patterns),
+        );
+        let why_opaque = anchors.as_ref().err().cloned();
+        let profile = Profile::new(&loaded, &raw, &hard, &mintable, vocab_size, why_opaque);
         Ok(Self {
             spelling: Spelling::detect(
                 &loaded.settings,
@@ -137,6 +139,7 @@ impl Tokenizer {
             added: loaded.added,
             vocab_size,
             bytes: OnceLock::new(),
+            anchors: anchors.ok(),
             profile,
         })
     }
@@ -156,29 +159,6 @@ impl Tokenizer {
     /// [`Error::Encode`] or [`Error::CannotAvoid`] where the model cannot write the text.
     pub fn encode_parts(&self, parts: &[Part<'_>], edge: Edge) -> Result<Vec<u32>> {
         Ok(self.encode_joined(&Joined::new(parts.iter().copied()), edge)?.ids)
-    }
-
-    /// The verdict on the seam between two texts; both and their join are encoded.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode`].
-    pub fn seam(&self, a: &str, b: &str, mode: AddedMode) -> Result<Seam> {
-        self.part(&[a, b].concat(), mode)?;
-        let (a_part, b_part) = (self.part(a, mode)?, self.part(b, mode)?);
-        let left = self.encode_joined(&Joined::new([a_part]), Edge::Start)?;
-        let joined = self.encode_joined(&Joined::new([a_part, b_part]), Edge::Start)?;
-        let ends_hard = left.hard.last().is_some_and(|cut| cut.bytes.end == a.len());
-        let barrier = ends_hard || joined.hard_at(a.len()) || a.is_empty() || b.is_empty();
-        Ok(Seam::between_texts(&left.ids, &joined.ids, barrier))
-    }
-
-    /// The literal equation `tok(a+b) == tok(a)+tok(b)` on three independent encodes.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode`].
-    pub fn is_additive(&self, a: &str, b: &str, mode: AddedMode) -> Result<bool> {
-        let (left, right) = (self.encode(a, mode)?, self.encode(b, mode)?);
-        Ok(joins(&left, &right, &self.encode(&[a, b].concat(), mode)?))
     }
 
     /// The bytes of the ids, by table.
@@ -239,14 +219,10 @@ impl Tokenizer {
         self.hard_ids.contains(&id)
     }
 
-    /// The text of ids as parts: added tokens are scaffold, all else is content. Bytes that are
-    /// not whole characters end it: with `suffix` the text after the last of them is given,
-    /// otherwise the text before the first. `None` where that is empty.
-    pub(crate) fn parts_of_ids(
-        &self,
-        ids: &[u32],
-        suffix: bool,
-    ) -> Result<Option<Vec<(PartKind, String)>>> {
+    /// The text of ids: added tokens are scaffold, all else is content. Bytes that are not whole
+    /// characters end it: with `suffix` the text after the last of them is given, otherwise the
+    /// text before the first. `None` where that is empty.
+    pub(crate) fn parts_of_ids(&self, ids: &[u32], suffix: bool) -> Result<Option<Joined>> {
         let mut runs: Vec<&[u32]> =
             ids.chunk_by(|a, b| self.is_added(*a) == self.is_added(*b)).collect();
         if suffix {
@@ -254,11 +230,10 @@ impl Tokenizer {
         }
         let mut parts = Vec::with_capacity(runs.len());
         for run in runs {
-            let kind = if self.is_added(run[0]) { PartKind::Scaffold } else { PartKind::Content };
             let bytes = self.decode_bytes(run)?;
             let text = if suffix { valid_suffix(&bytes) } else { valid_prefix(&bytes) };
             let whole = text.len() == bytes.len();
-            parts.push((kind, text.to_owned()));
+            parts.push((self.is_added(run[0]), text.to_owned()));
             if !whole {
                 break;
             }
@@ -266,8 +241,10 @@ impl Tokenizer {
         if suffix {
             parts.reverse();
         }
-        let empty = parts.iter().all(|(_, text)| text.is_empty());
-        Ok((!empty).then_some(parts))
+        let joined = Joined::new(parts.iter().map(|(added, text)| {
+            if *added { Part::scaffold(text) } else { Part::content(text) }
+        }));
+        Ok((!joined.text.is_empty()).then_some(joined))
     }
 
     fn is_added(&self, id: u32) -> bool {
@@ -284,6 +261,21 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    /// Whether there are places where text can be taken up again.
+    pub(crate) fn has_anchors(&self) -> bool {
+        self.anchors.is_some()
+    }
+
+    /// The last place inside `text` where it can be taken up again with [`Edge::Interior`].
+    pub(crate) fn last_anchor(&self, text: &str) -> Option<usize> {
+        self.anchors.as_ref()?.last_in(text, &self.pipeline.model)
+    }
+
+    /// The first such place, and the end of the character that follows.
+    pub(crate) fn first_anchor(&self, text: &str) -> Option<(usize, usize)> {
+        self.anchors.as_ref()?.first_in(text, &self.pipeline.model)
     }
 
     pub(crate) fn encode_joined(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {

@@ -1,10 +1,10 @@
 //! What is known about a tokenizer without encoding anything.
 
 use rustc_hash::FxHashMap;
-use serde_json::Value;
 use tokenizers::Model;
 
 use super::added::AddedToken;
+use super::edge::kind;
 use super::load::Loaded;
 
 /// The static facts that decide which seams are safe.
@@ -18,6 +18,8 @@ pub struct Profile {
     pub pre_tokenizer: Option<String>,
     /// How many ids there are, added tokens included.
     pub vocab_size: usize,
+    /// Why appending encodes the whole open segment again; `None` where a window is enough.
+    pub opaque_because: Option<String>,
     /// The encoder in use.
     pub encoder: &'static str,
     /// Added tokens that no text around them can change.
@@ -37,15 +39,17 @@ impl Profile {
         hard: &[bool],
         mintable: &FxHashMap<u32, String>,
         vocab_size: usize,
+        opaque_because: Option<String>,
     ) -> Self {
         let contents = |keep: &dyn Fn(&AddedToken) -> bool| -> Vec<String> {
             loaded.added.iter().filter(|token| keep(token)).map(|t| t.content.clone()).collect()
         };
         Self {
             model: loaded.settings.kind.clone().unwrap_or_else(|| model_kind(loaded)),
-            normalizer: kind(&loaded.normalizer),
-            pre_tokenizer: kind(&loaded.pre_tokenizer),
+            normalizer: kind(&loaded.normalizer).map(str::to_owned),
+            pre_tokenizer: kind(&loaded.pre_tokenizer).map(str::to_owned),
             vocab_size,
+            opaque_because,
             encoder: "hf",
             hard: raw
                 .iter()
@@ -82,10 +86,6 @@ pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
 pub(super) fn unk_id(loaded: &Loaded) -> Option<u32> {
     let token = loaded.settings.unk_token.as_deref();
     loaded.settings.unk_id.or_else(|| loaded.pipeline.model.token_to_id(token?))
-}
-
-fn kind(value: &Value) -> Option<String> {
-    value.get("type").and_then(Value::as_str).map(str::to_owned)
 }
 
 /// Files from before the model had a type.

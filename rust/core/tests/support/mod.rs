@@ -1,6 +1,8 @@
 //! Small random tokenizers, and `tokenizers` as the oracle.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
+pub mod random;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use abut_core::{AddedMode, Overrides, Tokenizer};
@@ -56,6 +58,10 @@ impl Spec {
 pub struct Oracle(tokenizers::Tokenizer);
 
 impl Oracle {
+    pub fn new(tokenizer: tokenizers::Tokenizer) -> Self {
+        Self(tokenizer)
+    }
+
     /// `None` where `tokenizers` panics.
     pub fn encode(&self, text: &str) -> Option<Vec<u32>> {
         catch_unwind(AssertUnwindSafe(|| {

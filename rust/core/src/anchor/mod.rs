@@ -1,0 +1,128 @@
+//! Anchors: places where a text can be taken up again without what stands before it.
+//!
+//! Invariant: at an anchor `p` of a text `x`, for every text `y` that may follow and whatever stood
+//! before `x`: the tokens before `p` are the same with and without `y`, and those from `p` on are
+//! the tokens of `x[p..]·y` encoded with [`Edge::Interior`](crate::Edge::Interior). Whether a place
+//! is an anchor depends on the characters around it alone, so it is found from either end of a text
+//! without reading the rest.
+//!
+//! It holds because each stage of the pipeline comes apart there: no added token can reach over
+//! it, the normalizer works on both sides apart, every pre-tokenizer goes on as on a new text, and
+//! either one of them cuts there, or no piece of the vocabulary holds the two characters.
+
+mod normal;
+mod pattern;
+mod pieces;
+mod vocabulary;
+
+use rustc_hash::FxHashSet;
+use tokenizers::models::ModelWrapper;
+
+use crate::tokenizer::{AddedToken, Loaded};
+use normal::Normal;
+use pieces::Pieces;
+use vocabulary::Vocabulary;
+
+/// What decides whether a place is an anchor.
+#[derive(Debug)]
+pub(crate) struct Anchors {
+    raw: Spelled,
+    normal: Normal,
+    normalized: Spelled,
+    pieces: Pieces,
+    vocabulary: Option<Vocabulary>,
+}
+
+impl Anchors {
+    /// `Err` names the stage that has no anchors.
+    pub fn new(
+        loaded: &Loaded,
+        raw: Spelled,
+        normalized: Spelled,
+    ) -> Result<Self, String> {
+        let normal = Normal::new(&loaded.normalizer)?;
+        let pieces = Pieces::new(&loaded.pre_tokenizer)?;
+        // The bytes of a byte-level vocabulary stand beside each other in nearly every way.
+        let vocabulary =
+            if pieces.are_bytes() { None } else { Vocabulary::new(&loaded.pipeline.model, &loaded.settings) };
+        if vocabulary.is_none() && !pieces.can_cut() {
+            return Err("no pre-tokenizer".to_owned());
+        }
+        Ok(Self { raw, normal, normalized, pieces, vocabulary })
+    }
+
+    /// The last anchor inside `text`, in bytes.
+    pub fn last_in(&self, text: &str, model: &ModelWrapper) -> Option<usize> {
+        let mut chars = text.char_indices().rev();
+        let (mut at, mut right) = chars.next()?;
+        let mut next = None;
+        for (before, left) in chars {
+            if self.holds(left, right, next, model) {
+                return Some(at);
+            }
+            (at, right, next) = (before, left, Some(right));
+        }
+        None
+    }
+
+    /// The first anchor inside `text`, in bytes, and where the character after it ends.
+    pub fn first_in(&self, text: &str, model: &ModelWrapper) -> Option<(usize, usize)> {
+        let mut chars = text.char_indices().peekable();
+        let (_, mut left) = chars.next()?;
+        while let Some((at, right)) = chars.next() {
+            let next = chars.peek().map(|(_, c)| *c);
+            if self.holds(left, right, next, model) {
+                return Some((at, at + right.len_utf8()));
+            }
+            left = right;
+        }
+        None
+    }
+
+    fn holds(&self, left: char, right: char, next: Option<char>, model: &ModelWrapper) -> bool {
+        if !self.raw.parts(left, right) {
+            return false;
+        }
+        let Some((left, right)) = self.normal.around(left, right, next) else { return false };
+        if !self.normalized.parts(left, right) {
+            return false;
+        }
+        let Some(place) = self.pieces.between(left, right) else { return false };
+        let parted = |vocabulary: &Vocabulary| vocabulary.parts(model, place.left, place.right);
+        place.cut || self.vocabulary.as_ref().is_some_and(parted)
+    }
+}
+
+/// The characters at which added tokens could reach over a place or end at it.
+#[derive(Debug, Default)]
+pub(crate) struct Spelled {
+    pairs: FxHashSet<(char, char)>,
+    ends: FxHashSet<char>,
+    /// What tokens begin with that stand only between characters that are no words.
+    single_words: FxHashSet<char>,
+    strips: bool,
+}
+
+impl Spelled {
+    /// For tokens that match as `patterns`.
+    pub fn new(tokens: &[AddedToken], patterns: &[String]) -> Self {
+        let mut spelled = Self::default();
+        for (token, pattern) in tokens.iter().zip(patterns) {
+            spelled.pairs.extend(pattern.chars().zip(pattern.chars().skip(1)));
+            spelled.ends.extend(pattern.chars().next_back());
+            if token.single_word {
+                spelled.single_words.extend(pattern.chars().next());
+            }
+            spelled.strips |= token.lstrip || token.rstrip;
+        }
+        spelled
+    }
+
+    /// Whether no token reaches over the place between the two, or ends there.
+    fn parts(&self, left: char, right: char) -> bool {
+        !self.ends.contains(&left)
+            && !self.pairs.contains(&(left, right))
+            && !self.single_words.contains(&right)
+            && !(self.strips && left.is_whitespace())
+    }
+}

@@ -1,0 +1,159 @@
+//! Where normalizing the two sides apart is normalizing the whole.
+//!
+//! Invariant: where [`Normal::around`] gives two characters, the normalized text is the normalized
+//! left side and the normalized right side, whatever else stands on the left and whatever follows,
+//! and those are the characters that meet there.
+
+use serde_json::Value;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::{NormalizedString, Normalizer};
+
+use crate::tokenizer::{kind, stages};
+
+/// What a normalizer does to the characters at an edge.
+#[derive(Debug)]
+pub(crate) struct Normal {
+    stages: Vec<Stage>,
+    composes: bool,
+    ascii: Vec<Side>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Works on each character by itself, or composes and decomposes.
+    Map { normalizer: Box<NormalizerWrapper>, composes: bool },
+    /// Removes whitespace at the ends.
+    Strip,
+    /// Replaces a text of several characters.
+    Replace { normalizer: Box<NormalizerWrapper>, pattern: String },
+}
+
+/// One character, normalized.
+#[derive(Debug, Clone, Copy)]
+struct Side {
+    /// What it begins and ends with, where text can be cut before or after it.
+    first: Option<char>,
+    last: Option<char>,
+}
+
+impl Normal {
+    /// `Err` names the normalizer that has no such places.
+    pub fn new(config: &Value) -> Result<Self, String> {
+        let mut found = Vec::new();
+        for config in stages(config, "normalizers") {
+            let name = kind(config).unwrap_or("?");
+            let load = || {
+                let parsed = serde_json::from_value(config.clone()).map_err(|e| e.to_string())?;
+                Ok::<_, String>(Box::new(parsed))
+            };
+            found.push(match name {
+                // At the left edge only.
+                "Prepend" => continue,
+                "NFC" | "NFD" | "NFKC" | "NFKD" | "BertNormalizer" => {
+                    Stage::Map { normalizer: load()?, composes: true }
+                }
+                "Lowercase" | "StripAccents" | "Nmt" | "ByteLevel" => {
+                    Stage::Map { normalizer: load()?, composes: false }
+                }
+                "Strip" => Stage::Strip,
+                "Replace" => match config.pointer("/pattern/String").and_then(Value::as_str) {
+                    Some(text) if text.chars().nth(1).is_none() && !text.is_empty() => {
+                        Stage::Map { normalizer: load()?, composes: false }
+                    }
+                    Some(text) if !text.is_empty() => {
+                        Stage::Replace { normalizer: load()?, pattern: text.to_owned() }
+                    }
+                    _ => return Err("normalizer Replace by a regular expression".to_owned()),
+                },
+                _ => return Err(format!("normalizer {name}")),
+            });
+        }
+        let composes = found.iter().any(|s| matches!(s, Stage::Map { composes: true, .. }));
+        let mut normal = Self { stages: found, composes, ascii: Vec::new() };
+        normal.ascii =
+            (0..128u8).map(|code| normal.side(char::from(code))).collect();
+        Ok(normal)
+    }
+
+    /// The normalized characters that meet between `left` and `right`; `next` comes after them.
+    pub fn around(&self, left: char, right: char, next: Option<char>) -> Option<(char, char)> {
+        if self.stages.is_empty() {
+            return Some((left, right));
+        }
+        let meet = (self.look_up(left).last?, self.look_up(right).first?);
+        // The character on the right may still be composed with what comes after it.
+        let settled = !self.composes
+            || right.is_ascii_whitespace()
+            || right.is_ascii_digit()
+            || next.is_some_and(starts_apart);
+        settled.then_some(meet)
+    }
+
+    fn look_up(&self, c: char) -> Side {
+        self.ascii.get(c as usize).copied().unwrap_or_else(|| self.side(c))
+    }
+
+    fn side(&self, c: char) -> Side {
+        let (mut first, mut last) = (true, true);
+        let mut text = c.to_string();
+        for stage in &self.stages {
+            let (begin, end) = (text.chars().next(), text.chars().next_back());
+            let normalizer = match stage {
+                Stage::Strip => {
+                    // Whitespace goes as long as nothing else stands on that side.
+                    last &= !end.is_some_and(char::is_whitespace);
+                    continue;
+                }
+                Stage::Replace { normalizer, pattern } => {
+                    first &= !begin.is_some_and(|c| pattern.contains(c));
+                    last &= !end.is_some_and(|c| pattern.contains(c));
+                    normalizer
+                }
+                Stage::Map { normalizer, composes } => {
+                    if *composes {
+                        first &= begin.is_some_and(starts_apart);
+                        last &= text.chars().all(starts_apart);
+                    }
+                    normalizer
+                }
+            };
+            let mut normalized = NormalizedString::from(text.as_str());
+            if normalizer.normalize(&mut normalized).is_err() {
+                return Side { first: None, last: None };
+            }
+            normalized.get().clone_into(&mut text);
+            if let Stage::Map { composes: true, .. } = stage {
+                last &= text.chars().all(starts_apart);
+            }
+        }
+        Side {
+            first: text.chars().next().filter(|_| first),
+            last: text.chars().next_back().filter(|_| last),
+        }
+    }
+}
+
+/// Whether nothing before this character composes or is reordered with it, in any version of
+/// Unicode: a choice of blocks that holds most running text.
+fn starts_apart(c: char) -> bool {
+    matches!(
+        c,
+        '\u{0}'..='\u{2FF}'
+            | '\u{370}'..='\u{482}'
+            | '\u{48A}'..='\u{52F}'
+            | '\u{5D0}'..='\u{5EA}'
+            | '\u{620}'..='\u{64A}'
+            | '\u{1E00}'..='\u{1EFF}'
+            | '\u{2010}'..='\u{2027}'
+            | '\u{2030}'..='\u{205E}'
+            | '\u{2190}'..='\u{2BFF}'
+            | '\u{3001}'..='\u{3029}'
+            | '\u{3041}'..='\u{3096}'
+            | '\u{30A1}'..='\u{30FA}'
+            | '\u{3400}'..='\u{4DB5}'
+            | '\u{4E00}'..='\u{9FEF}'
+            | '\u{AC00}'..='\u{D7A3}'
+            | '\u{FF01}'..='\u{FF5E}'
+            | '\u{1F300}'..='\u{1F64F}'
+    )
+}

@@ -1,0 +1,215 @@
+//! Which two characters can stand side by side inside one match of a regular expression.
+//!
+//! Invariant: [`Pattern::joins`] is true wherever any attempt of the engine, also one that fails in
+//! the end, steps from the first character to the second. So where it is false every match that
+//! begins on the left ends on the left, and the search goes on at the right as on a new text.
+//!
+//! The pairs are the *follow* relation of the expression's positions (Glushkov's construction).
+//! It is the relation of a language that is at least as large as the expression's: the
+//! look-ahead `(?!\S)` counts as nothing, possessive quantifiers as greedy ones, and repetitions
+//! with a bound as unbounded ones.
+
+use regex_syntax::ast::parse::Parser as AstParser;
+use regex_syntax::hir::translate::Translator;
+use regex_syntax::hir::{Class, ClassUnicode, Hir, HirKind};
+
+/// One bit for each position of an expression.
+type Positions = u128;
+
+const NOT_SPACE_AHEAD: &str = r"(?!\S)";
+const NOTHING: &str = r"[^\s\S]";
+
+/// Which characters a match can hold side by side, and which are always part of one.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    attempts: Relation,
+    /// The relation of what surely matches, where it is known.
+    sure: Option<Relation>,
+}
+
+impl Pattern {
+    /// Reads an expression of the `onig` or `regex` engine; `None` where it is written in a way
+    /// that has no such relation (look-around, back references, anchors) or might be read
+    /// differently.
+    pub fn new(expression: &str) -> Option<Self> {
+        // Oniguruma reads these as characters; `regex-syntax` as set operations.
+        if expression.contains("--") || expression.contains("~~") {
+            return None;
+        }
+        // What looks ahead may not match after all, and what never gives back may leave nothing
+        // for the rest: neither is sure to match.
+        let possessive = ["++", "*+", "?+"].iter().any(|quantifier| expression.contains(quantifier));
+        let sure = expression.replace(NOT_SPACE_AHEAD, NOTHING);
+        Some(Self {
+            attempts: Relation::new(&expression.replace(NOT_SPACE_AHEAD, ""))?,
+            sure: if possessive { None } else { Some(Relation::new(&sure)?) },
+        })
+    }
+
+    /// Whether some attempt to match can step from `left` to `right`.
+    pub fn joins(&self, left: char, right: char) -> bool {
+        let right = self.attempts.at(right);
+        ones(self.attempts.at(left)).any(|position| self.attempts.follow[position] & right != 0)
+    }
+
+    /// Whether this character is part of a match wherever it stands.
+    pub fn always_matches(&self, c: char) -> bool {
+        self.sure.as_ref().is_some_and(|sure| sure.at(c) & sure.alone != 0)
+    }
+}
+
+/// The positions of one expression, and which may follow which.
+#[derive(Debug)]
+struct Relation {
+    classes: Vec<ClassUnicode>,
+    follow: Vec<Positions>,
+    /// Positions that are a match on their own, whatever comes after.
+    alone: Positions,
+    /// The positions that each ASCII character can have.
+    ascii: Box<[Positions; 128]>,
+}
+
+impl Relation {
+    fn new(expression: &str) -> Option<Self> {
+        let ast = AstParser::new().parse(expression).ok()?;
+        let hir = Translator::new().translate(expression, &ast).ok()?;
+        let mut positions = Builder::default();
+        let whole = positions.add(&hir)?;
+        let Builder { classes, follow } = positions;
+        let ascii = std::array::from_fn(|code| {
+            positions_of(&classes, char::from(u8::try_from(code).expect("below 128")))
+        });
+        Some(Self { ascii: Box::new(ascii), classes, follow, alone: whole.alone })
+    }
+
+    fn at(&self, c: char) -> Positions {
+        match self.ascii.get(c as usize) {
+            Some(positions) => *positions,
+            None => positions_of(&self.classes, c),
+        }
+    }
+}
+
+fn ones(mut bits: Positions) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let position = bits.trailing_zeros() as usize;
+        (bits != 0).then(|| {
+            bits &= bits - 1;
+            position
+        })
+    })
+}
+
+fn positions_of(classes: &[ClassUnicode], c: char) -> Positions {
+    let has = |class: &ClassUnicode| {
+        let ranges = class.ranges();
+        let next = ranges.partition_point(|range| range.end() < c);
+        ranges.get(next).is_some_and(|range| range.start() <= c)
+    };
+    let at = classes.iter().enumerate().filter(|(_, class)| has(class));
+    at.fold(0, |bits, (position, _)| bits | 1 << position)
+}
+
+#[derive(Default)]
+struct Builder {
+    classes: Vec<ClassUnicode>,
+    follow: Vec<Positions>,
+}
+
+/// What a part of an expression can begin with, end with, and consist of.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    first: Positions,
+    last: Positions,
+    alone: Positions,
+    empty: bool,
+}
+
+impl Builder {
+    fn add(&mut self, hir: &Hir) -> Option<Ends> {
+        match hir.kind() {
+            HirKind::Empty => Some(Ends { empty: true, ..Ends::default() }),
+            HirKind::Look(_) => None,
+            HirKind::Capture(capture) => self.add(&capture.sub),
+            HirKind::Literal(literal) => {
+                let text = std::str::from_utf8(&literal.0).ok()?;
+                let chars = text.chars().map(|c| {
+                    let only = regex_syntax::hir::ClassUnicodeRange::new(c, c);
+                    self.position(ClassUnicode::new([only]))
+                });
+                let chars = chars.collect::<Option<Vec<_>>>()?;
+                Some(self.concat(chars))
+            }
+            HirKind::Class(Class::Unicode(class)) => self.position(class.clone()),
+            HirKind::Class(Class::Bytes(class)) => self.position(class.to_unicode_class()?),
+            HirKind::Repetition(repetition) => {
+                let sub = self.add(&repetition.sub)?;
+                if repetition.max != Some(1) {
+                    self.connect(sub.last, sub.first);
+                }
+                let once = repetition.min <= 1 && repetition.max != Some(0);
+                Some(Ends {
+                    alone: if once || sub.empty { sub.alone } else { 0 },
+                    empty: sub.empty || repetition.min == 0,
+                    ..sub
+                })
+            }
+            HirKind::Concat(parts) => {
+                let parts = parts.iter().map(|part| self.add(part)).collect::<Option<Vec<_>>>()?;
+                Some(self.concat(parts))
+            }
+            HirKind::Alternation(parts) => {
+                let mut ends = Ends::default();
+                for part in parts {
+                    let part = self.add(part)?;
+                    ends.first |= part.first;
+                    ends.last |= part.last;
+                    ends.alone |= part.alone;
+                    ends.empty |= part.empty;
+                }
+                Some(ends)
+            }
+        }
+    }
+
+    /// `None` where there are more positions than bits.
+    fn position(&mut self, class: ClassUnicode) -> Option<Ends> {
+        let position = self.classes.len();
+        let here = 1u128.checked_shl(u32::try_from(position).ok()?)?;
+        // A class without characters matches nothing.
+        let here = if class.ranges().is_empty() { 0 } else { here };
+        self.classes.push(class);
+        self.follow.push(0);
+        Some(Ends { first: here, last: here, alone: here, empty: false })
+    }
+
+    fn concat(&mut self, parts: Vec<Ends>) -> Ends {
+        let mut whole = Ends { empty: true, ..Ends::default() };
+        for part in parts {
+            self.connect(whole.last, part.first);
+            whole = Ends {
+                first: whole.first | if whole.empty { part.first } else { 0 },
+                last: part.last | if part.empty { whole.last } else { 0 },
+                alone: (if whole.empty { part.alone } else { 0 })
+                    | if part.empty { whole.alone } else { 0 },
+                empty: whole.empty && part.empty,
+            };
+        }
+        whole
+    }
+
+    fn connect(&mut self, from: Positions, to: Positions) {
+        for position in ones(from) {
+            self.follow[position] |= to;
+        }
+    }
+}
+
+/// The characters that Unicode 13 knew.
+pub(super) fn assigned_before_14() -> ClassUnicode {
+    let hir = regex_syntax::parse(r"\p{Age=13.0}").expect("the table is compiled in");
+    match hir.into_kind() {
+        HirKind::Class(Class::Unicode(class)) => class,
+        _ => unreachable!("a property is a class"),
+    }
+}

@@ -1,0 +1,236 @@
+//! Where a pre-tokenizer always cuts, or at least goes on as on a new text.
+
+use regex_syntax::hir::ClassUnicode;
+use serde_json::Value;
+
+use super::pattern::Pattern;
+use crate::tokenizer::{byte_chars, kind, stages};
+
+/// What ByteLevel splits by; `tokenizers` holds it in its code.
+const BYTE_LEVEL: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const WHITESPACE: &str = r"\w+|[^\w\s]+";
+
+/// The stages of a pre-tokenizer.
+#[derive(Debug)]
+pub(crate) struct Pieces(Vec<Stage>);
+
+#[derive(Debug)]
+enum Stage {
+    Split { by: By, behavior: Behavior },
+    /// A space becomes this character.
+    Space(char),
+    /// Each byte becomes a character.
+    Bytes([char; 256]),
+    /// Writes this before every piece that does not begin with it.
+    Prefix(char),
+}
+
+/// What a split matches.
+#[derive(Debug)]
+enum By {
+    Pattern(Box<Pattern>),
+    /// Single characters; `None` where it is not known.
+    Chars(fn(char) -> Option<bool>),
+    Char(char),
+}
+
+/// What becomes of the matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behavior {
+    /// A piece each, or nothing.
+    Apart,
+    WithPrevious,
+    WithNext,
+    Contiguous,
+}
+
+/// What the pre-tokenizer does at one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub cut: bool,
+    /// The characters that meet there, as the model sees them.
+    pub left: char,
+    pub right: char,
+}
+
+impl Pieces {
+    /// `Err` names the pre-tokenizer that has no such places.
+    pub fn new(config: &Value) -> Result<Self, String> {
+        let mut found = Vec::new();
+        for (index, config) in stages(config, "pretokenizers").into_iter().enumerate() {
+            let name = kind(config).unwrap_or("?");
+            let refuse = |what: &str| format!("pre-tokenizer {name}{what}");
+            let flag = |key: &str, default: bool| {
+                config.get(key).and_then(Value::as_bool).unwrap_or(default)
+            };
+            let pattern = |expression: &str| {
+                let pattern = Pattern::new(expression);
+                pattern.map(|p| By::Pattern(Box::new(p))).ok_or_else(|| refuse(" of this pattern"))
+            };
+            let split = |by, behavior| Stage::Split { by, behavior };
+            match name {
+                "Whitespace" => found.push(split(pattern(WHITESPACE)?, Behavior::Apart)),
+                "WhitespaceSplit" => {
+                    found.push(split(By::Chars(is_whitespace), Behavior::Apart));
+                }
+                "BertPreTokenizer" => {
+                    found.push(split(By::Chars(is_whitespace), Behavior::Apart));
+                    found.push(split(By::Chars(is_punctuation), Behavior::Apart));
+                }
+                "Punctuation" => {
+                    let behavior = behavior(config, refuse)?;
+                    found.push(split(By::Chars(is_punctuation), behavior));
+                }
+                "Digits" => {
+                    let apart = flag("individual_digits", false);
+                    let behavior = if apart { Behavior::Apart } else { Behavior::Contiguous };
+                    found.push(split(By::Chars(is_numeric), behavior));
+                }
+                "CharDelimiterSplit" => {
+                    let delimiter = character(config, "delimiter").ok_or_else(|| refuse(""))?;
+                    found.push(split(By::Char(delimiter), Behavior::Apart));
+                }
+                "Split" => {
+                    let written = config.get("pattern").unwrap_or(&Value::Null);
+                    let string = written.get("String").and_then(Value::as_str);
+                    let regex = written.get("Regex").and_then(Value::as_str);
+                    let by = match (string, regex) {
+                        (Some(text), _) => pattern(&regex_syntax::escape(text))?,
+                        (_, Some(expression)) => pattern(expression)?,
+                        _ => return Err(refuse(" without a pattern")),
+                    };
+                    let behavior = behavior(config, refuse)?;
+                    if flag("invert", false) && behavior != Behavior::Apart {
+                        return Err(refuse(" that is inverted and merges"));
+                    }
+                    found.push(split(by, behavior));
+                }
+                "ByteLevel" => {
+                    if flag("add_prefix_space", true) && index > 0 {
+                        found.push(Stage::Prefix(' '));
+                    }
+                    if flag("use_regex", true) {
+                        found.push(split(pattern(BYTE_LEVEL)?, Behavior::Apart));
+                    }
+                    found.push(Stage::Bytes(byte_chars()));
+                }
+                "Metaspace" => {
+                    let space = character(config, "replacement").ok_or_else(|| refuse(""))?;
+                    found.push(Stage::Space(space));
+                    let scheme = config.get("prepend_scheme").and_then(Value::as_str);
+                    if index > 0 && scheme.is_none_or(|scheme| scheme == "always") {
+                        found.push(Stage::Prefix(space));
+                    }
+                    if flag("split", true) {
+                        found.push(split(By::Char(space), Behavior::WithNext));
+                    }
+                }
+                _ => return Err(refuse("")),
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Whether any stage ever cuts.
+    pub fn can_cut(&self) -> bool {
+        self.0.iter().any(|stage| matches!(stage, Stage::Split { .. }))
+    }
+
+    /// Whether the model sees bytes.
+    pub fn are_bytes(&self) -> bool {
+        self.0.iter().any(|stage| matches!(stage, Stage::Bytes(_)))
+    }
+
+    /// What happens between two normalized characters; `None` where a split reaches over them.
+    pub fn between(&self, mut left: char, mut right: char) -> Option<Place> {
+        let mut cut = false;
+        for stage in &self.0 {
+            match stage {
+                Stage::Split { by, behavior } => cut |= by.cuts(*behavior, left, right)?,
+                Stage::Space(to) => {
+                    left = if left == ' ' { *to } else { left };
+                    right = if right == ' ' { *to } else { right };
+                }
+                Stage::Bytes(chars) => {
+                    let mut bytes = [0; 4];
+                    let last = left.encode_utf8(&mut bytes).len() - 1;
+                    left = chars[usize::from(bytes[last])];
+                    right.encode_utf8(&mut bytes);
+                    right = chars[usize::from(bytes[0])];
+                }
+                // Taken up again here, the text would get a prefix that it does not have.
+                Stage::Prefix(prefix) if !cut && right != *prefix => return None,
+                Stage::Prefix(_) => {}
+            }
+        }
+        Some(Place { cut, left, right })
+    }
+}
+
+impl By {
+    /// Whether there is a cut; `None` where a match may reach over the two.
+    fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<bool> {
+        let (left, right) = match self {
+            Self::Pattern(pattern) => {
+                if !(is_settled(left) && is_settled(right)) || pattern.joins(left, right) {
+                    return None;
+                }
+                let sure = |c| pattern.always_matches(c).then_some(true);
+                (sure(left), sure(right))
+            }
+            Self::Chars(matches) => (matches(left), matches(right)),
+            Self::Char(c) => (Some(left == *c), Some(right == *c)),
+        };
+        Some(match behavior {
+            Behavior::Apart => left == Some(true) || right == Some(true),
+            Behavior::WithPrevious => left == Some(true),
+            Behavior::WithNext => right == Some(true),
+            Behavior::Contiguous => left.zip(right).is_some_and(|(left, right)| left != right),
+        })
+    }
+}
+
+fn behavior(config: &Value, refuse: impl Fn(&str) -> String) -> Result<Behavior, String> {
+    match config.get("behavior").and_then(Value::as_str) {
+        Some("Removed" | "Isolated") => Ok(Behavior::Apart),
+        Some("MergedWithPrevious") => Ok(Behavior::WithPrevious),
+        Some("MergedWithNext") => Ok(Behavior::WithNext),
+        Some("Contiguous") => Ok(Behavior::Contiguous),
+        other => Err(refuse(&format!(" with behavior {other:?}"))),
+    }
+}
+
+fn character(config: &Value, key: &str) -> Option<char> {
+    config.get(key).and_then(Value::as_str).and_then(|text| text.chars().next())
+}
+
+// As `WhitespaceSplit` and `Digits` ask.
+fn is_whitespace(c: char) -> Option<bool> {
+    Some(c.is_whitespace())
+}
+
+fn is_numeric(c: char) -> Option<bool> {
+    Some(c.is_numeric())
+}
+
+/// What is punctuation beyond ASCII depends on the version of Unicode.
+fn is_punctuation(c: char) -> Option<bool> {
+    if c.is_ascii() {
+        Some(c.is_ascii_punctuation())
+    } else {
+        (c.is_alphanumeric() || c.is_whitespace()).then_some(false)
+    }
+}
+
+/// Whether every version of Unicode in use puts the character into the same classes: those of
+/// version 13, of which none has moved since in a way that a pattern sees.
+fn is_settled(c: char) -> bool {
+    use std::sync::OnceLock;
+    static OLD: OnceLock<ClassUnicode> = OnceLock::new();
+    c.is_ascii() || {
+        let ranges = OLD.get_or_init(super::pattern::assigned_before_14).ranges();
+        let next = ranges.partition_point(|range| range.end() < c);
+        ranges.get(next).is_some_and(|range| range.start() <= c)
+    }
+}

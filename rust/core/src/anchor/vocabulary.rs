@@ -1,0 +1,115 @@
+//! Which two characters no piece of a vocabulary holds side by side.
+//!
+//! Invariant: where [`Vocabulary::parts`] is true no token of the model crosses the two, and the
+//! tokens of each side are those that it has alone.
+
+use std::sync::OnceLock;
+
+use rustc_hash::FxHashSet;
+use tokenizers::Model;
+use tokenizers::models::ModelWrapper;
+
+use crate::tokenizer::ModelSettings;
+
+/// The pairs that stand side by side somewhere in the vocabulary.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    table: OnceLock<Option<Table>>,
+    /// What the model gives to characters that it does not have. Neighbours become one token.
+    unk: Option<String>,
+    /// Whether characters that the vocabulary lacks may become bytes.
+    byte_fallback: bool,
+}
+
+#[derive(Debug)]
+struct Table {
+    pairs: FxHashSet<(char, char)>,
+    singles: FxHashSet<char>,
+    all_bytes: bool,
+}
+
+impl Vocabulary {
+    /// `None` where what a token is depends on more than its own text: whole words that skip the
+    /// merges, marks at the edges of words, scores whose sums are rounded.
+    pub fn new(model: &ModelWrapper, settings: &ModelSettings) -> Option<Self> {
+        let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
+        let sound = match model {
+            ModelWrapper::BPE(bpe) => {
+                !bpe.ignore_merges
+                    && !marked(&settings.continuing_subword_prefix)
+                    && !marked(&settings.end_of_word_suffix)
+            }
+            ModelWrapper::Unigram(unigram) => unigram.iter().all(|(_, score)| sums_exactly(*score)),
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+        };
+        sound.then(|| Self {
+            table: OnceLock::new(),
+            unk: unk_piece(model, settings),
+            byte_fallback: settings.byte_fallback,
+        })
+    }
+
+    /// Whether no token can hold both characters, side by side.
+    pub fn parts(&self, model: &ModelWrapper, left: char, right: char) -> bool {
+        let table = self.table.get_or_init(|| Table::new(model));
+        let Some(table) = table else { return false };
+        !table.pairs.contains(&(left, right)) && self.knows(table, left) && self.knows(table, right)
+    }
+
+    /// Whether the model has the character, or bytes for it: unknown neighbours may be fused, and
+    /// the unknown token may take part in merges.
+    fn knows(&self, table: &Table, c: char) -> bool {
+        (self.byte_fallback && table.all_bytes)
+            || (table.singles.contains(&c)
+                && !self.unk.as_ref().is_some_and(|unk| unk.contains(c)))
+    }
+}
+
+impl Table {
+    /// `None` where byte tokens take part in merges.
+    fn new(model: &ModelWrapper) -> Option<Self> {
+        let mut table = Self {
+            pairs: FxHashSet::default(),
+            singles: FxHashSet::default(),
+            all_bytes: (0..=255u8)
+                .all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some()),
+        };
+        for piece in model.get_vocab().keys() {
+            if piece.len() > 6 && holds_byte(piece) {
+                return None;
+            }
+            let mut chars = piece.chars();
+            let Some(mut left) = chars.next() else { continue };
+            if piece.len() == left.len_utf8() {
+                table.singles.insert(left);
+            }
+            for right in chars {
+                table.pairs.insert((left, right));
+                left = right;
+            }
+        }
+        Some(table)
+    }
+}
+
+fn holds_byte(piece: &str) -> bool {
+    piece.match_indices("<0x").any(|(at, _)| {
+        let rest = &piece.as_bytes()[at + 3..];
+        rest.len() >= 3 && rest[..2].iter().all(u8::is_ascii_hexdigit) && rest[2] == b'>'
+    })
+}
+
+/// The text of the unknown token.
+fn unk_piece(model: &ModelWrapper, settings: &ModelSettings) -> Option<String> {
+    let by_id = || settings.unk_id.and_then(|id| model.id_to_token(id));
+    settings.unk_token.clone().or_else(by_id)
+}
+
+/// Whether sums of very many such scores are exact, whatever their order: they are the `f32` of a
+/// SentencePiece model, or as short as one. The score of a path then does not depend on what
+/// stands before it.
+fn sums_exactly(score: f64) -> bool {
+    const STEP: f64 = (1u64 << 26) as f64;
+    let steps = score * STEP;
+    score.abs() < 4096.0 && steps == steps.trunc()
+}
