@@ -167,8 +167,6 @@ class _Edges:
         self._tokenizer = tokenizer
         self._processor = processor
         self._opening = processor.opening([user()])
-        hard = map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"])
-        self._hard = {i for i in hard if i is not None}
 
     def after_stop(self, stop: int, messages: Sequence[Message], right: str) -> SeamVerdict:
         """A sampled stop token before the increment of such messages."""
@@ -246,25 +244,15 @@ class _Edges:
         )
 
     def _break(self, made: _Made) -> Break:
-        """The tokens that differ, on both sides."""
-        ids, at = made.trajectory.ids.tolist(), made.at
-        right = self._until_hard(ids[at:])
-        if made.seam.canonical_ids is None:
-            canonical = []
-        else:
-            canonical = self._until_hard(made.seam.canonical_ids.tolist())
-        # What the canonical tokens stand for begins before the seam: walk back until the bytes are
-        # as many. Where they are fewer, nothing on the left differs.
-        size = self._tokenizer.decode_bytes
-        wanted = len(size(canonical)) - len(size(right))
-        start = at - 1
-        while start > 0 and len(size(ids[start:at])) < wanted:
-            start -= 1
-        left = ids[start:at]
-        if wanted <= 0 and made.seam.canonical_ids is not None:
-            canonical = [*left, *canonical]
-        while len(right) > 1 and len(canonical) > 1 and right[-1] == canonical[-1]:
-            right, canonical = right[:-1], canonical[:-1]
+        """The tokens that differ, on both sides, or those that meet inside a character."""
+        ids, at, merge = made.trajectory.ids.tolist(), made.at, made.seam.merge
+        left, right, canonical = ids[at - 1 : at], ids[at : at + 1], []
+        if merge is not None:
+            right, canonical = merge.right_ids.tolist(), merge.merged_ids.tolist()
+            if len(merge.left_ids):
+                left = merge.left_ids.tolist()
+            else:  # only the right side changes: the token before it shows where
+                canonical = [*left, *canonical]
         return Break(
             left=self._texts(left),
             right=self._texts(right),
@@ -273,11 +261,6 @@ class _Edges:
             right_ids=tuple(right),
             canonical_ids=tuple(canonical),
         )
-
-    def _until_hard(self, ids: list[int]) -> list[int]:
-        """The tokens before the first hard one."""
-        end = next((k for k, i in enumerate(ids) if i in self._hard), len(ids))
-        return ids[:end]
 
     def _texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._tokenizer.decode([i]) for i in ids)
