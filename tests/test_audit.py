@@ -144,6 +144,34 @@ def test_a_refused_template_is_reported_with_its_reason_and_the_tokenizer() -> N
     assert "hard         9  no text around them changes a token" in page
 
 
+@pytest.mark.parametrize(
+    "name", ["cohere", "gemma3", "glm4moe", "gptoss", "idefics3", "inst_llama2", "inst_mistral_v3"]
+)
+def test_templates_of_other_families_are_exact(name: str) -> None:
+    pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
+    from test_chat_templates import TEMPLATES, tokenizer_of
+
+    found = audit(tokenizer_of(name, TEMPLATES[name]), fuzz=15)
+    assert found.problems == []
+    assert found.fuzz is not None
+    assert found.fuzz.skipped == 0
+
+
+def test_a_turn_can_end_on_what_opens_the_next() -> None:
+    """As GLM's turns do: each kind of message has a stop token and a close of its own."""
+    pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
+    from test_chat_templates import TEMPLATES, tokenizer_of
+
+    names = seams(audit(tokenizer_of("glm4moe", TEMPLATES["glm4moe"])))
+    assert {
+        "sampled <|user|> | next user",
+        "sampled <|observation|> | next tool",
+        "sampled <|observation|> | <|user|>",
+        "cut sample | <|user|>",
+        "cut sample | <|observation|>",
+    } <= set(names)
+
+
 def test_variables_reach_the_template(qwen3: Any) -> None:
     report = audit(qwen3, template_kwargs={"enable_thinking": False}).template
     assert report is not None
