@@ -135,6 +135,17 @@ def test_a_message_that_cannot_be_appended_is_named_unless_nobody_says_it() -> N
     assert audit(DEMO_ASSETS, template=counts, roles=["user"]).exact
 
 
+def test_a_call_that_is_written_otherwise_later_is_refused_and_not_overlooked() -> None:
+    """As DeepSeek's: a tool's message needs a call before it, and depends on the history."""
+    pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
+    from test_chat_templates import TEMPLATES, tokenizer_of
+
+    found = audit(tokenizer_of("deepseekv3", TEMPLATES["deepseekv3"]))
+    assert found.problems == ["a turn | next tool: cannot be appended"]
+    together = seams(found)["a turn | next several tools"]
+    assert (together.decides, together.refused) == (False, False)
+
+
 def test_a_refused_template_is_reported_with_its_reason_and_the_tokenizer() -> None:
     found = audit(DEMO_ASSETS, template="{{ messages | length }}", fuzz=3)
     assert not found.exact

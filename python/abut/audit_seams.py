@@ -16,10 +16,11 @@ from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import TemplateError
 from abut.parts import Part, Scaffold
 from abut.placeholder import Message
-from abut.probe_messages import assistant, user
+from abut.probe_messages import user
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering
 from abut.template_report import NEXT_MESSAGES
+from abut.turn_form import CALLING, PLAIN
 
 Kind = Literal["barrier", "window", "opaque", "merged"]
 _WORST: tuple[Kind, ...] = ("barrier", "window", "opaque", "merged")
@@ -137,12 +138,15 @@ def judge_seams(
 
 
 def _takes(render: Rendering, messages: Sequence[Message]) -> bool:
-    """Whether the template itself writes such messages behind a turn."""
+    """Whether the template itself writes such messages behind an answer or a call."""
     new = [{**message, "content": "abutEarlier"} for message in messages]
-    try:
-        return "abutEarlier" in render([user(), assistant(), *new])
-    except TemplateError:
-        return False
+    for form in (PLAIN, *CALLING) if messages[0]["role"] == "tool" else (PLAIN,):
+        try:
+            if "abutEarlier" in render.after_turn([user()], form, new):
+                return True
+        except TemplateError:
+            continue
+    return False
 
 
 def named(token: str) -> str:
