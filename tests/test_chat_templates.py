@@ -182,8 +182,12 @@ def processor_of(name: str, mode: str) -> ChatTemplateProcessor:
     return _cached[name][mode]
 
 
+def first_mode(name: str) -> str:
+    return next(iter(SCRIPT_MODULE.thinking(TEMPLATES[name])))
+
+
 quick = settings(
-    max_examples=int(os.environ.get("ABUT_FUZZ_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("ABUT_FUZZ_EXAMPLES", "15")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -225,8 +229,8 @@ def test_what_is_appended_is_what_the_template_writes(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> None:
-    hf = tokenizer_of(name, TEMPLATES[name])
-    processor, tokenizer = ChatTemplateProcessor(hf), abut.Tokenizer.from_pretrained(hf)
+    hf, mode = tokenizer_of(name, TEMPLATES[name]), first_mode(name)
+    processor, tokenizer = processor_of(name, mode), abut.Tokenizer.from_pretrained(hf)
     end = text(processor.closing())
     token = processor.report.close
     said = tokenizer.encode(end.removesuffix(token)).tolist()  # what else the model writes there
@@ -240,7 +244,7 @@ def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> Non
         ],
     )
     assert played.one.error is None
-    render = renderer(hf)
+    render = renderer(hf, **SCRIPT_MODULE.thinking(TEMPLATES[name])[mode])
     assert len(played.sampler.calls) == 3
     for turn, (request, _) in enumerate(played.sampler.calls):
         ours = tokenizer.decode(request.prompt_ids)
@@ -266,8 +270,8 @@ def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> Non
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_turn_that_calls_is_closed_by_the_policy_or_else_by_abut(name: str) -> None:
-    hf = tokenizer_of(name, TEMPLATES[name])
-    processor, tokenizer = ChatTemplateProcessor(hf), abut.Tokenizer.from_pretrained(hf)
+    processor = processor_of(name, first_mode(name))
+    tokenizer = abut.Tokenizer.from_pretrained(tokenizer_of(name, TEMPLATES[name]))
     verdict = next(v for v in processor.verdicts() if v.kind == "tool")
     result = {**NEXT_MESSAGES["tool"][0], "content": "found"}
     if not verdict.appendable:

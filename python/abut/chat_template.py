@@ -123,8 +123,8 @@ class ChatTemplateProcessor:
         The replay is compared with the real render of the real messages.
 
         Raises:
-            TemplateError: the template changes a content (it trims, escapes, or strips the
-                thinking of an assistant message); says which, with both texts.
+            TemplateError: the template changes a content in a way that is not replayed (it strips
+                the thinking of an assistant message, say); says which, with both texts.
         """
         key = json_or_none(list(messages))
         if key is not None and (known := self._openings.get(key)) is not None:
