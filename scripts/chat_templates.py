@@ -50,7 +50,7 @@ FAMILIES = {
     "deepseek": Family("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"),
     "diffusion_gemma": Family("<eos>", "<bos>"),
     "gemma": Family("<eos>", "<bos>"),
-    "glm4moe": Family("<|endoftext|>", control=("<|system|>",)),
+    "glm4moe": Family("<|endoftext|>", control=("<|system|>", "/nothink")),
     "gptoss": Family("<|return|>", "<|startoftext|>", ("<|constrain|>",)),
     "inst": Family("</s>", "<s>"),
     "idefics3": Family("<end_of_utterance>", "<|begin_of_text|>"),
@@ -155,6 +155,12 @@ def processors(name: str, template: str) -> dict[str, ChatTemplateProcessor]:
     return {mode: ChatTemplateProcessor(hf, **keys) for mode, keys in thinking(template).items()}
 
 
+def rendered_by() -> str:
+    """What the table was made with."""
+    versions = (metadata.version(name) for name in ("trl", "transformers"))
+    return "TRL {}, rendered by transformers {}".format(*versions)
+
+
 def page(all_templates: dict[str, str]) -> str:
     """The generated part of the page."""
     footnotes: dict[str, int] = {}
@@ -183,8 +189,8 @@ def page(all_templates: dict[str, str]) -> str:
     titles = ["template", "thinking", "a turn ends on", "past thinking", *NEXT_MESSAGES]
     count = len(all_templates)
     lines = [
-        f"{count - len(INST)} templates of TRL {metadata.version('trl')}, and {len(INST)} in the "
-        "`[INST]` style. Appendable:",
+        f"{count - len(INST)} templates of {rendered_by()}, and {len(INST)} in the `[INST]` style. "
+        "Appendable:",
         "",
         "| next | thinking on | thinking off |",
         "|---|---|---|",

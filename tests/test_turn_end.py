@@ -194,6 +194,13 @@ def test_a_name_that_only_the_call_has_need_not_be_given() -> None:
     assert text(processor.increment([tool()])).startswith("\n<|im_start|>tool\n42<|im_end|>")
 
 
+def test_calls_may_be_written_only_without_text() -> None:
+    # As Phi-4: the content, or else the calls.
+    template = CALLS.replace("or [] %}", "if not m.content %}")
+    processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")
+    assert [verdict.appendable for verdict in processor.verdicts()] == [True] * 4
+
+
 def test_arguments_may_have_to_be_text() -> None:
     template = CALLS.replace("c|tojson", "c.function.arguments + '!'")
     processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")

@@ -83,7 +83,6 @@ class ChatTemplateProcessor:
         }
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
-        self._refused: dict[str, str] = {}
         self._opening_plans: dict[str, Plan] = {}
         self._openings: dict[str, list[Part]] = {}
 
@@ -124,8 +123,8 @@ class ChatTemplateProcessor:
         The replay is compared with the real render of the real messages.
 
         Raises:
-            TemplateError: the template changes a content (it trims, escapes, or strips the
-                thinking of an assistant message); says which, with both texts.
+            TemplateError: the template changes a content in a way that is not replayed (it strips
+                the thinking of an assistant message, say); says which, with both texts.
         """
         key = json_or_none(list(messages))
         if key is not None and (known := self._openings.get(key)) is not None:
@@ -230,15 +229,9 @@ class ChatTemplateProcessor:
 
     def _proved(self, masked: Masked) -> Increment:
         key = masked.shape()
-        if key is not None and key in self._refused:
-            raise TemplateError(self._refused[key])
         proved = None if key is None else self._increments.get(key)
         if proved is None:
-            try:
-                proved = self._prover.prove(masked)
-            except TemplateError as error:
-                _remember(self._refused, key, str(error))
-                raise
+            proved = self._prover.prove(masked)
             _remember(self._increments, key, proved)
         return proved
 
