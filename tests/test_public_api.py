@@ -64,6 +64,12 @@ Env (protocol)
 EnvError(AbutError, RuntimeError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+Merge
+  left_ids
+  left_text
+  merged_ids
+  right_ids
+  right_text
 MissingExtraError(AbutError, ImportError)
 Part
 PartsProcessor (protocol)
@@ -136,6 +142,7 @@ Seam
   exact
   ids
   kind
+  merge
 SeamError(AbutError, ValueError)
 Stitched
   chains
