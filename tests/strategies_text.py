@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from hypothesis import HealthCheck, reject, settings
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from abut import _reference as reference
@@ -20,12 +20,6 @@ from abut.errors import TokenizerError
 from abut.fragments import FRAGMENTS as KNOWN
 from abut.fragments import WORDS
 from oracle import Trio
-
-# Loading a real tokenizer takes seconds, once, in whichever example comes first.
-settings.register_profile(
-    "abut", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
-settings.load_profile("abut")
 
 Config = dict[str, Any]
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
