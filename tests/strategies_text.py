@@ -10,20 +10,16 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from hypothesis import HealthCheck, reject, settings
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from abut import _reference as reference
+from abut import strategies
 from abut._reference.tokenizer import BYTE_OF_CHAR
 from abut.errors import TokenizerError
-from abut.parts import Content, Part, Scaffold
+from abut.fragments import FRAGMENTS as KNOWN
+from abut.fragments import WORDS
 from oracle import Trio
-
-# Loading a real tokenizer takes seconds, once, in whichever example comes first.
-settings.register_profile(
-    "abut", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
-settings.load_profile("abut")
 
 Config = dict[str, Any]
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
@@ -32,11 +28,9 @@ CONTROL = ["<|im_end|>", "<|im_start|>", "<think>", "</think>", "[INST]", "<s>",
 TEXTUAL = ["  ", "\n\n", "\n", "\t", "▁▁", "<b>", "</td>"]
 # Added tokens that overlap others, begin or end on words or spaces, or change when normalized.
 AWKWARD = ["<|", "|>", "<|im_end|><", "end|><s", "a", "ab", " x", "x ", "É", "e\u0301", "Hello"]
-WORDS = ["a", "ab", "abc", "x", "Hello", "hello", "end", "im", "the", "12", "'t", "한국", "é", "É"]
-PIECES = ["<|im_", "end|>", "</thi", "nk>", "[IN", "ST]", "<", "|", ">", "_", "1", "\u0301", "🙂"]
-SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "▁"]
-CLASSES = ["\x1c", "\u200d", "ⓐ", "ﬁ", "İ"]  # where notions of space, word and letter differ
-FRAGMENTS = [*CONTROL, *TEXTUAL, *AWKWARD, *WORDS, *PIECES, *SPACES, *CLASSES]
+HALVES = ["<|im_", "</thi", "nk>", "[IN", "ST]"]
+SPELLED = [*CONTROL, *TEXTUAL, *AWKWARD, *HALVES]
+FRAGMENTS = [*SPELLED, *KNOWN]
 ALPHABET = sorted(set("".join(FRAGMENTS) + string.ascii_letters + "▁") - set(" \n\r\t\u3000\u00a0"))
 
 QWEN2_PATTERN = (
@@ -44,14 +38,8 @@ QWEN2_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Characters that Unicode had in 14.0, the version of Python 3.11: both sides agree on their class.
-characters = st.characters(exclude_categories=["Cs", "Cn"])
-fragments = st.sampled_from(FRAGMENTS) | st.text(characters, min_size=1, max_size=3)
-texts = st.lists(fragments, max_size=8).map("".join)
-part: st.SearchStrategy[Part] = st.builds(Scaffold, texts) | st.builds(Content, texts)
-# Short parts cut tokens in two; that is where scaffold and content meet.
-split_part = st.builds(Scaffold, fragments) | st.builds(Content, fragments)
-parts = st.lists(part | split_part, max_size=6)
+texts = strategies.texts(also=SPELLED)
+parts = strategies.parts(also=SPELLED)
 
 
 @st.composite

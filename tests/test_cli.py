@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -7,6 +10,7 @@ from abut.demo.model import ASSETS
 from abut.record import to_record
 from abut.rollout import Rollout, StopReason, TurnRecord
 from abut.show import load_tokenizer, render
+from tokenizers_made import template, with_close
 
 
 def record(tokenizer, /, **changes):
@@ -79,6 +83,67 @@ def test_show_needs_to_know_the_tokenizer(tmp_path, tokenizer, capsys):
     path.write_text(json.dumps(record(tokenizer, tokenizer=None)) + "\n")
     assert main(["show", str(path)]) == 1
     assert "hint: pass --tokenizer" in capsys.readouterr().err
+
+
+def test_check_says_that_a_model_is_exact(capsys):
+    assert main(["check", str(ASSETS), "--fuzz", "5", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "sampled <|im_end|> | next user              barrier  yes, for every text" in out
+    assert "fuzz: 5 of 5 conversations are the same, seed 3" in out
+    assert out.endswith("\nresult: exact at every seam\n")
+
+
+def test_check_fails_where_a_seam_is_not_exact(tmp_path, capsys):
+    tokenizer, file = tmp_path / "tokenizer.json", tmp_path / "chat_template.jinja"
+    tokenizer.write_text(with_close(rstrip=True), encoding="utf-8")
+    file.write_text(template(), encoding="utf-8")
+    arguments = ["check", str(tokenizer), "--template", str(file), "--roles", "user"]
+    assert main([*arguments, "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["exact"] is False
+    assert printed["problems"] == ["sampled <|im_end|> | next user: not exact in 111 of 111"]
+    assert main(arguments) == 1
+    assert "result: NOT EXACT\n  sampled <|im_end|> | next user: not exact in" in (
+        capsys.readouterr().out
+    )
+
+
+def test_check_hands_variables_to_the_template(capsys):
+    kwargs = ["--template-kwargs", '{"enable_thinking": false}', "--json"]
+    assert main(["check", str(ASSETS), *kwargs]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"]
+
+
+def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys):
+    path = tmp_path / "tokenizer.json"
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("abut check: [Errno 2] No such file or directory")
+    path.write_text("{}")
+    assert main(["check", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert main(["check", str(ASSETS), "--template", str(tmp_path / "none.jinja")]) == 2
+    assert "none.jinja" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", str(ASSETS), "--template-kwargs", "[]"])
+    assert stopped.value.code == 2
+    assert "argument --template-kwargs: '[]' is no JSON object" in capsys.readouterr().err
+
+
+def test_check_loads_a_tokenizer_without_torch():
+    code = (
+        "import sys; from abut.cli import main; sys.argv = ['abut', 'check', sys.argv[1]]; "
+        "status = main(); print(sorted({'torch', 'transformers'} & {n for n in sys.modules "
+        "if sys.modules[n]}), status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ASSETS)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    assert done.stdout.splitlines()[-1] == "['transformers'] 0"
+    assert done.stderr == ""
 
 
 def test_the_command_line_names_its_version(capsys):

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets")
+OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets", "hypothesis")
 TEXT = "<|im_start|>user\nIs <|im_end|> text? Ja, wörtlich: 你好 🙂<|im_end|>\n"
 
 # Run in the empty environment.
@@ -159,6 +159,10 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "abut.trl needs TRL: pip install 'abut[trl]'",
         ),
         (
+            "import abut.strategies",
+            "abut.strategies needs Hypothesis: pip install 'abut[testing]'",
+        ),
+        (
             "import abut.samplers.transformers",
             "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
         ),
@@ -182,6 +186,8 @@ def test_the_command_runs_and_names_what_the_demo_needs(empty_python: Path) -> N
     command = empty_python.with_name("abut").with_suffix(empty_python.suffix)
     folder = empty_python.parent
     assert run(command, "--version", cwd=folder).stdout == f"abut {abut.__version__}\n"
+    done = run(command, "check", ASSETS / "tokenizer.json", cwd=folder)
+    assert done.stdout.endswith("\nresult: the tokenizer can be used; no seam was judged\n")
     done = run(command, "demo", cwd=folder, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("abut demo")
@@ -196,6 +202,7 @@ def test_the_wheel_serves_every_python_from_3_11(wheel: Path, wheel_of_sdist: Pa
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
+        entry_points = archive.read(f"abut-{abut.__version__}.dist-info/entry_points.txt").decode()
         licence = archive.read(f"abut-{abut.__version__}.dist-info/licenses/LICENSE")
     package = ROOT / "python" / "abut"
     ours = {
@@ -205,7 +212,9 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     }
     built = {name for name in names if name.startswith("abut/_native.") and name[-3:] != "pyi"}
     assert len(built) == 1
-    assert {name for name in names if ".dist-info/" not in name} == ours | built
+    plugin = {"_abut_pytest.py"}
+    assert {name for name in names if ".dist-info/" not in name} == ours | built | plugin
+    assert "[pytest11]\nabut=_abut_pytest\n" in entry_points
     assert {"abut/py.typed", "abut/_native.pyi", "abut/demo/assets/tokenizer.json"} <= ours
     assert licence == (ROOT / "LICENSE").read_bytes()
     assert b"Apache License" in licence
@@ -221,4 +230,11 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         if line.startswith("Requires-Dist: ")
     ]
     assert [line for line in required if "extra ==" not in line] == project["dependencies"]
-    assert set(project["optional-dependencies"]) == {"hf", "trl", "vllm", "openenv", "dev"}
+    assert set(project["optional-dependencies"]) == {
+        "hf",
+        "trl",
+        "vllm",
+        "openenv",
+        "testing",
+        "dev",
+    }

@@ -13,7 +13,10 @@ def tokenizer_with(token: str, template: str) -> SimpleNamespace:
     """What abut takes of a transformers tokenizer, with an HTML name as an added token."""
     config = json.loads((ASSETS / "tokenizer.json").read_text())
     config["added_tokens"].append({"id": 512, "content": token, "normalized": False})
-    backend = SimpleNamespace(to_str=lambda: json.dumps(config))
+    added = {t["id"]: SimpleNamespace(content=t["content"]) for t in config["added_tokens"]}
+    backend = SimpleNamespace(
+        to_str=lambda: json.dumps(config), get_added_tokens_decoder=lambda: added
+    )
     return SimpleNamespace(backend_tokenizer=backend, chat_template=template)
 
 

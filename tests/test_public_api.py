@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 import abut
+import abut.audit
+import abut.strategies
+import abut.testing
 import abut.trl
 
-TRL_NAMES = ("env_reward", "make_rollout_func", "scored_only")
-OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets")
+MODULES = {
+    "audit": ("Audit", "audit"),
+    "strategies": abut.strategies.__all__,
+    "testing": abut.testing.__all__,
+    "trl": ("env_reward", "make_rollout_func", "scored_only"),
+}
+OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets", "hypothesis")
 
 # A class is its constructor where it has one, then its members; a dataclass is its fields.
 TABLE = """
@@ -32,13 +40,14 @@ BatchSampler (protocol)
 ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
   append_user_input(prompt)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   init_system_input(prompt)
   opening(messages)
   parse_agent_output(completion)
   report
   stop_token_ids
+  verdicts()
   with_stop_token_ids(ids)
 Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   completion_ids
@@ -55,11 +64,17 @@ Env (protocol)
 EnvError(AbutError, RuntimeError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+Merge
+  left_ids
+  left_text
+  merged_ids
+  right_ids
+  right_text
 MissingExtraError(AbutError, ImportError)
 Part
 PartsProcessor (protocol)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   opening(messages)
   parse_agent_output(completion)
@@ -127,6 +142,7 @@ Seam
   exact
   ids
   kind
+  merge
 SeamError(AbutError, ValueError)
 Stitched
   chains
@@ -182,6 +198,32 @@ __version__
 collate(columns, *, pad_id)
 read_records(path)
 stitch(calls, *, on_drift='error', tokenizer=None)
+audit.Audit
+  source
+  profile
+  template = None
+  refused = None
+  seams = ()
+  content = None
+  fuzz = None
+  as_dict()
+  exact
+  problems
+audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
+strategies.conversations(tokenizer=None, *, max_turns=3, system=True, roles=('user',), \
+stripped=False)
+strategies.fragments(tokenizer=None, *, also=())
+strategies.messages(tokenizer=None, *, roles=('user',), stripped=False)
+strategies.partial_utf8(tokenizer=None, *, also=(), max_pieces=6)
+strategies.parts(tokenizer=None, *, also=(), max_parts=6)
+strategies.pieces(tokenizer=None, *, also=(), max_pieces=6)
+strategies.recorded_calls(*, max_calls=9, vocab_size=3, drift=True)
+strategies.texts(tokenizer=None, *, also=(), max_fragments=8)
+testing.assert_additive(tokenizer, a, b)
+testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, chat_template=None, \
+**chat_template_kwargs)
+testing.assert_exact_append(tokenizer, pieces, *, added='parse')
+testing.native_tokenizer(tokenizer)
 trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, **_)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None)
@@ -191,9 +233,9 @@ trl.scored_only(reward_func)
 
 def test_the_public_api_is_the_table() -> None:
     found = [line for name in abut.__all__ for line in describe(name, getattr(abut, name))]
-    found += [
-        line for name in TRL_NAMES for line in describe(f"trl.{name}", getattr(abut.trl, name))
-    ]
+    for module, names in MODULES.items():
+        for name in names:
+            found += describe(f"{module}.{name}", getattr(getattr(abut, module), name))
     assert found == TABLE.split("\n")[1:-1]
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abut
+from abut.strategies import recorded_calls
 from conftest import DEMO_ASSETS
 
 POLICIES = ("error", "truncate", "split", "realign")
@@ -629,32 +630,6 @@ def common(a: Ids, b: Ids) -> int:
     return next((index for index, equal in enumerate(same) if not equal), min(len(a), len(b)))
 
 
-tokens = st.lists(st.integers(0, 2), max_size=4)
-
-
-@st.composite
-def recordings(draw: st.DrawFn) -> list[Recorded]:
-    """Trees of calls that grow from one another, with drift of every kind, shuffled."""
-    pairs: list[tuple[Ids, Ids]] = []
-    for _ in range(draw(st.integers(0, 9))):
-        kind = draw(st.sampled_from(["root", *["extend"] * 4, "retry", "again", *["edit"] * 3]))
-        prompt, sampled = draw(st.sampled_from(pairs)) if pairs else ([0], [])
-        whole = prompt + sampled
-        if kind == "root" or not pairs:
-            prompt = [draw(st.integers(0, 2)), *draw(tokens)]
-        elif kind == "extend":
-            prompt = whole + draw(tokens)
-        elif kind == "edit":
-            start = draw(st.integers(0, len(whole)))
-            stop = draw(st.integers(start, len(whole)))
-            prompt = whole[:start] + draw(tokens) + whole[stop:] + draw(tokens)
-        if kind == "again" and pairs:
-            pairs.append((prompt, sampled))
-        elif prompt:
-            pairs.append((prompt, draw(tokens)))
-    return recording(*draw(st.permutations(pairs)))
-
-
 def check_trained_once(calls: Sequence[Recorded], chains: Sequence[abut.Columns]) -> int:
     """How many tokens are trained: each sampled, once, in the context in which it was sampled."""
     of_logprob = {
@@ -676,7 +651,7 @@ def check_trained_once(calls: Sequence[Recorded], chains: Sequence[abut.Columns]
     return trained
 
 
-@given(recordings(), st.sampled_from(LENIENT))
+@given(recorded_calls(), st.sampled_from(LENIENT))
 @settings(max_examples=int(os.environ.get("ABUT_STITCH_EXAMPLES", "1000")), deadline=None)
 def test_stitch_equals_the_oracle(calls: list[Recorded], policy: Any) -> None:
     stitched = abut.stitch(calls, on_drift=policy)
@@ -696,7 +671,7 @@ def test_stitch_equals_the_oracle(calls: list[Recorded], policy: Any) -> None:
     assert lost == sum(transition.chain is None for transition in stitched.transitions)
 
 
-@given(recordings())
+@given(recorded_calls())
 @settings(max_examples=500, deadline=None)
 def test_error_names_the_first_call_that_the_oracle_objects_to(calls: list[Recorded]) -> None:
     drifts = Oracle(calls, "error").drifts()

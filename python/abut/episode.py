@@ -209,14 +209,14 @@ class Episode:
         if len(self.rollout.turns) >= self._config.max_turns:
             self.rollout.stop_reason = StopReason.MAX_TURNS
             return True
-        processor = self._engine.processor
-        if int(sample.ids[-1]) != processor.close_token_id:
-            # Cut by length, or ended on another stop token: the template needs its own close.
-            self._note(self._trajectory.append_parts(processor.closing(), provenance="close"))
         if not messages:
             # An env that has nothing to say is no failure: its silence is an empty user turn.
             messages = [_said("")]
             self.rollout.messages += messages
+        processor = self._engine.processor
+        if closing := processor.closing(messages, after=int(sample.ids[-1])):
+            # Cut by length, or ended on another stop token: the template needs its own close.
+            self._note(self._trajectory.append_parts(closing, provenance="close"))
         self._note(self._trajectory.append_parts(processor.increment(messages)))
         left, reason = self._budget()
         if left < 1:

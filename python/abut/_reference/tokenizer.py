@@ -431,7 +431,9 @@ def _stages(config: dict[str, Any], edge: Edge) -> Stages:
         return Stages(normalizer, prefixed("", 0))
     if edge is Edge.SEGMENT:
         return Stages(normalizer, prefixed("first", 0))
-    later = [i for i, stage in enumerate(pre_tokenizers) if i and stage != _unprefixed(stage, "any")]
+    later = [
+        i for i, stage in enumerate(pre_tokenizers) if i and stage != _unprefixed(stage, "any")
+    ]
     if not later:
         return Stages(normalizer, prefixed("any", 0))
     bare = [_unprefixed(stage, "any") for stage in pre_tokenizers]

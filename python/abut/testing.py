@@ -1,0 +1,202 @@
+"""Assertions for your own tests: is this tokenizer exact where training joins texts?
+
+    from abut.testing import assert_additive, assert_appendable, assert_exact_append
+
+Each takes an `abut.Tokenizer` or a transformers tokenizer. With the latter, what abut does is
+compared with what transformers does; with the former, with one encode of the whole. Where an
+assertion fails, its message shows the first token that differs, the text on both sides and what to
+do about it. They are plain functions: use them under pytest, unittest or Hypothesis.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from abut._native import Tokenizer, Trajectory
+from abut.difference import Difference, difference, token_text
+from abut.errors import TemplateError
+from abut.placeholder import Message, json_or_none
+from abut.processor import ChatTemplateProcessor
+from abut.replay import Replay
+
+__all__ = [
+    "assert_additive",
+    "assert_appendable",
+    "assert_exact_append",
+    "native_tokenizer",
+]
+
+
+def assert_additive(tokenizer: Any, a: str, b: str) -> None:
+    """Assert that the tokens of `a + b` are the tokens of `a` and those of `b`, joined.
+
+    It is the literal equation on three independent encodes, without BOS and EOS. Few tokenizers
+    satisfy it anywhere but at a control token; abut does not need it between texts.
+
+    Args:
+        tokenizer: an `abut.Tokenizer` or a transformers tokenizer, which encodes itself.
+        a: the text on the left.
+        b: the text on the right.
+
+    Raises:
+        AssertionError: it does not hold.
+    """
+    __tracebackhide__ = True
+    encode, text_of = _encoder(tokenizer)
+    joined = [*encode(a), *encode(b)]
+    if found := difference(encode(a + b), joined, text_of):
+        raise AssertionError(
+            _message(
+                f"{a!r} and {b!r} are not additive: token {found.token} differs",
+                found,
+                ("together", "apart"),
+                "do not join the ids of texts that were encoded apart; append them to one "
+                "abut.Trajectory, or end the first on a control token",
+            )
+        )
+
+
+def assert_exact_append(
+    tokenizer: Any, pieces: Sequence[str], *, added: Literal["parse", "text"] = "parse"
+) -> None:
+    """Assert that texts appended one by one have the tokens of one encode of the whole.
+
+    Compared after every append, and every seam must say by `drop` and `ids` what it did.
+
+    Args:
+        tokenizer: an `abut.Tokenizer`, which is compared with its own encode of the whole, or a
+            transformers tokenizer, which is compared with transformers' encode.
+        pieces: the texts, in order; empty ones are fine.
+        added: "parse": control tokens that are spelled become control tokens, as transformers does
+            it. "text": they stay text; transformers cannot do that, so what is compared is
+            `abut.Tokenizer`'s encode.
+
+    Raises:
+        AssertionError: the tokens differ.
+    """
+    __tracebackhide__ = True
+    native = native_tokenizer(tokenizer)
+    encode, text_of = _encoder(tokenizer if added == "parse" else native, added=added)
+    trajectory, whole = Trajectory(native), ""
+    before: list[int] = []
+    for k, piece in enumerate(pieces):
+        seam = trajectory.append_text(piece, added=added)
+        whole += piece
+        ids = trajectory.ids.tolist()
+        if found := difference(ids, encode(whole), text_of):
+            raise AssertionError(
+                _message(
+                    f"after piece {k} ({piece!r}) of {list(pieces)!r} token {found.token} differs",
+                    found,
+                    ("appended", "whole"),
+                    "this tokenizer cannot be appended to exactly; please report it with its "
+                    "tokenizer.json",
+                )
+            )
+        said = [*before[: len(before) - seam.drop], *seam.ids.tolist()]
+        if found := difference(said, ids, text_of):
+            raise AssertionError(
+                _message(
+                    f"the seam before piece {k} ({piece!r}) of {list(pieces)!r} says {seam}, but "
+                    f"token {found.token} differs",
+                    found,
+                    ("the seam", "the ids"),
+                    "please report it with its tokenizer.json",
+                )
+            )
+        before = ids
+
+
+def assert_appendable(
+    hf_tokenizer: Any,
+    conversation: Sequence[Message],
+    *,
+    cut: Collection[int] = (),
+    tools: Sequence[Any] | None = None,
+    chat_template: str | None = None,
+    **chat_template_kwargs: Any,
+) -> None:
+    """Assert that a conversation built turn by turn has the tokens of the template's render.
+
+    The answers of the assistant are taken as sampled, thinking and all. Everything is compared with
+    transformers' encode of the rendered text, after every turn; where the template strips thinking
+    from earlier turns, with the text that the engine was sent. Contents that spell control tokens,
+    which transformers would mint, are compared with one `encode_parts` of the whole. An answer that
+    a tokenizer would have merged with the generation prompt stays as it was sampled, and what is
+    compared begins again behind it.
+
+    Args:
+        hf_tokenizer: a transformers tokenizer with a chat template.
+        conversation: messages, a prompt first.
+        cut: the turns (from 0) whose samples were cut by a length limit.
+        tools: functions or JSON schemas, as for `apply_chat_template`.
+        chat_template: a template to take instead of the tokenizer's own.
+        **chat_template_kwargs: variables for the template.
+
+    Raises:
+        AssertionError: the tokens differ, or the template cannot be appended to.
+        ValueError: the conversation has no prompt, or an answer that is no text.
+    """
+    __tracebackhide__ = True
+    options = {"tools": tools, "chat_template": chat_template, **chat_template_kwargs}
+    try:
+        replayed = _replay(hf_tokenizer, options).run(conversation, cut=cut)
+    except TemplateError as error:
+        raise AssertionError(f"the conversation cannot be appended: {error}") from error
+    if replayed.problem is not None:
+        raise AssertionError(
+            f"{replayed.problem}\n"
+            "hint: run `abut check` on this tokenizer and template: it says which seam is not exact"
+        )
+
+
+# ---- what the assertions share
+
+
+def native_tokenizer(tokenizer: Any) -> Tokenizer:
+    """The `abut.Tokenizer` of a tokenizer, as the assertions use it: loaded once, and remembered.
+
+    It is loaded again when tokens were added or the chat template changed.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    return _loaded(tokenizer, len(tokenizer), str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=4)
+def _loaded(tokenizer: Any, size: int, template: str) -> Tokenizer:
+    return Tokenizer.from_pretrained(tokenizer)
+
+
+def _encoder(
+    tokenizer: Any, *, added: Literal["parse", "text"] = "parse"
+) -> tuple[Callable[[str], list[int]], Callable[[int], str]]:
+    """`encode` without BOS and EOS, and the text of one id."""
+    if isinstance(tokenizer, Tokenizer):
+        return lambda text: tokenizer.encode(text, added=added).tolist(), token_text(tokenizer)
+    return (
+        lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        lambda i: str(tokenizer.decode([i])),
+    )
+
+
+def _replay(hf_tokenizer: Any, options: dict[str, Any]) -> Replay:
+    key = json_or_none(options)
+    if key is None or json.loads(key) != options:
+        return _new_replay(hf_tokenizer, options)
+    return _known_replay(hf_tokenizer, len(hf_tokenizer), str(hf_tokenizer.chat_template), key)
+
+
+@lru_cache(maxsize=16)
+def _known_replay(hf_tokenizer: Any, size: int, template: str, options: str) -> Replay:
+    return _new_replay(hf_tokenizer, json.loads(options))
+
+
+def _new_replay(hf_tokenizer: Any, options: dict[str, Any]) -> Replay:
+    processor = ChatTemplateProcessor(hf_tokenizer, **options)
+    return Replay(hf_tokenizer, native_tokenizer(hf_tokenizer), processor, **options)
+
+
+def _message(what: str, found: Difference, names: tuple[str, str], hint: str) -> str:
+    return "\n".join([what, *found.lines(*names), f"hint: {hint}"])

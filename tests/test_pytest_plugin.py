@@ -1,0 +1,125 @@
+"""The pytest plugin: costs nothing until it is used, and never skips in silence."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import DEMO_ASSETS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "certify_tokenizer.py"
+
+TESTS = """\
+import pytest
+
+def test_tokens(abut_tokenizer):
+    assert abut_tokenizer.token_to_id("<|im_end|>") is not None
+
+@pytest.mark.abut_tokenizer("one.json", "two.json")
+def test_marked(abut_tokenizer):
+    assert abut_tokenizer.token_to_id("<|im_end|>") is not None
+"""
+
+
+def run(
+    folder: Path, *arguments: str | Path, plugin: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest with this plugin and no other one, in a process of its own."""
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-m", "pytest", *(["-p", "_abut_pytest"] if plugin else [])]
+    return subprocess.run(
+        [*words, "-p", "no:cacheprovider", *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "PASSED" in line}
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    """A folder with two tests and three tokenizers."""
+    (tmp_path / "test_mine.py").write_text(TESTS)
+    for name in ("one", "two", "three"):
+        shutil.copy(DEMO_ASSETS / "tokenizer.json", tmp_path / f"{name}.json")
+    return tmp_path
+
+
+def test_a_run_that_does_not_use_it_imports_nothing_for_it(tmp_path: Path) -> None:
+    names = {"abut", "hypothesis", "numpy", "transformers", "tokenizers"}
+    path = tmp_path / "test_nothing.py"
+    path.write_text(f"import sys\ndef test(): assert not {names!r} & {{*sys.modules}}\n")
+    assert run(tmp_path, path).returncode == 0
+    # The check can fail.
+    path.write_text(f"import sys, abut\ndef test(): assert not {names!r} & {{*sys.modules}}\n")
+    assert run(tmp_path, path).returncode == 1
+
+
+def test_a_test_runs_once_for_each_tokenizer(tests: Path) -> None:
+    options = ["--abut-tokenizer=two.json", "--abut-tokenizer=three.json", "--strict-markers"]
+    assert passed(run(tests, "-v", *options)) == {
+        "test_tokens[two.json]",
+        "test_tokens[three.json]",
+        "test_marked[one.json]",
+        "test_marked[two.json]",
+    }
+
+
+def test_the_ini_file_names_tokenizers_that_the_option_does_not(tests: Path) -> None:
+    (tests / "pytest.ini").write_text("[pytest]\nabut_tokenizer = one.json two.json\n")
+    of_both = {"test_tokens[one.json]", "test_tokens[two.json]"}
+    assert passed(run(tests, "-v", "-k", "tokens")) == of_both
+    option = "--abut-tokenizer=three.json"
+    assert passed(run(tests, "-v", "-k", "tokens", option)) == {"test_tokens[three.json]"}
+
+
+def test_a_test_without_a_tokenizer_is_an_error_and_no_skip(tests: Path) -> None:
+    done = run(tests, "-k", "test_tokens")
+    assert done.returncode == 1
+    assert (
+        "no tokenizer is named for the fixtures of abut\n"
+        "hint: pass --abut-tokenizer MODEL, set abut_tokenizer in the ini file, or mark the test "
+        "with @pytest.mark.abut_tokenizer(MODEL)"
+    ) in done.stdout
+    assert "1 error" in done.stdout
+
+
+def test_without_the_plugin_there_is_no_such_fixture(tests: Path) -> None:
+    assert "fixture 'abut_tokenizer' not found" in run(tests, "-k", "tokens", plugin=False).stdout
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    shutil.copy(EXAMPLE, tmp_path)
+    return tmp_path
+
+
+def test_the_example_certifies_a_tokenizer(example: Path) -> None:
+    done = run(example, EXAMPLE.name, f"--abut-tokenizer={DEMO_ASSETS}")
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_the_example_finds_a_tokenizer_that_is_not_exact(example: Path) -> None:
+    (example / "conftest.py").write_text(
+        "import pytest\n"
+        "from tokenizers_made import Broken\n"
+        "@pytest.fixture(scope='session')\n"
+        "def abut_hf_tokenizer(abut_hf_tokenizer):\n"
+        "    spoil = lambda text, ids: ids[:-1] if ' ' in text else ids\n"
+        "    return Broken(abut_hf_tokenizer, spoil)\n"
+    )
+    options = ["-o", f"pythonpath={Path(__file__).parent}", f"--abut-tokenizer={DEMO_ASSETS}"]
+    done = run(example, EXAMPLE.name, "-k", "texts", *options)
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout
+    assert "of [' '] token 0 differs" in done.stdout
