@@ -58,9 +58,10 @@ def test_native_encodes_as_the_reference_does(three: Trio, text: str, added: str
 
 @given(trios(), texts, texts, modes)
 def test_native_judges_seams_as_the_reference_does(three: Trio, a: str, b: str, added: str) -> None:
-    assert outcome(lambda: three.native.seam(a, b, added=added)) == outcome(
-        lambda: three.reference.seam(a, b, added=added)
-    )
+    expected = outcome(lambda: three.reference.seam(a, b, added=added))
+    # A window does not hold what cannot be written far from the seam.
+    assume(expected[0] in {"value", "ControlTokenError"})
+    assert outcome(lambda: three.native.seam(a, b, added=added)) == expected
 
 
 @given(trios(), texts, texts)

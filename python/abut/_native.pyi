@@ -65,7 +65,7 @@ class Merge:
 
     @property
     def left_ids(self) -> NDArray[np.int64]:
-        """`(L,)`: the last tokens of the left side alone; empty where only the right one changes."""
+        """`(L,)`: the last tokens of the left side alone; empty where only the right changes."""
 
     @property
     def right_ids(self) -> NDArray[np.int64]:
