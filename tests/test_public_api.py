@@ -31,12 +31,14 @@ BatchSampler (protocol)
   sample_batch(requests)
 ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
   append_user_input(prompt)
+  close_thinking(completion)
   close_token_id
   closing()
   increment(messages)
   init_system_input(prompt)
   opening(messages)
   parse_agent_output(completion)
+  parse_tool_calls(action)
   report
   stop_token_ids
   with_stop_token_ids(ids)
@@ -55,7 +57,15 @@ Env (protocol)
 EnvError(AbutError, RuntimeError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+MalformedCall
+  start
+  end
+  error
 MissingExtraError(AbutError, ImportError)
+ParsedCalls
+  content
+  calls
+  malformed
 Part
 PartsProcessor (protocol)
   close_token_id
@@ -154,6 +164,10 @@ Tokenizer
   token_to_id(token)
   vocab_size
 TokenizerError(AbutError, ValueError)
+ToolCall
+  name
+  arguments
+  id = None
 Trajectory(tokenizer)
   append_parts(parts, *, provenance='env')
   append_sampled(ids, logprobs)
@@ -180,6 +194,7 @@ Turn
   start
 __version__
 collate(columns, *, pad_id)
+parse_tool_calls(text, *, format, tools=None)
 read_records(path)
 stitch(calls, *, on_drift='error', tokenizer=None)
 trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, **_)

@@ -33,6 +33,7 @@ from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
 from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
+from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
 """The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""
@@ -49,7 +50,9 @@ __all__ = [
     "Env",
     "EnvError",
     "JsonlRecorder",
+    "MalformedCall",
     "MissingExtraError",
+    "ParsedCalls",
     "Part",
     "PartsProcessor",
     "Processor",
@@ -69,12 +72,14 @@ __all__ = [
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
     "Trajectory",
     "TrajectoryError",
     "Transition",
     "Turn",
     "__version__",
     "collate",
+    "parse_tool_calls",
     "read_records",
     "stitch",
 ]
