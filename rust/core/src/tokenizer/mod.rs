@@ -8,6 +8,7 @@ mod bytes;
 mod hf;
 mod load;
 mod profile;
+mod spelled;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use added::{AddedToken, Overrides};
 pub use profile::Profile;
+pub use spelled::Spelled;
 
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part, PartKind};
@@ -349,26 +351,6 @@ impl Tokenizer {
                 Ok(Part::content(text))
             }
         }
-    }
-
-    fn refuse_control_tokens(&self, text: &str) -> Result<()> {
-        let mut joined = Joined::new([Part::scaffold(text)]);
-        joined.with_spans = true;
-        let parsed = self.encode_joined(&joined, Edge::Start)?;
-        for (id, span) in parsed.ids.iter().zip(parsed.spans) {
-            let Some(token) = self.control.get(id) else { continue };
-            let spelled = &text[span.clone()];
-            // The unknown token is also the model's answer to text that spells no token.
-            if self.unk_id == Some(*id) && !spelled.contains(token.as_str()) {
-                continue;
-            }
-            let swallowed = spelled.len() - spelled.trim_start().len();
-            return Err(Error::ControlToken {
-                token: token.clone(),
-                position: text[..span.start + swallowed].chars().count(),
-            });
-        }
-        Ok(())
     }
 
     fn byte_table(&self) -> &[Option<Box<[u8]>>] {
