@@ -88,6 +88,7 @@ Rollout
   turns = <class 'list'>
   seams = <class 'list'>
   messages = <class 'list'>
+  control_spellings = <class 'dict'>
   stop_reason = <StopReason.ERROR: 'error'>
   error = None
   attempts = 1
@@ -118,6 +119,7 @@ Sample
   ids
   logprobs
   finish_reason
+  stop_string = None
 SampleRequest
   prompt_ids
   max_tokens
@@ -151,6 +153,7 @@ StopReason
   ERROR = 'error'
 TemplateError(AbutError, ValueError)
 Tokenizer
+  control_spellings(text)
   decode(ids)
   decode_bytes(ids)
   encode(text, *, added='parse')

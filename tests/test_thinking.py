@@ -1,5 +1,6 @@
 """Thinking apart from action, in the format that a template writes."""
 
+import time
 from typing import Any
 
 import pytest
@@ -179,3 +180,12 @@ def test_a_template_that_refuses_the_probes_has_the_common_format() -> None:
         raise TemplateError("no")
 
     assert find_thinking(refuse, "") == ThinkingFormat()
+
+
+@pytest.mark.parametrize("unit", ["<think>", "</think>", "<|start|>assistant", "<|message|>", "\n"])
+@pytest.mark.parametrize("format", [ThinkingFormat(), ThinkingFormat(opened=True), HARMONY_FORMAT])
+def test_hostile_completions_take_linear_time(format: ThinkingFormat, unit: str) -> None:
+    began = time.perf_counter()
+    format.split(unit * 100_000)
+    format.closing(unit * 100_000)
+    assert time.perf_counter() - began < 4  # about 0.1 s

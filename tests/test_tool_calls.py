@@ -114,6 +114,34 @@ def test_the_parser_is_found_by_what_the_template_writes(hf_tokenizer: Any, name
     assert parse("It is 3.") == ParsedCalls("It is 3.", (), ())
 
 
+MISTRAL = (
+    "{{% for m in messages %}}{{% if m.role == 'user' %}}[INST] {{{{ m.content }}}}[/INST]"
+    "{{% elif m.tool_calls %}}{calls}</s>{{% else %}} {{{{ m.content }}}}</s>{{% endif %}}"
+    "{{% endfor %}}"
+)
+MISTRAL_CALLS = {
+    "a list": "[TOOL_CALLS] [{% for c in m.tool_calls %}{{ ', ' if not loop.first else '' }}"
+    '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{% endfor %}]',
+    "named": "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]"
+    "{{ c.function.arguments | tojson }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", MISTRAL_CALLS)
+@settings(max_examples=40)
+@given(drawn=calls_with_tools())
+def test_calls_in_both_forms_of_mistral_parse_back(
+    form: str, drawn: tuple[list[ToolCall], list[dict[str, Any]]]
+) -> None:
+    tokenizer = tiny_tokenizer(MISTRAL.format(calls=MISTRAL_CALLS[form]))
+    render = renderer(tokenizer)
+    calls = [ToolCall(c.name, c.arguments, f"abcdefg{k:02}") for k, c in enumerate(drawn[0])]
+    message = as_message(calls)
+    for call, written in zip(calls, message["tool_calls"], strict=True):
+        written["id"] = call.id
+    assert tool_call_parser(tokenizer, render)(completion(render, message)).calls == tuple(calls)
+
+
 @needs_trl
 @pytest.mark.parametrize("name", ["llama3", "gemma", "deepseek_r1_distill", "qwen2_5_vl"])
 def test_a_template_without_tool_calls_is_refused(hf_tokenizer: Any, name: str) -> None:
