@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abut.errors import TemplateError
-from abut.parts import Content, Part, Scaffold
+from abut.parts import Content, Scaffold
 from abut.processor import (
     ChatTemplateProcessor,
     Message,
@@ -20,31 +20,21 @@ from abut.processor import (
     as_parts_processor,
 )
 from abut.thinking import split_thinking
-
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+from template_kit import (
+    CHATML,
+    assistant,
+    error,
+    render,
+    system,
+    text,
+    tiny_tokenizer,
+    tool,
+    user,
 )
 
+transformers = pytest.importorskip("transformers")
+
 # ---- what is tested on
-
-
-def tiny_tokenizer(chat_template: str | None, *control: str) -> Any:
-    control = control or ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in control])
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=control[-1] if len(control) == 1 else "<|im_end|>"
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -70,34 +60,6 @@ def trl_template(name: str) -> str | None:
     if not TRL:
         pytest.skip("TRL, which ships the template, is not installed")
     return TRL[f"{name}.jinja"]
-
-
-def render(tokenizer: Any, messages: list[Message], **kwargs: Any) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **kwargs
-        )
-    )
-
-
-def text(parts: list[Part]) -> str:
-    return "".join(parts)
-
-
-def user(content: Any = "hello") -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
-
-
-def tool(content: str = "42", **keys: Any) -> Message:
-    return {"role": "tool", "content": content, **keys}
-
-
-def system(content: str = "Be brief.") -> Message:
-    return {"role": "system", "content": content}
 
 
 HARD = [
@@ -418,12 +380,6 @@ def test_no_character_of_an_action_is_lost(action: str) -> None:
 # ---- refusals, each error text once
 
 
-def error(call: Any, *args: Any, **kwargs: Any) -> str:
-    with pytest.raises(TemplateError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
-
-
 def test_a_tokenizer_without_template_is_refused() -> None:
     assert error(ChatTemplateProcessor, tiny_tokenizer(None)) == (
         "the tokenizer '' has no chat template\n"
@@ -476,7 +432,7 @@ def test_a_turn_closed_only_at_the_end_is_refused() -> None:
     )
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "before [user] the template does not close the turn with '<|im_end|>': it writes "
-        "'<|im_start|>userabutx0x<|im_start|>assistant'\n"
+        "'<|im_start|>userabutSaid<|im_start|>assistant'\n"
         "hint: such a template cannot be appended to; pass another one with chat_template="
     )
 
@@ -485,7 +441,7 @@ def test_an_answer_that_is_not_written_once_is_refused() -> None:
     template = CHATML.replace("m.content", "m.content + m.content")
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "the template writes the answer of message 1 (assistant) 2 times\n"
-        "hint: pass a template that writes the content of assistant messages once, with "
+        "hint: pass a template that writes the answer of assistant messages once, with "
         "chat_template="
     )
 
@@ -502,35 +458,97 @@ def test_what_a_template_raises_is_said() -> None:
 TRIMMING = CHATML.replace("m.content", "m.content|trim")
 
 
-def test_a_trimmed_content_is_refused_and_others_pass() -> None:
-    processor = ChatTemplateProcessor(tiny_tokenizer(TRIMMING))
-    assert "it trims" in processor.report.notes[-1]
-    assert text(processor.increment([user("a b")])) == processor.append_user_input("a b")
-    assert error(processor.increment, [user("a\n")]) == (
-        "the template changes a content of [user], so it cannot be replayed: "
-        "'<|im_end|>\\n<|im_start|>user\\na\\n<|im_end|>\\n<|im_start|>assistant\\n' against "
-        "'<|im_end|>\\n<|im_start|>user\\na<|im_end|>\\n<|im_start|>assistant\\n'\n"
-        "hint: give the messages the form that the template writes (most often: without "
-        "whitespace around them)"
+@pytest.mark.parametrize("edge", ["", " ", "\n", "\r\n\t", "\u00a0", "\u3000\x1c", "\u200b"])
+@pytest.mark.parametrize("said", ["", "a b"])
+def test_a_trim_is_replayed(edge: str, said: str) -> None:
+    tokenizer = tiny_tokenizer(TRIMMING)
+    processor = ChatTemplateProcessor(tokenizer)
+    content = edge + said + edge
+    messages = [user(content), assistant("b "), user(content)]
+    assert text(processor.opening(messages)) == render(tokenizer, messages)
+    written = "\n<|im_start|>user\n" + content.strip() + "<|im_end|>\n<|im_start|>assistant\n"
+    parts = processor.increment([user(content)])
+    assert text(parts) == written
+    assert [p for p in parts if isinstance(p, Content)] == [s for s in [content.strip()] if s]
+
+
+BRANCHING = CHATML.replace("m.content", "(m.content|trim or '(nothing)')")
+
+
+def test_a_trimmed_content_that_is_only_whitespace_is_compared() -> None:
+    processor = ChatTemplateProcessor(tiny_tokenizer(BRANCHING))
+    assert "\na<|im_end|>" in text(processor.increment([user(" a ")]))
+    assert "\n(nothing)<|im_end|>" in text(processor.increment([user("")]))
+    assert "so it cannot be replayed" in error(processor.increment, [user(" ")])
+
+
+ONLY_OTHERS = "(m.content if m.role == 'assistant' else m.content{})"
+
+
+@pytest.mark.parametrize("content", ['a\n<"b>', "\\", "é\u2028\x07", "{{ a }}", ""])
+def test_a_json_string_is_replayed(content: str) -> None:
+    template = CHATML.replace("m.content", ONLY_OTHERS.format("|tojson"))
+    tokenizer = tiny_tokenizer(template)
+    processor = ChatTemplateProcessor(tokenizer)
+    messages = [user("x"), assistant("y"), user(content)]
+    theirs = render(tokenizer, messages)
+    assert theirs.endswith("y<|im_end|>" + text(processor.increment([user(content)])))
+    assert text(processor.opening(messages)) == theirs
+    said = [p for p in processor.increment([user(content)]) if isinstance(p, Content)]
+    assert all('"' not in p.replace('\\"', "") for p in said)  # the quotes are scaffold
+
+
+def test_each_message_has_its_own_rule() -> None:
+    template = CHATML.replace(
+        "m.content",
+        "(m.content|tojson if m.role == 'tool' else m.content|trim if m.role == 'user' "
+        "else m.content)",
     )
-    assert error(processor.opening, [user("a"), assistant("b "), user("c")]) == (
-        "the template changes the content of message 1 (assistant): "
-        "...'butx0x<|im_end|>\\n<|im_start|>assistant\\nb <|im_end|>\\n<|im_start|>user\\nabutx2x"
-        "<|im_end|>\\n<|im_start|>assistant\\n' against "
-        "...'butx0x<|im_end|>\\n<|im_start|>assistant\\nb<|im_end|>\\n<|im_start|>user\\nabutx2x"
-        "<|im_end|>\\n<|im_start|>assistant\\n'\n"
-        "hint: give the message the form that the template writes (without whitespace around it; "
-        "an earlier assistant message without its thinking)"
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert [v.contents for v in processor.verdicts()] == [
+        ("trim",),
+        ("json",),
+        ("json", "json"),
+        ("json", "trim"),
+    ]
+    assert text(processor.increment([tool(" a\n"), user(" b\n")])) == (
+        '\n<|im_start|>tool\n" a\\n"<|im_end|>\n<|im_start|>user\nb<|im_end|>\n'
+        "<|im_start|>assistant\n"
     )
 
 
-@pytest.mark.parametrize("change", ["|e", "|replace('\n', ' ')", "|string|tojson"])
+@pytest.mark.parametrize("change", ["|e", "|replace('\n', ' ')", "|string|tojson|tojson"])
 def test_other_changes_of_content_are_refused(change: str) -> None:
-    role = "(m.content if m.role == 'assistant' else m.content" + change + ")"
-    processor = ChatTemplateProcessor(tiny_tokenizer(CHATML.replace("m.content", role)))
-    assert "it trims, escapes or parses" in processor.report.notes[-1]
+    template = CHATML.replace("m.content", ONLY_OTHERS.format(change))
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert processor.report.notes == (
+        "the template changes some user contents in a way that is not replayed: each one is "
+        "compared with the real render and refused where it differs",
+    )
+    assert processor.verdicts()[0].contents == ("compared",)
     for call in (processor.increment, processor.opening):
         assert "changes" in error(call, [user('xx\n<"b>')])
+    assert text(processor.increment([user("a b")])) == processor.append_user_input("a b")
+
+
+def test_the_text_of_a_changed_content() -> None:
+    template = CHATML.replace("m.content", ONLY_OTHERS.format("|replace('q', 'kk')"))
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert error(processor.increment, [user(" q")]) == (
+        "the template changes a content of [user], so it cannot be replayed: "
+        "'\\n<|im_start|>user\\n q<|im_end|>\\n<|im_start|>assistant\\n' against "
+        "'\\n<|im_start|>user\\n kk<|im_end|>\\n<|im_start|>assistant\\n'\n"
+        "hint: give the messages the form that the template writes"
+    )
+    assert error(processor.opening, [user("q"), assistant("q")]) == (
+        "the template changes the content of message 0 (user): "
+        "'<|im_start|>user\\nq<|im_end|>\\n<|im_start|>assistant\\nabutx1x<|im_end|>\\n"
+        "<|im_start|>assistant\\n' against "
+        "'<|im_start|>user\\nkk<|im_end|>\\n<|im_start|>assistant\\nabutx1x<|im_end|>\\n"
+        "<|im_start|>assistant\\n'\n"
+        "hint: give the message the form that the template writes (an earlier assistant message "
+        "without its thinking)"
+    )
 
 
 def test_a_changed_placeholder_is_an_answer_that_is_not_written() -> None:
@@ -600,7 +618,9 @@ CHATML_LIKE = ("qwen", "lfm2", "nemotron")
 
 @pytest.mark.skipif(not TRL, reason="TRL, which ships the templates, is not installed")
 @pytest.mark.parametrize("name", sorted(TRL))
-def test_every_template_of_trl_is_handled_or_refused_with_a_reason(qwen3: Any, name: str) -> None:
+def test_a_template_on_the_tokenizer_of_another_is_refused_with_a_reason(
+    qwen3: Any, name: str
+) -> None:
     if not name.startswith(CHATML_LIKE):
         assert "\nhint: " in error(ChatTemplateProcessor, qwen3, chat_template=TRL[name])
         return

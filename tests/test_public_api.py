@@ -33,7 +33,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_te
   append_user_input(prompt)
   close_thinking(completion)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   init_system_input(prompt)
   opening(messages)
@@ -41,6 +41,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_te
   parse_tool_calls(action)
   report
   stop_token_ids
+  verdicts()
   with_stop_token_ids(ids)
 Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   completion_ids
@@ -69,7 +70,7 @@ ParsedCalls
 Part
 PartsProcessor (protocol)
   close_token_id
-  closing()
+  closing(messages=(), *, after=None)
   increment(messages)
   opening(messages)
   parse_agent_output(completion)

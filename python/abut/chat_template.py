@@ -2,49 +2,35 @@
 
 Invariant: every increment (separator, new messages, generation prompt) is the text that the
 template itself writes at that place, whatever the history. It is rendered once per *shape* (roles,
-keys, what is empty) behind several histories, and replayed by substitution. A template whose
-increments depend on the history is refused. What a template would change in the *past*, such as the
-thinking of earlier turns, is reported: a trajectory is append-only and keeps it.
-
-All rendering is transformers' own (`apply_chat_template`), never a second template engine.
+keys, what is empty) behind several histories, and replayed by substitution; `abut.increment` has
+the proof. A template whose increments depend on the history is refused. What a template would
+change in the *past*, such as the thinking of earlier turns, is reported: a trajectory is
+append-only and keeps it.
 """
 
 import copy
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from abut.content_rule import compared
 from abut.errors import TemplateError
+from abut.increment import Increment, Prover
 from abut.parts import Part, Scaffold
-from abut.placeholder import Masked, Message, Plan, fill, free_stem, json_or_none, mask
-from abut.template_report import TemplateReport, assistant, both, probe, roles, user
+from abut.placeholder import Masked, Message, Plan, free_stem, json_or_none, mask
+from abut.probe_messages import both, user
+from abut.rendering import Rendering
+from abut.template_report import (
+    NEXT_MESSAGES,
+    NextVerdict,
+    TemplateReport,
+    probe,
+)
 from abut.thinking import find_thinking
 from abut.tool_calls import Parse, ParsedCalls, tool_call_parser
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
-
-# Contents that templates are known to treat apart: trimmed, escaped, parsed, taken for a switch.
-_HARD_CONTENTS = (
-    " \n",
-    " \n\t{} \n",
-    "<think>\n{}\n</think>\n\n{}",
-    "\n</think>\n\n{}",
-    "<tool_response>\n{}\n</tool_response>",
-    '<tool_call>\n{"name": "{}", "arguments": {}}\n</tool_call>',
-    "{{ {} }} {% if x %}{# \"'&<>\\",
-    '{"{}": [1, true, null]}',
-    "/no_think {} /think",
-)
-
-
-@dataclass(frozen=True)
-class _Increment:
-    """A proved increment. `verbatim`: the template writes every content of this shape as it is."""
-
-    plan: Plan
-    verbatim: bool
 
 
 class ChatTemplateProcessor:
@@ -57,8 +43,9 @@ class ChatTemplateProcessor:
 
     Attributes:
         report: what the probes found, see `TemplateReport`.
-        stop_token_ids: every id that ends a turn, the template's own first.
-        close_token_id: the id of the template's own stop token, which `closing` writes.
+        stop_token_ids: every id that ends a turn, the template's own first: that of an answer,
+            then that of a turn that calls a tool.
+        close_token_id: the id of the token that ends an answer.
     """
 
     report: TemplateReport
@@ -90,41 +77,35 @@ class ChatTemplateProcessor:
                 "hint: pass one with chat_template=, or use the tokenizer of the chat model"
             )
         self._tokenizer = hf_tokenizer
-        self._options = {
+        options = {
             **chat_template_kwargs,
             "tools": None if tools is None else list(tools),
             "chat_template": chat_template,
         }
-        # Whitespace-only added tokens are text that got an id (Gemma), not control tokens.
-        self._control: dict[str, int] = {
-            token: i for token, i in hf_tokenizer.get_added_vocab().items() if token.strip()
-        }
-        longest_first = sorted(self._control, key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._increments: dict[str, _Increment] = {}
+        self._tools = options["tools"]
+        self._render = Rendering(hf_tokenizer, options)
+        self._increments: dict[str, Increment] = {}
+        self._refused: dict[str, str] = {}
         self._opening_plans: dict[str, Plan] = {}
         self._openings: dict[str, list[Part]] = {}
 
-        end = self._after_answer([user()], [], add_generation_prompt=False)
-        closes = [token for token in longest_first if end.startswith(token)]
-        if not closes:
-            raise TemplateError(
-                f"after the last answer the template writes {end!r}, which does not begin with a "
-                "control token of this tokenizer, so nothing says where a turn ends\n"
-                "hint: use the tokenizer that belongs to the template, or a template that closes "
-                "each turn with one added token"
-            )
-        self._close = closes[0]
-        self.close_token_id = self._control[self._close]
-        eos = hf_tokenizer.eos_token_id
-        self.stop_token_ids = _unique([self.close_token_id, *([] if eos is None else [eos])])
+        eos = hf_tokenizer.eos_token
+        self._prover = Prover(self._render, None if eos is None else str(eos))
+        self._end = self._prover.answer_end
         increment = self._proved(self._masked([user()]))
+        self._before_stop = self._end.text.removesuffix(self._end.token)
+        self.close_token_id = self._render.control[self._end.stop]
+        tool = self._verdict("tool")
+        stops = [self._end.stop, *([tool.stop] if tool.appendable else [])]
+        ids = [self._render.control[token] for token in stops]
+        eos_id = hf_tokenizer.eos_token_id
+        self.stop_token_ids = _unique([*ids, *([] if eos_id is None else [eos_id])])
         self.report = probe(
             self._render,
-            close=self._close,
-            separator=_separator(end.removeprefix(self._close), increment.plan),
+            increment,
+            generation_prompt=self._prover.generation_prompt,
             stop_tokens=self._tokens(self.stop_token_ids),
-            verbatim=increment.verbatim,
+            takes_tools=tool.appendable,
         )
         self._thinking = find_thinking(self._render, self.report.generation_prompt)
         self._parse_tool_calls: Parse | None = None
@@ -154,41 +135,60 @@ class ChatTemplateProcessor:
         if key is not None and (known := self._openings.get(key)) is not None:
             return list(known)
         masked = self._masked(messages)
-        real = self._render(messages)
-        parts = self._replay_opening(masked)
-        if "".join(parts) != real:
-            # Some templates write the date: a plan of yesterday is not a changed content.
+        # Some templates write the date: a plan of yesterday is not a changed content.
+        for _ in range(2):
+            real = self._render(messages)
+            plan = self._opening_plan(masked)
+            parts = masked.fill(plan, masked.texts)
+            if "".join(parts) == real:
+                break
+            if (texts := compared(masked, plan, self._render, masked.texts)) is not None:
+                parts = masked.fill(plan, texts)
+                break
             self._opening_plans.clear()
-            parts = self._replay_opening(masked)
-        if "".join(parts) != real:
+        else:
             raise self._changed_content(messages, masked)
         _remember(self._openings, key, parts)
         return list(parts)
 
-    def closing(self) -> list[Part]:
-        """What closes a turn that did not end on the template's stop token."""
-        return [Scaffold(self._close)]
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        """What is missing of the end of a turn that `messages` follow.
+
+        Args:
+            messages: what follows; some templates end a turn otherwise before a tool's message.
+                None given: a user's message.
+            after: the last id that was sampled; None: the end is missing as a whole.
+
+        Returns:
+            Nothing where the turn ended on the token that ends it before these messages.
+
+        Raises:
+            TemplateError: as `increment`.
+        """
+        end = self._proved(self._masked(messages)).end if messages else self._end
+        if after is None:
+            return [Scaffold(end.text)]
+        if after == self._render.control[end.stop]:
+            return []
+        rest = end.text
+        for count, (_, token) in enumerate(self._render.tokens(end.text), 1):
+            if after == self._render.control[token]:
+                rest = self._render.after_token(end.text, count)
+        return [Scaffold(rest)] if rest else []
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
         """After a closed assistant turn: separator, the new messages, generation prompt.
 
         Raises:
             TemplateError: what the template writes here depends on the history, or it changes a
-                content; with the reason and both texts.
+                content in a way that cannot be replayed; with the reason and both texts.
         """
         masked = self._masked(messages)
-        proved = self._proved(masked)
-        parts = fill(proved.plan, masked.texts)
-        if not proved.verbatim:
-            real = self._after_answer([user()], messages)
-            if self._close + "".join(parts) != real:
-                raise TemplateError(
-                    f"the template changes a content of {roles(messages)}, so it cannot be "
-                    f"replayed: {both(self._close + ''.join(parts), real)}\n"
-                    "hint: give the messages the form that the template writes (most often: "
-                    "without whitespace around them)"
-                )
-        return parts
+        return self._proved(masked).parts(self._render, messages, masked)
+
+    def verdicts(self) -> tuple[NextVerdict, ...]:
+        """For each kind of next messages: can they be appended, and if not, why."""
+        return tuple(self._verdict(kind) for kind in NEXT_MESSAGES)
 
     # ---- text, as in trl-env
 
@@ -228,7 +228,7 @@ class ChatTemplateProcessor:
         """
         if self._parse_tool_calls is None:
             self._parse_tool_calls = tool_call_parser(
-                self._tokenizer, self._render, tools=self._options["tools"], stop=self._close
+                self._tokenizer, self._render, tools=self._tools, stop=self._end.stop
             )
         return self._parse_tool_calls(self._without_stop(action))
 
@@ -240,156 +240,66 @@ class ChatTemplateProcessor:
     def _without_stop(self, completion: str) -> str:
         for token in self.report.stop_tokens:
             if completion.endswith(token):
-                return completion.removesuffix(token)
+                completion = completion.removesuffix(token)
+                break
+        if self._before_stop.strip():  # Cohere's <|END_RESPONSE|>
+            completion = completion.removesuffix(self._before_stop)
         return completion
-
-    # ---- rendering
-
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(messages),
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._options,
-            )
-        except Exception as error:  # a template is foreign code and can raise anything
-            raise TemplateError(
-                f"the template does not render {roles(messages)}: "
-                f"{type(error).__name__}: {error}\n"
-                "hint: use roles, keys and an order that the template takes, or pass another one "
-                "with chat_template="
-            ) from error
-        return str(rendered)
-
-    def _masked(self, messages: Sequence[Message]) -> Masked:
-        return mask(messages, self._control_pattern, free_stem(messages))
-
-    def _after_answer(
-        self,
-        history: Sequence[Message],
-        new: Sequence[Message],
-        *,
-        thinking: str = "",
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """What the template writes after the answer that follows `history`."""
-        answer = free_stem(new) + "answer"
-        rendered = self._render(
-            [*history, assistant(thinking + answer), *new],
-            add_generation_prompt=add_generation_prompt,
-        )
-        if (count := rendered.count(answer)) != 1:
-            raise TemplateError(
-                f"the template writes the answer of message {len(history)} (assistant) {count} "
-                "times\nhint: pass a template that writes the content of assistant messages "
-                "once, with chat_template="
-            )
-        return rendered.partition(answer)[2]
 
     # ---- proofs
 
-    def _proved(self, masked: Masked) -> _Increment:
+    def _masked(self, messages: Sequence[Message]) -> Masked:
+        return mask(messages, self._render.pattern, free_stem(messages))
+
+    def _proved(self, masked: Masked) -> Increment:
         key = masked.shape()
+        if key is not None and key in self._refused:
+            raise TemplateError(self._refused[key])
         proved = None if key is None else self._increments.get(key)
         if proved is None:
-            proved = self._prove(masked)
+            try:
+                proved = self._prover.prove(masked)
+            except TemplateError as error:
+                _remember(self._refused, key, str(error))
+                raise
             _remember(self._increments, key, proved)
         return proved
 
-    def _prove(self, masked: Masked) -> _Increment:
-        """The increment of one shape, the same behind every history."""
-        new = masked.messages
-        if not new:
-            raise TemplateError("increment of no messages\nhint: pass at least one message")
-        first = self._after_answer([user()], new)
-        for history, thinking, optional in _histories():
-            try:
-                tail = self._after_answer(history, new, thinking=thinking)
-            except TemplateError as error:
-                if optional and error.__cause__ is not None:
-                    continue  # the template itself refuses such a history, so none can come
-                raise
-            if tail != first:
-                raise TemplateError(
-                    f"what the template writes for {roles(new)} depends on the history: after "
-                    f"{roles([*history, assistant()])} it is not what it is after [user, "
-                    f"assistant]: {both(tail, first)}\n"
-                    "hint: such a template cannot be appended to; pass another one with "
-                    "chat_template="
-                )
-        if not first.startswith(self._close):
-            raise TemplateError(
-                f"before {roles(new)} the template does not close the turn with {self._close!r}: "
-                f"it writes {first!r}\n"
-                "hint: such a template cannot be appended to; pass another one with chat_template="
-            )
-        plan = masked.plan(first.removeprefix(self._close))
-        return _Increment(plan, self._writes_verbatim(masked, plan))
+    def _verdict(self, kind: str) -> NextVerdict:
+        masked = self._masked(NEXT_MESSAGES[kind])
+        try:
+            proved = self._proved(masked)
+        except TemplateError as error:
+            return NextVerdict(kind, appendable=False, because=str(error).partition("\n")[0])
+        return NextVerdict.proved(kind, proved, masked)
 
-    def _writes_verbatim(self, masked: Masked, plan: Plan) -> bool:
-        hard = [*_HARD_CONTENTS, "{}".join(["", *self._control, ""])]
-        for form in hard:
-            new, texts = masked.with_contents(form)
-            try:
-                tail = self._after_answer([user()], new)
-            except TemplateError:
-                return False
-            if tail != self._close + "".join(fill(plan, texts)):
-                return False
-        return True
-
-    def _replay_opening(self, masked: Masked) -> list[Part]:
+    def _opening_plan(self, masked: Masked) -> Plan:
         key = masked.shape()
         plan = None if key is None else self._opening_plans.get(key)
         if plan is None:
             plan = masked.plan(self._render(masked.messages))
             _remember(self._opening_plans, key, plan)
-        return fill(plan, masked.texts)
+        return plan
 
     def _changed_content(self, messages: Sequence[Message], masked: Masked) -> TemplateError:
         """The error that names the message whose content the template changes."""
-        for k, message in enumerate(messages):
-            alone = [*masked.messages[:k], message, *masked.messages[k + 1 :]]
+        plan = self._opening_plan(masked)
+        for k in range(len(messages)):
             texts = [
                 masked.texts[i] if masked.message_of[i] == k else placeholder
                 for i, placeholder in enumerate(masked.placeholders)
             ]
-            ours = "".join(fill(masked.plan(self._render(masked.messages)), texts))
-            if ours != (theirs := self._render(alone)):
+            if compared(masked, plan, self._render, texts) is None:
                 break
         else:  # only together do they change something
-            k, ours, theirs = -1, "".join(self._replay_opening(masked)), self._render(messages)
+            k, texts = -1, list(masked.texts)
+        ours, theirs = "".join(masked.fill(plan, texts)), self._render(masked.with_texts(texts))
         what = "some message" if k < 0 else f"message {k} ({messages[k]['role']})"
         return TemplateError(
             f"the template changes the content of {what}: {both(ours, theirs)}\n"
-            "hint: give the message the form that the template writes (without whitespace around "
-            "it; an earlier assistant message without its thinking)"
+            "hint: give the message the form that the template writes (an earlier assistant "
+            "message without its thinking)"
         )
-
-
-def _histories() -> list[tuple[list[Message], str, bool]]:
-    """Histories to prove an increment behind: messages, thinking before the answer, optional."""
-    turn = [user(), assistant()]
-    thought = "<think>\nabutReasoning\n</think>\n\n"
-    tool: Message = {"role": "tool", "content": "abutEarlier"}
-    system: Message = {"role": "system", "content": "abutEarlier"}
-    return [
-        ([*turn, *turn, user()], "", False),
-        ([user()], thought, False),
-        ([user(), assistant(thought + "abutEarlier"), user()], "", False),
-        ([system, user()], "", True),
-        ([system, *turn, *turn, user()], thought, True),
-        ([*turn, tool], "", True),
-        ([*turn, tool, tool], thought, True),
-    ]
-
-
-def _separator(end: str, plan: Plan) -> str:
-    """What follows a close in every case; some templates write an EOS after the last turn."""
-    if isinstance(plan[0], str) and plan[0].startswith(end):
-        return end
-    return end[: len(end) - len(end.lstrip())]
 
 
 def _unique(ids: Sequence[int]) -> tuple[int, ...]:

@@ -235,28 +235,30 @@ class Episode:
         if len(self.rollout.turns) >= self._config.max_turns:
             self.rollout.stop_reason = StopReason.MAX_TURNS
             return True
-        processor = self._engine.processor
-        if int(sample.ids[-1]) != processor.close_token_id:
-            # Cut by length, or ended on another stop token: the template needs its own close.
-            self._note(self._trajectory.append_parts(self._closing(sample), provenance="close"))
         if not messages:
             # An env that has nothing to say is no failure: its silence is an empty user turn.
             messages = [_said("")]
             self.rollout.messages += messages
-        self._note(self._trajectory.append_parts(processor.increment(messages)))
+        if closing := self._closing(sample, messages):
+            # Cut by length, or ended on another stop token: the template needs its own close.
+            self._note(self._trajectory.append_parts(closing, provenance="close"))
+        increment = self._engine.processor.increment(messages)
+        self._note(self._trajectory.append_parts(increment))
         left, reason = self._budget()
         if left < 1:
             self.rollout.stop_reason = reason
         return left < 1
 
-    def _closing(self, sample: Sample) -> list[Part]:
-        """The template's close, and before it that of thinking in which the turn was cut."""
-        processor = self._engine.processor
+    def _closing(self, sample: Sample, messages: Sequence[Message]) -> list[Part]:
+        """What is missing of the turn's end, and before it of thinking in which it was cut."""
+        processor, last = self._engine.processor, int(sample.ids[-1])
         # Not every processor can say how its thinking closes.
         close_thinking = getattr(processor, "close_thinking", None)
-        if close_thinking is None or int(sample.ids[-1]) in self._engine.stop_token_ids:
-            return processor.closing()
-        return [*close_thinking(self._engine.tokenizer.decode(sample.ids)), *processor.closing()]
+        if close_thinking is not None and last not in self._engine.stop_token_ids:
+            thinking = close_thinking(self._engine.tokenizer.decode(sample.ids))
+            if thinking:
+                return [*thinking, *processor.closing(messages)]
+        return processor.closing(messages, after=last)
 
     def _count_spellings(self, messages: Sequence[Message]) -> None:
         """Count the control tokens that somebody spells who is neither developer nor policy."""

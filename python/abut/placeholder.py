@@ -23,9 +23,10 @@ Plan: TypeAlias = tuple[str | int, ...]
 class Masked:
     """Messages with placeholders for all that somebody said in them.
 
-    `contents` are the numbers of the placeholders that stand for the text of a message. The
-    others stand for control tokens that are spelled elsewhere in it, say in a tool's name: the
-    values of other keys are the caller's and go through as they are, but mint nothing.
+    `contents` are the numbers of the placeholders that stand for the text of a message, `ids` of
+    those that stand for a `tool_call_id`. The others stand for control tokens that are spelled
+    elsewhere in it, say in a tool's name: the values of other keys are the caller's and go through
+    as they are, but mint nothing.
     """
 
     messages: list[Message]
@@ -33,36 +34,53 @@ class Masked:
     texts: tuple[str, ...]
     message_of: tuple[int, ...]
     contents: frozenset[int]
+    ids: frozenset[int]
 
     def shape(self) -> str | None:
-        """What two conversations have in common that differ in their contents only.
+        """What two conversations have in common that differ in their contents and ids only.
 
         None: the messages hold something that is not JSON, so nothing can be remembered of them.
         """
-        spelled = [t for i, t in enumerate(self.texts) if i not in self.contents]
-        return json_or_none([self.messages, spelled])
+        varying = self.contents | self.ids
+        return json_or_none(
+            [self.messages, [t for i, t in enumerate(self.texts) if i not in varying]]
+        )
 
-    def with_contents(self, form: str) -> tuple[list[Message], list[str]]:
-        """The messages and texts whose contents are `form`, `{}` being the placeholder."""
-        texts = [
-            form.replace("{}", placeholder) if i in self.contents else self.texts[i]
+    def with_contents(self, form: str, *, only: int | None = None) -> list[str]:
+        """The texts where every content (or the one numbered `only`) is `form`.
+
+        `{}` in it is the placeholder. The other contents stay placeholders.
+        """
+        return [
+            self.texts[i]
+            if i not in self.contents
+            else form.replace("{}", placeholder)
+            if only in (None, i)
+            else placeholder
             for i, placeholder in enumerate(self.placeholders)
         ]
+
+    def with_texts(self, texts: Sequence[str]) -> list[Message]:
+        """The messages with `texts` in the place of the placeholders."""
         real = dict(zip(self.placeholders, texts, strict=True))
-        return [replace_strings(m, lambda s: replace_all(s, real)) for m in self.messages], texts
+        return [replace_strings(m, lambda s: replace_all(s, real)) for m in self.messages]
+
+    def fill(self, plan: Plan, texts: Sequence[str]) -> list[Part]:
+        """The parts of a plan with `texts` put in; an empty one leaves no part."""
+        return [
+            Scaffold(p)
+            if isinstance(p, str)
+            else (Scaffold if p in self.ids else Content)(texts[p])
+            for p in plan
+            if isinstance(p, str) or texts[p]
+        ]
 
     def plan(self, rendered: str) -> Plan:
         """Cut at the placeholders; every content must stand there exactly once."""
         for i in sorted(self.contents):
             if (count := rendered.count(self.placeholders[i])) != 1:
                 k = self.message_of[i]
-                role = self.messages[k].get("role")
-                how = "does not write" if count == 0 else f"writes {count} times"
-                raise TemplateError(
-                    f"the template {how} the content of message {k} ({role})\n"
-                    "hint: use messages whose roles and content types the template knows, or pass "
-                    "another template with chat_template="
-                )
+                raise TemplateError(not_written(k, self.messages[k], count))
         if not self.placeholders:
             return (rendered,)
         number = {placeholder: i for i, placeholder in enumerate(self.placeholders)}
@@ -70,9 +88,14 @@ class Masked:
         return tuple(number.get(piece, piece) for piece in pieces if piece)
 
 
-def fill(plan: Plan, texts: Sequence[str]) -> list[Part]:
-    """The parts of a plan, its contents put in."""
-    return [Content(texts[p]) if isinstance(p, int) else Scaffold(p) for p in plan]
+def not_written(k: int, message: Message, count: int = 0) -> str:
+    """The error where a content does not stand in the rendered text once."""
+    how = "does not write" if count == 0 else f"writes {count} times"
+    return (
+        f"the template {how} the content of message {k} ({message['role']})\n"
+        "hint: use messages whose roles and content types the template knows, or pass another "
+        "template with chat_template="
+    )
 
 
 def free_stem(*values: object) -> str:
@@ -84,7 +107,9 @@ def free_stem(*values: object) -> str:
 def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Masked:
     """Put placeholders where somebody's text stands.
 
-    An empty content stays empty: templates branch on it, so it is a shape of its own.
+    An empty content stays empty: templates branch on it, so it is a shape of its own. A
+    `tool_call_id` is new with every call and would make every message a shape of its own, so it
+    gets a placeholder of its length, except beside the `tool_calls` that it refers to.
 
     Raises:
         TemplateError: a message is not a dict with a role, or its content is not text.
@@ -93,9 +118,20 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
     texts: list[str] = []
     message_of: list[int] = []
     contents: set[int] = set()
+    ids: set[int] = set()
+    called = any(isinstance(m, dict) and m.get("tool_calls") for m in messages)
 
     def stand_in(text: str) -> str:
         placeholders.append(f"{stem}{len(placeholders)}x")
+        texts.append(text)
+        message_of.append(k)
+        return placeholders[-1]
+
+    def call_id(text: str) -> str:
+        if (known := next((i for i in ids if texts[i] == text), None)) is not None:
+            return placeholders[known]
+        ids.add(len(placeholders))
+        placeholders.append(f"{stem}{len(placeholders)}x".ljust(len(text), "y"))
         texts.append(text)
         message_of.append(k)
         return placeholders[-1]
@@ -110,7 +146,9 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
         check_message(message, k)
         copy: Message = {}
         for key, value in message.items():
-            if key != "content" or value is None:
+            if key == "tool_call_id" and not called and _is_call_id(value, control, stem):
+                copy[key] = call_id(value)
+            elif key != "content" or value is None:
                 copy[key] = replace_strings(
                     value, lambda s: control.sub(lambda match: stand_in(match[0]), s)
                 )
@@ -119,7 +157,24 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
             else:
                 copy[key] = [{**block, "text": content(block["text"])} for block in value]
         masked.append(copy)
-    return Masked(masked, tuple(placeholders), tuple(texts), tuple(message_of), frozenset(contents))
+    return Masked(
+        masked,
+        tuple(placeholders),
+        tuple(texts),
+        tuple(message_of),
+        frozenset(contents),
+        frozenset(ids),
+    )
+
+
+def _is_call_id(value: object, control: re.Pattern[str], stem: str) -> bool:
+    """Whether a placeholder of its length can stand for it, whatever a template does with it."""
+    return (
+        isinstance(value, str)
+        and len(value) > len(stem) + 2
+        and re.fullmatch(r"[A-Za-z0-9_-]+", value) is not None
+        and control.search(value) is None
+    )
 
 
 def check_message(message: object, k: int) -> None:

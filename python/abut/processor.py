@@ -11,11 +11,13 @@ from abut.chat_template import ChatTemplateProcessor
 from abut.errors import TemplateError
 from abut.parts import Content, Part, Scaffold
 from abut.placeholder import Message, check_message, free_stem
-from abut.template_report import TemplateReport, both, roles
+from abut.probe_messages import both, roles
+from abut.template_report import NextVerdict, TemplateReport
 
 __all__ = [
     "ChatTemplateProcessor",
     "Message",
+    "NextVerdict",
     "PartsProcessor",
     "Processor",
     "TemplateReport",
@@ -45,7 +47,7 @@ class PartsProcessor(Protocol):
 
     Attributes:
         stop_token_ids: every id that ends a turn, the template's own first.
-        close_token_id: the id that `closing()` encodes to.
+        close_token_id: the id that ends an answer.
     """
 
     @property
@@ -58,8 +60,13 @@ class PartsProcessor(Protocol):
         """From the first byte up to and with the generation prompt."""
         ...
 
-    def closing(self) -> list[Part]:
-        """What closes a turn that did not end on the template's stop token."""
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        """What is missing of the end of a turn that `messages` follow.
+
+        Args:
+            messages: what follows; none given: a user's message.
+            after: the last id that was sampled; None: the end is missing as a whole.
+        """
         ...
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
@@ -109,8 +116,8 @@ class _TextProcessorParts:
         parts = [part for text in system for part in self._split("init_system_input", text)]
         return [*parts, *self._split("append_user_input", user)]
 
-    def closing(self) -> list[Part]:
-        return [Scaffold(self._close)]
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        return [] if after == self.close_token_id else [Scaffold(self._close)]
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
         (text,) = self._texts(messages, takes=(["user"],))

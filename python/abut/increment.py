@@ -1,0 +1,317 @@
+"""What a template writes after an assistant turn: found behind one history, proved behind others.
+
+Invariant: an `Increment` exists only where the template writes the same text behind every history
+that it was tried on. The turn itself is never part of it: the model sampled that.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from abut.content_rule import ContentRule, compared, find_rules, replayed
+from abut.errors import TemplateError
+from abut.parts import Part
+from abut.placeholder import Masked, Message, Plan, not_written
+from abut.probe_messages import assistant, both, roles, user
+from abut.rendering import Rendering
+from abut.turn_end import TurnEnd, end_of_answer, end_of_calls
+from abut.turn_form import CALLING, NO_NAME, PLAIN, TurnForm
+
+_SYSTEM = "abutSystem"
+_BESIDE = "abutReasoning"
+_EARLIER: Message = {
+    "role": "tool",
+    "name": "abutEarlierTool",
+    "tool_call_id": "abutEarly",
+    "content": "abutEarlier",
+}
+
+
+@dataclass(frozen=True)
+class Increment:
+    """The proved increment of one shape.
+
+    Attributes:
+        form: the assistant turn that it was found after.
+        end: how that turn ends; the plan begins after it.
+        plan: what the template writes there.
+        rules: what it does to each content, None where that has to be seen each time.
+        moves: what the template writes in it, although it belongs to the past: the system message,
+            or the text beside a tool call. The increment leaves it out: a trajectory has it where
+            it was first.
+    """
+
+    form: TurnForm
+    end: TurnEnd
+    plan: Plan
+    rules: tuple[ContentRule, ...] | None
+    moves: tuple[str, ...]
+
+    def parts(
+        self, rendering: Rendering, messages: Sequence[Message], masked: Masked
+    ) -> list[Part]:
+        """The increment of `messages`, which `masked` was made from.
+
+        Raises:
+            TemplateError: the template changes a content in a way that is not replayed.
+        """
+        # A content that is whitespace is rare, and templates branch on it once it is trimmed.
+        blank = any(not masked.texts[i].strip() for i in masked.contents)
+        if self.rules is not None and not blank:
+            return masked.fill(self.plan, replayed(self.rules, masked.texts))
+        texts = compared(masked, self.plan, lambda new: self.written(rendering, new), masked.texts)
+        if texts is None:
+            ours = "".join(masked.fill(self.plan, masked.texts))
+            raise TemplateError(
+                f"the template changes a content of {roles(messages)}, so it cannot be "
+                f"replayed: {both(ours, self.written(rendering, messages))}\n"
+                "hint: give the messages the form that the template writes"
+            )
+        return masked.fill(self.plan, texts)
+
+    def written(self, rendering: Rendering, new: Sequence[Message]) -> str:
+        """What the template writes for `new` in the place of the plan."""
+        tail = rendering.after_turn([user()], self.form, new)
+        return rendering.after_token(tail, self.end.count)
+
+
+class _History(NamedTuple):
+    """What an increment is proved behind: messages, and how the turn after them is given.
+
+    Optional: where the template refuses such a conversation, none can come.
+    """
+
+    messages: list[Message]
+    thinking: str = ""
+    keys: dict[str, Any] | None = None
+    optional: bool = True
+
+
+class Prover:
+    """Proves increments of one template.
+
+    Attributes:
+        generation_prompt: what asks the model for its turn.
+        answer_end: how a plain answer ends before a user message.
+    """
+
+    def __init__(self, rendering: Rendering, eos: str | None) -> None:
+        """Find how an answer ends.
+
+        Raises:
+            TemplateError: no control token ends it.
+        """
+        self._rendering = rendering
+        self._eos = eos
+        self._last = rendering.after_turn([user()], PLAIN, [], add_generation_prompt=False)
+        self.generation_prompt = self._generation_prompt()
+        said = user("abutSaid")
+        tail = rendering.after_turn([user()], PLAIN, [said])
+        self._ends_user = self._end_of_user(tail.partition(said["content"])[2])
+        self.answer_end = self._end_of_answer([said], tail)
+        self._calling = next(filter(self._takes, CALLING), None)
+
+    def prove(self, masked: Masked) -> Increment:
+        """The increment of one shape, the same behind every history.
+
+        Raises:
+            TemplateError: the template does not take such messages, or what it writes depends on
+                the history.
+        """
+        new = masked.messages
+        if not new:
+            raise TemplateError("increment of no messages\nhint: pass at least one message")
+        form, first = self._find_form(masked)
+        if form is PLAIN:
+            end = self._end_of_answer(new, first)
+        else:
+            end = self._end_of_calls(form, new, first)
+        rest = self._rendering.after_token(first, end.count)
+        self._check_names(form, end, new, rest)
+        moves = self._moves(form, new, first, rest)
+        increment = Increment(form, end, masked.plan(rest), None, moves)
+        rules = find_rules(
+            masked,
+            increment.plan,
+            lambda other: increment.written(self._rendering, other),
+            spelled=tuple(self._rendering.control),
+        )
+        return replace(increment, rules=rules)
+
+    def _moves(
+        self, form: TurnForm, new: Sequence[Message], first: str, rest: str
+    ) -> tuple[str, ...]:
+        """The proof: what the template moves, if that is all in which a history matters."""
+        moves: dict[str, None] = {}
+        for history in self._histories():
+            try:
+                tail = self._rendering.after_turn(
+                    history.messages, form, new, thinking=history.thinking, keys=history.keys
+                )
+            except TemplateError as error:
+                if history.optional and error.__cause__ is not None:
+                    continue
+                raise
+            if tail == first:
+                continue
+            if form is not PLAIN and _inserts(tail, first, _BESIDE):
+                if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
+                    moves["the text beside a tool call"] = None
+            elif _inserts(tail, first, _SYSTEM):
+                moves["the system message"] = None
+            else:
+                raise TemplateError(
+                    f"what the template writes for {roles(new)} depends on the history: after "
+                    f"{roles([*history.messages, assistant()])} it is not what it is after [user, "
+                    f"assistant]: {both(tail, first)}\n"
+                    "hint: such a template cannot be appended to; pass another one with "
+                    "chat_template="
+                )
+        return tuple(moves)
+
+    def _find_form(self, masked: Masked) -> tuple[TurnForm, str]:
+        """The assistant turn that the template takes before the messages, and what follows it."""
+        new = masked.messages
+
+        def written(form: TurnForm) -> str:
+            first = self._rendering.after_turn([user()], form, new)
+            masked.plan(first)  # raises unless the contents are written
+            self._check_empty(form, new)
+            return first
+
+        if new[0]["role"] == "tool" and self._calling is not None:
+            for form in dict.fromkeys([self._calling, *CALLING]):
+                with contextlib.suppress(TemplateError):
+                    return form, written(form)
+        return PLAIN, written(PLAIN)
+
+    def _takes(self, form: TurnForm) -> bool:
+        try:
+            tail = self._rendering.after_turn([user()], form, [_EARLIER])
+        except TemplateError:
+            return False
+        return _EARLIER["content"] in tail
+
+    def _check_empty(self, form: TurnForm, new: Sequence[Message]) -> None:
+        """A role whose contents the template drops is not taken for one that says nothing."""
+        said = [{**m, "content": f"abutSaid{k}"} for k, m in enumerate(new)]
+        for k, message in enumerate(new):
+            if message.get("content") != "":
+                continue
+            tail = self._rendering.after_turn([user()], form, [*new[:k], said[k], *new[k + 1 :]])
+            if f"abutSaid{k}" not in tail:
+                raise TemplateError(not_written(k, message))
+
+    def _check_names(self, form: TurnForm, end: TurnEnd, new: Sequence[Message], rest: str) -> None:
+        """A tool message's header names its own function, if it names one."""
+        if NO_NAME in rest:
+            raise TemplateError(
+                f"the template writes the name of the function for {roles(new)}, and the messages "
+                'have none\nhint: write {"role": "tool", "name": "...", "content": "..."}'
+            )
+        names = list(dict.fromkeys(m["name"] for m in new if m["role"] == "tool" and m.get("name")))
+        if form is PLAIN or len(names) < 2:
+            return
+        probes = {name: f"abutName{k}" for k, name in enumerate(names)}
+        named = [{**m, "name": probes[m["name"]]} if m.get("name") in probes else m for m in new]
+        tail = self._rendering.after_turn([user()], form, named)
+        rest = self._rendering.after_token(tail, end.count)
+        missing = [name for name, probe in probes.items() if probe not in rest]
+        if missing and len(missing) < len(names):
+            raise TemplateError(
+                f"the template writes the name of the function for {roles(new)}, but not "
+                f"{missing[0]!r}: it takes all messages for answers to one call\n"
+                "hint: let a turn call one function, or pass another template with chat_template="
+            )
+
+    def _end_of_answer(self, new: Sequence[Message], first: str) -> TurnEnd:
+        return end_of_answer(
+            self._rendering,
+            first,
+            self._last,
+            ends_user=self._ends_user,
+            eos=self._eos,
+            what=roles(new),
+        )
+
+    def _end_of_calls(self, form: TurnForm, new: Sequence[Message], first: str) -> TurnEnd:
+        last = self._rendering.after_turn(
+            [user()], form, new, follow=[], add_generation_prompt=False
+        )
+        stops = [self.answer_end.token, self.answer_end.stop, *([self._eos] if self._eos else [])]
+        return end_of_calls(
+            self._rendering,
+            first,
+            last,
+            of_calls=self._tokens_of_calls(form, new),
+            stops=stops,
+            what=roles(new),
+        )
+
+    def _tokens_of_calls(self, form: TurnForm, new: Sequence[Message]) -> frozenset[str]:
+        counts = []
+        for repeat in (1, 2):
+            message, _ = form.turn(new, "abut", repeat=repeat)
+            try:
+                rendered = self._rendering([user(), message], add_generation_prompt=False)
+            except TemplateError:  # it takes one call only
+                return frozenset()
+            counts.append([token for _, token in self._rendering.tokens(rendered)])
+        once, twice = counts
+        return frozenset(token for token in twice if twice.count(token) > once.count(token))
+
+    def _generation_prompt(self) -> str:
+        """What is written only where the model is asked for its turn."""
+        prompt = self._rendering([user()])
+        closed = self._rendering([user()], add_generation_prompt=False)
+        if prompt.startswith(closed):
+            return prompt.removeprefix(closed)
+        # Something else is written where nothing is asked for, such as an EOS.
+        ours, theirs = (self._rendering.pattern.split(text) for text in (prompt, closed))
+        same = next(k for k, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
+        return "".join(ours[same:])
+
+    def _end_of_user(self, after: str) -> str | None:
+        """The control token that ends a user message, where it does not open the next turn."""
+        tokens = self._rendering.tokens(after)
+        opening = self._rendering.tokens(self.generation_prompt)
+        if not tokens or (opening and tokens[0][1] == opening[0][1]):
+            return None
+        return tokens[0][1]
+
+    def _histories(self) -> Iterator[_History]:
+        turn = [user(), assistant()]
+        thought = f"<think>\n{_BESIDE}\n</think>\n\n"
+        system: Message = {"role": "system", "content": _SYSTEM}
+        yield _History([*turn, *turn, user()], optional=False)
+        yield _History([user()], thought, optional=False)
+        yield _History([user(), assistant(thought + "abutEarlier"), user()], optional=False)
+        cut = assistant("<think>\nabutCut")
+        yield _History([user(), assistant(""), user(), cut, user()])
+        yield _History([system, user()])
+        yield _History([system, *turn, *turn, user()], thought)
+        yield _History([*turn, _EARLIER])
+        yield _History([*turn, _EARLIER, _EARLIER], thought)
+        for key in ("reasoning_content", "reasoning", "thinking"):
+            yield _History([user()], keys={key: _BESIDE})
+        if self._calling is not None:
+            call, _ = self._calling.turn([_EARLIER], "abut")
+            called = [user(), call, _EARLIER]
+            yield _History(called)
+            yield _History([*called, *called[1:]])
+            yield _History([*called, assistant(), user()])
+            yield _History([system, *called, assistant(), *called], thought)
+
+
+def _inserts(tail: str, first: str, marker: str) -> bool:
+    """Whether `tail` is `first` with one piece put in, and the marker in that piece."""
+    before, found, after = tail.partition(marker)
+    if not found or len(tail) <= len(first):
+        return False
+    end = 0  # of what both end with
+    for x, y in zip(reversed(after), reversed(first), strict=False):
+        if x != y:
+            break
+        end += 1
+    return before.startswith(first[: len(first) - end])

@@ -1,0 +1,28 @@
+"""The messages of probes, and how errors write messages and texts."""
+
+from collections.abc import Sequence
+
+from abut.placeholder import Message
+
+
+def user(content: str = "abutUser") -> Message:
+    """A user message for a probe."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str = "abutAssistant") -> Message:
+    """An assistant message for a probe."""
+    return {"role": "assistant", "content": content}
+
+
+def roles(messages: Sequence[Message]) -> str:
+    """Such as `[system, user]`."""
+    return "[" + ", ".join(str(message.get("role")) for message in messages) + "]"
+
+
+def both(ours: str, theirs: str) -> str:
+    """Two texts around the first place where they differ."""
+    differing = (i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
+    start = max(0, next(differing, min(len(ours), len(theirs))) - 40)
+    dots = "..." if start else ""
+    return f"{dots}{ours[start : start + 120]!r} against {dots}{theirs[start : start + 120]!r}"
