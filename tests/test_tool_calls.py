@@ -6,7 +6,7 @@ import time
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abut.errors import TemplateError
@@ -49,7 +49,7 @@ TWINS = [name for name in TRL if name.removesuffix("_training") in FAMILIES]
 ONE_CALL = ("llama3", "gptoss")  # these templates write one call in a message
 
 characters = st.characters(exclude_categories=["Cs"])
-texts = st.text(characters) | st.sampled_from(
+texts = st.text(characters, max_size=12) | st.sampled_from(
     ["</tool_call>", '"}}', "\n", " x ", "\\", "None", "true", "3", "<|im_end|>", "[TOOL_CALLS]"]
 )
 names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,12}", fullmatch=True)
@@ -61,9 +61,16 @@ scalars: dict[str, st.SearchStrategy[Any]] = {
     "null": st.none(),
 }
 nested = st.recursive(
-    st.one_of(*scalars.values()), lambda x: st.lists(x) | st.dictionaries(texts, x), max_leaves=4
+    st.one_of(*scalars.values()),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(texts, x, max_size=3),
+    max_leaves=4,
 )
-typed_values = {**scalars, "array": st.lists(nested), "object": st.dictionaries(texts, nested)}
+typed_values = {
+    **scalars,
+    "array": st.lists(nested, max_size=3),
+    "object": st.dictionaries(texts, nested, max_size=3),
+}
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -83,7 +90,7 @@ def calls_with_tools(draw: st.DrawFn) -> tuple[list[ToolCall], list[dict[str, An
 
 @needs_trl
 @pytest.mark.parametrize("name", sorted(TWINS))
-@settings(max_examples=40)
+@quick
 @given(drawn=calls_with_tools())
 def test_calls_that_a_template_writes_parse_back(
     hf_tokenizer: Any, name: str, drawn: tuple[list[ToolCall], list[dict[str, Any]]]
@@ -128,7 +135,7 @@ MISTRAL_CALLS = {
 
 
 @pytest.mark.parametrize("form", MISTRAL_CALLS)
-@settings(max_examples=40)
+@quick
 @given(drawn=calls_with_tools())
 def test_calls_in_both_forms_of_mistral_parse_back(
     form: str, drawn: tuple[list[ToolCall], list[dict[str, Any]]]
@@ -382,7 +389,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(FORMATS))
 def test_nothing_that_a_model_writes_raises(text: str, format: Any) -> None:
     parsed = parse_tool_calls(text, format=format)
@@ -399,7 +406,8 @@ UNITS = [
     "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=f<|message|>{",
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
-LIMIT_S = 4  # for 20,000 units; about 0.03 s
+COUNT = 8_000
+LIMIT_S = 4  # for so many units; about 0.02 s
 
 
 def seconds(parse: Any, text: str) -> float:
@@ -414,15 +422,15 @@ def test_hostile_text_takes_linear_time(format: Any, unit: str) -> None:
     def parse(text: str) -> ParsedCalls:
         return parse_tool_calls(text, format=format)
 
-    for tail in ("", "}" * 20_000, "</tool_call>"):
-        assert seconds(parse, unit * 20_000 + tail) < LIMIT_S
-    assert seconds(parse, '<tool_call>{"a": "' + unit * 20_000) < LIMIT_S
+    for tail in ("", "}" * COUNT, "</tool_call>"):
+        assert seconds(parse, unit * COUNT + tail) < LIMIT_S
+    assert seconds(parse, '<tool_call>{"a": "' + unit * COUNT) < LIMIT_S
 
 
 def test_a_parser_that_is_not_linear_would_be_caught() -> None:
     """The negative control: it looks for the close of each of the unclosed tags."""
     naive = re.compile(r"<tool_call>(.|\n)*?</tool_call>").findall
-    assert seconds(naive, "<tool_call>" * 2_000) * 10 * 10 > LIMIT_S
+    assert seconds(naive, "<tool_call>" * (COUNT // 4)) * 4 * 4 > LIMIT_S
 
 
 def test_an_unknown_format_is_refused() -> None:
