@@ -279,10 +279,13 @@ def test_a_turn_that_calls_is_closed_by_the_policy_or_else_by_abut(name: str) ->
             processor.closing([result])
         return
     stage = Stage(tokenizer, processor)
+    # Behind the thinking that the generation prompt may have opened: it would be closed as well.
+    opened = processor.report.generation_prompt.rstrip().endswith("<think>")
+    sampled = tokenizer.encode("</think>call it" if opened else "call it")
     for stop in ([tokenizer.token_to_id(verdict.stop)], []):
         played = stage.play(
             env(texts=["Hi", [result]], turns=2),
-            script=lambda r, stop=stop: [*tokenizer.encode("call it"), *stop],
+            script=lambda r, stop=stop: [*sampled, *stop],
         )
         assert played.one.error is None
         _, (request, _) = played.sampler.calls

@@ -39,12 +39,14 @@ BatchSampler (protocol)
   sample_batch(requests)
 ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
   append_user_input(prompt)
+  close_thinking(completion)
   close_token_id
   closing(messages=(), *, after=None)
   increment(messages)
   init_system_input(prompt)
   opening(messages)
   parse_agent_output(completion)
+  parse_tool_calls(action)
   report
   stop_token_ids
   verdicts()
@@ -64,6 +66,10 @@ Env (protocol)
 EnvError(AbutError, RuntimeError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+MalformedCall
+  start
+  end
+  error
 Merge
   left_ids
   left_text
@@ -71,6 +77,10 @@ Merge
   right_ids
   right_text
 MissingExtraError(AbutError, ImportError)
+ParsedCalls
+  content
+  calls
+  malformed
 Part
 PartsProcessor (protocol)
   close_token_id
@@ -93,6 +103,7 @@ Rollout
   turns = <class 'list'>
   seams = <class 'list'>
   messages = <class 'list'>
+  control_spellings = <class 'dict'>
   stop_reason = <StopReason.ERROR: 'error'>
   error = None
   attempts = 1
@@ -123,6 +134,7 @@ Sample
   ids
   logprobs
   finish_reason
+  stop_string = None
 SampleRequest
   prompt_ids
   max_tokens
@@ -157,6 +169,7 @@ StopReason
   ERROR = 'error'
 TemplateError(AbutError, ValueError)
 Tokenizer
+  control_spellings(text)
   decode(ids)
   decode_bytes(ids)
   encode(text, *, added='parse')
@@ -170,6 +183,10 @@ Tokenizer
   token_to_id(token)
   vocab_size
 TokenizerError(AbutError, ValueError)
+ToolCall
+  name
+  arguments
+  id = None
 Trajectory(tokenizer)
   append_parts(parts, *, provenance='env')
   append_sampled(ids, logprobs)
@@ -196,6 +213,7 @@ Turn
   start
 __version__
 collate(columns, *, pad_id)
+parse_tool_calls(text, *, format, tools=None)
 read_records(path)
 stitch(calls, *, on_drift='error', tokenizer=None)
 audit.Audit

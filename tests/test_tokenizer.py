@@ -56,6 +56,30 @@ def test_native_encodes_as_the_reference_does(three: Trio, text: str, added: str
     )
 
 
+@given(trios(), texts)
+def test_native_finds_the_spelled_control_tokens_of_the_reference(three: Trio, text: str) -> None:
+    native = outcome(lambda: three.native.control_spellings(text))
+    assert native == outcome(lambda: three.reference.control_spellings(text))
+    if native[0] == "value" and not native[1]:
+        assert outcome(lambda: three.native.encode(text, added="raise"))[0] == "value"
+
+
+@REAL
+@given(text=texts)
+def test_real_tokenizers_find_the_same_spelled_control_tokens(name: str, text: str) -> None:
+    three = real(name)
+    assert three.native.control_spellings(text) == three.reference.control_spellings(text)
+
+
+def test_spelled_control_tokens_are_named_with_their_places() -> None:
+    tokenizer = abut.Tokenizer.from_str(word_level({"content": "<|im_end|>", "lstrip": True}))
+    assert tokenizer.control_spellings("é  <|im_end|> <|im_end|>") == [
+        (3, "<|im_end|>"),
+        (14, "<|im_end|>"),
+    ]
+    assert tokenizer.control_spellings("é <|im_ end|>") == []
+
+
 @given(trios(), texts, texts, modes)
 def test_native_judges_seams_as_the_reference_does(three: Trio, a: str, b: str, added: str) -> None:
     expected = outcome(lambda: three.reference.seam(a, b, added=added))

@@ -34,6 +34,7 @@ from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
 from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
+from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
 """The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""
@@ -50,8 +51,10 @@ __all__ = [
     "Env",
     "EnvError",
     "JsonlRecorder",
+    "MalformedCall",
     "Merge",
     "MissingExtraError",
+    "ParsedCalls",
     "Part",
     "PartsProcessor",
     "Processor",
@@ -71,12 +74,14 @@ __all__ = [
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
     "Trajectory",
     "TrajectoryError",
     "Transition",
     "Turn",
     "__version__",
     "collate",
+    "parse_tool_calls",
     "read_records",
     "stitch",
 ]

@@ -164,6 +164,12 @@ class Tokenizer:
     def decode(self, ids: _Ids) -> str:
         """Return `decode_bytes` as text; bytes that are no character become U+FFFD."""
 
+    def control_spellings(self, text: str) -> list[tuple[int, str]]:
+        """Return each control token that `text` spells, with its first character.
+
+        They are what `encode(text, added="parse")` would make, and `added="text"` does not.
+        """
+
     def seam(self, a: str, b: str, *, added: _Added = "parse") -> Seam:
         """Return the verdict on the seam between two texts."""
 

@@ -26,7 +26,8 @@ from abut.template_report import (
     TemplateReport,
     probe,
 )
-from abut.thinking import OPEN, split_thinking
+from abut.thinking import find_thinking
+from abut.tool_calls import Parse, ParsedCalls, tool_call_parser
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
@@ -81,6 +82,7 @@ class ChatTemplateProcessor:
             "tools": None if tools is None else list(tools),
             "chat_template": chat_template,
         }
+        self._tools = options["tools"]
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
         self._opening_plans: dict[str, Plan] = {}
@@ -104,6 +106,8 @@ class ChatTemplateProcessor:
             stop_tokens=self._tokens(self.stop_token_ids),
             takes_tools=tool.appendable,
         )
+        self._thinking = find_thinking(self._render, self.report.generation_prompt)
+        self._parse_tool_calls: Parse | None = None
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
         """A copy that also stops at `ids`, say those of a generation config."""
@@ -209,18 +213,37 @@ class ChatTemplateProcessor:
         return "".join(self.increment([user(prompt)]))
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)`; see `abut.thinking.split_thinking` for the rules.
+        """`(reasoning, action)`; see `abut.thinking.ThinkingFormat.split` for the rules.
 
         The text of one stop token at the end, if it is there, belongs to neither.
         """
+        return self._thinking.split(self._without_stop(completion))
+
+    def parse_tool_calls(self, action: str) -> ParsedCalls:
+        """The tool calls in an action, see `abut.tool_calls.tool_call_parser`.
+
+        Raises:
+            TemplateError: the template writes no tool calls, or in a form that is not known.
+        """
+        if self._parse_tool_calls is None:
+            self._parse_tool_calls = tool_call_parser(
+                self._tokenizer, self._render, tools=self._tools, stop=self._end.stop
+            )
+        return self._parse_tool_calls(self._without_stop(action))
+
+    def close_thinking(self, completion: str) -> list[Part]:
+        """What closes thinking that a completion was cut in, as the template would; else `[]`."""
+        closing = self._thinking.closing(completion)
+        return [Scaffold(closing)] if closing else []
+
+    def _without_stop(self, completion: str) -> str:
         for token in self.report.stop_tokens:
             if completion.endswith(token):
                 completion = completion.removesuffix(token)
                 break
         if self._before_stop.strip():  # Cohere's <|END_RESPONSE|>
             completion = completion.removesuffix(self._before_stop)
-        opened = self.report.generation_prompt.rstrip().endswith(OPEN)
-        return split_thinking(completion, opened=opened)
+        return completion
 
     # ---- proofs
 

@@ -316,6 +316,7 @@ class Engine:
             turns=list(partial.turns),
             seams=list(partial.seams),
             messages=list(partial.messages),
+            control_spellings=dict(partial.control_spellings),
             stop_reason=StopReason.ERROR,
             error=f"{type(error).__name__}: {error}",
         )

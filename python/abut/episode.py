@@ -9,8 +9,10 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from abut._native import Seam, Trajectory
 from abut.env import (
@@ -25,6 +27,7 @@ from abut.env import (
     make_env,
 )
 from abut.errors import EnvError, SamplerError, TrajectoryError
+from abut.parts import Part
 from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
 from abut.sampler import Sample, SampleRequest, check_sample
 
@@ -61,8 +64,8 @@ class Episode:
         """
         await self._reset()
         while True:
-            sample, generate_s = await self._sample(clock)
-            if await self._step(sample, generate_s):
+            sample, turn = await self._sample(clock)
+            if await self._step(sample, turn):
                 return self._finish()
 
     def end(self) -> Any:
@@ -109,10 +112,12 @@ class Episode:
         if all(message["role"] == "system" for message in self.rollout.messages):
             # Nobody has said anything: the policy begins, after an empty user turn.
             self.rollout.messages.append(_said(""))
+        self._count_spellings(self.rollout.messages)
         opening = self._engine.processor.opening(self.rollout.messages)
         self._note(self._trajectory.append_parts(opening, provenance="prompt"))
 
-    async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, float]:
+    async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, TurnRecord]:
+        """Sample one turn: what was sampled, and what is known of the turn before it is written."""
         request = SampleRequest(
             prompt_ids=self._trajectory.request(),
             max_tokens=self._budget()[0],
@@ -137,7 +142,10 @@ class Episode:
             clock.reschedule(None if due is None else due + time.monotonic() - began)
         else:
             sample = await self._sample_in_time(request)
-        return check_sample(sample, request), time.monotonic() - began
+        generate_s = time.monotonic() - began
+        sample = check_sample(sample, request)
+        start = len(request.prompt_ids)
+        return sample, TurnRecord(start, start + len(sample.ids), sample.finish_reason, generate_s)
 
     async def _sample_in_time(self, request: SampleRequest) -> Sample:
         try:
@@ -151,13 +159,11 @@ class Episode:
                 f"{self._config.turn_timeout_s:g}"
             ) from None
 
-    async def _step(self, sample: Sample, generate_s: float) -> bool:
+    async def _step(self, sample: Sample, turn: TurnRecord) -> bool:
         """Play one turn; returns whether the episode is over."""
         timeout_s = self._config.step_timeout_s
         if is_async(self._env):
-            action = await self._on_thread(
-                "step", timeout_s, lambda: self._observe(sample, generate_s)
-            )
+            action = await self._on_thread("step", timeout_s, lambda: self._observe(sample, turn))
             if action is None:
                 return True
             began = time.monotonic()
@@ -168,7 +174,7 @@ class Episode:
             )
 
         def observe_step_answer() -> bool:
-            action = self._observe(sample, generate_s)
+            action = self._observe(sample, turn)
             if action is None:
                 return True
             began = time.monotonic()
@@ -177,23 +183,42 @@ class Episode:
 
         return await self._on_thread("step", timeout_s, observe_step_answer)
 
-    def _observe(self, sample: Sample, generate_s: float) -> str | None:
+    def _observe(self, sample: Sample, turn: TurnRecord) -> str | None:
         """Write the sample; return the action, or None where nothing was sampled."""
         try:
             self._note(self._trajectory.append_sampled(sample.ids, sample.logprobs))
         except (TrajectoryError, TypeError) as error:
             raise SamplerError(f"rollout {self._task.rollout_id}: {error}") from error
-        end = len(self._trajectory)
-        self.rollout.turns.append(
-            TurnRecord(end - len(sample.ids), end, sample.finish_reason, generate_s)
-        )
+        self.rollout.turns.append(turn)
         if not len(sample.ids):
             self.rollout.stop_reason = StopReason.EMPTY_SAMPLE
             return None
-        ids = sample.ids[:-1] if self._stopped(sample) else sample.ids
-        text = self._engine.tokenizer.decode(ids)
+        text = self._spoken(sample, turn)
         self.rollout.messages.append({"role": "assistant", "content": text})
         return self._engine.processor.parse_agent_output(text)[1]
+
+    def _spoken(self, sample: Sample, turn: TurnRecord) -> str:
+        """The text before what ended the turn, which is noted in `turn`."""
+        tokenizer, ids = self._engine.tokenizer, sample.ids
+        stops = np.flatnonzero(np.isin(ids, self._engine.stop_token_ids))
+        if len(stops):
+            turn.stop_token = turn.start + int(stops[0])
+            ids = ids[: stops[0]]
+        if sample.stop_string is None:
+            return tokenizer.decode(ids)
+        spoken = tokenizer.decode_bytes(ids)
+        at = spoken.find(sample.stop_string.encode())
+        if at < 0 or not sample.stop_string:
+            raise SamplerError(
+                f"rollout {self._task.rollout_id}, turn {len(self.rollout.turns) - 1}: the sample "
+                f"ended on the stop string {sample.stop_string!r}, which is not in its text\n"
+                "hint: return all sampled ids, those of the stop string included"
+            )
+        ends = np.cumsum([len(tokenizer.decode_bytes([int(id_)])) for id_ in ids])
+        token = int(np.searchsorted(ends, at, side="right"))
+        turn.stop_token, turn.stop_string = turn.start + token, sample.stop_string
+        turn.stop_inside = at > int(ends[token - 1] if token else 0)
+        return spoken[:at].decode("utf-8", errors="replace")
 
     def _answer(self, sample: Sample, returned: Any, env_s: float) -> bool:
         """Write the env's reply; returns whether the episode is over."""
@@ -203,6 +228,7 @@ class Episode:
         turn.reward = env_reward_value(self._env)
         messages = _messages_of(reply)
         self.rollout.messages += messages
+        self._count_spellings(messages)
         if not env_alive(self._env):
             self.rollout.stop_reason = StopReason.ENV_DONE
             return True
@@ -213,15 +239,36 @@ class Episode:
             # An env that has nothing to say is no failure: its silence is an empty user turn.
             messages = [_said("")]
             self.rollout.messages += messages
-        processor = self._engine.processor
-        if closing := processor.closing(messages, after=int(sample.ids[-1])):
+        if closing := self._closing(sample, messages):
             # Cut by length, or ended on another stop token: the template needs its own close.
             self._note(self._trajectory.append_parts(closing, provenance="close"))
-        self._note(self._trajectory.append_parts(processor.increment(messages)))
+        increment = self._engine.processor.increment(messages)
+        self._note(self._trajectory.append_parts(increment))
         left, reason = self._budget()
         if left < 1:
             self.rollout.stop_reason = reason
         return left < 1
+
+    def _closing(self, sample: Sample, messages: Sequence[Message]) -> list[Part]:
+        """What is missing of the turn's end, and before it of thinking in which it was cut."""
+        processor, last = self._engine.processor, int(sample.ids[-1])
+        # Not every processor can say how its thinking closes.
+        close_thinking = getattr(processor, "close_thinking", None)
+        if close_thinking is not None and last not in self._engine.stop_token_ids:
+            thinking = close_thinking(self._engine.tokenizer.decode(sample.ids))
+            if thinking:
+                return [*thinking, *processor.closing(messages)]
+        return processor.closing(messages, after=last)
+
+    def _count_spellings(self, messages: Sequence[Message]) -> None:
+        """Count the control tokens that somebody spells who is neither developer nor policy."""
+        counts = self.rollout.control_spellings
+        for message in messages:
+            if message["role"] in ("system", "developer", "assistant"):
+                continue
+            for text in _contents(message):
+                for _, token in self._engine.tokenizer.control_spellings(text):
+                    counts[token] = counts.get(token, 0) + 1
 
     def _budget(self) -> tuple[int, StopReason]:
         """How many tokens the next turn may have, and which limit would end the rollout."""
@@ -254,9 +301,6 @@ class Episode:
         else:
             rollout.reward = rewards[-1] if rewards else None
         return rollout
-
-    def _stopped(self, sample: Sample) -> bool:
-        return int(sample.ids[-1]) in self._engine.stop_token_ids
 
     def _note(self, seam: Seam) -> None:
         self.rollout.seams.append((seam.kind, seam.exact))
@@ -319,6 +363,13 @@ def _messages_of(reply: Reply) -> list[Message]:
     if isinstance(reply, str):
         return [_said(reply)] if reply else []
     return list(reply)
+
+
+def _contents(message: Message) -> list[str]:
+    content = message.get("content")
+    blocks = content if isinstance(content, list | tuple) else [{"text": content}]
+    texts = [block.get("text") for block in blocks if isinstance(block, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _said(text: str) -> Message:

@@ -43,11 +43,15 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "generate_s": round(turn.generate_s, 6),
                 "env_s": round(turn.env_s, 6),
                 "reward": turn.reward,
+                "stop_token": turn.stop_token,
+                "stop_string": turn.stop_string,
+                "stop_inside": turn.stop_inside,
             }
             for turn in rollout.turns
         ],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": rollout.messages,
+        "control_spellings": rollout.control_spellings,
         "reward": rollout.reward,
         "stop_reason": rollout.stop_reason.value,
         "error": rollout.error,

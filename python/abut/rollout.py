@@ -133,6 +133,12 @@ class TurnRecord:
     env_s: float = 0.0
     reward: float | None = None
     """The env's reward after this turn's step; None: no score."""
+    stop_token: int | None = None
+    """The token that ended the turn: its first stop token, or the token that its stop string begins
+    in. The env hears what stands before it. None: cut by length, or its stop token is not known."""
+    stop_string: str | None = None
+    stop_inside: bool = False
+    """Whether the stop string begins inside `stop_token`, not at its first byte."""
 
 
 @dataclass
@@ -152,6 +158,8 @@ class Rollout:
     seams: list[tuple[str, bool]] = field(default_factory=list)
     """For each seam its kind and whether it is exact."""
     messages: list[Message] = field(default_factory=list)
+    control_spellings: dict[str, int] = field(default_factory=dict)
+    """How often users, tools and the environment have spelled each control token; none was made."""
     stop_reason: StopReason = StopReason.ERROR
     error: str | None = None
     attempts: int = 1

@@ -43,7 +43,10 @@ class Sample:
     logprobs: Logprobs
     """`(T,)` float32, nats, aligned with `ids`."""
     finish_reason: Literal["stop", "length"]
-    """`stop`: ended on a stop token; `length`: cut by `max_tokens`."""
+    """`stop`: ended on a stop token or a stop string; `length`: cut by `max_tokens`."""
+    stop_string: str | None = None
+    """The stop string on which it ended. `ids` are whole: with the token that it begins inside, and
+    with what stands behind it."""
 
 
 @runtime_checkable

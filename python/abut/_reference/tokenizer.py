@@ -244,18 +244,24 @@ class Tokenizer:
             self._model.byte_fallback and all(has(byte) is not None for byte in spelled)
         )
 
+    def control_spellings(self, text: str) -> list[tuple[int, str]]:
+        """The control tokens that `text` as scaffold becomes, each with its first character."""
+        spelled: list[tuple[int, str]] = []
+        for token in self.tokens([Scaffold(text)], Edge.START):
+            written = text[token.start : token.end]
+            if self._mints(token.id, written) or (token.cut and token.cut.control):
+                at = token.start + len(written) - len(written.lstrip())
+                spelled.append((at, self._control[token.id]))
+        return spelled
+
     def _part(self, text: str, added: AddedMode) -> Part:
         if added == "parse":
             return Scaffold(text)
-        if added == "raise":
-            for token in self.tokens([Scaffold(text)], Edge.START):
-                spelled = text[token.start : token.end]
-                if self._mints(token.id, spelled) or (token.cut and token.cut.control):
-                    at = token.start + len(spelled) - len(spelled.lstrip())
-                    content = next(t.content for t in self.added if t.id == token.id)
-                    raise ControlTokenError(
-                        f"the text spells the control token {content!r} at character {at}"
-                    )
+        if added == "raise" and (spelled := self.control_spellings(text)):
+            at, content = spelled[0]
+            raise ControlTokenError(
+                f"the text spells the control token {content!r} at character {at}"
+            )
         return Content(text)
 
     # --- two texts

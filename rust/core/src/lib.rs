@@ -25,5 +25,5 @@ pub use error::{Error, Result};
 pub use parts::{Part, PartKind};
 pub use seam::{Merge, Seam, SeamKind};
 pub use stitch::{Call, Cause, Dropped, OnDrift, Stitched, Transition, TransitionKind, stitch};
-pub use tokenizer::{AddedMode, AddedToken, Edge, Overrides, Profile, Tokenizer};
+pub use tokenizer::{AddedMode, AddedToken, Edge, Overrides, Profile, Spelled, Tokenizer};
 pub use trajectory::{Provenance, Trajectory, Turn};

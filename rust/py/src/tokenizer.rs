@@ -117,6 +117,16 @@ impl PyTokenizer {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    fn control_spellings(
+        &self,
+        py: Python<'_>,
+        text: &Bound<'_, PyString>,
+    ) -> PyResult<Vec<(usize, String)>> {
+        let text = text_in(text)?;
+        let spelled = py.detach(|| self.0.control_spellings(text)).map_err(|e| error::to_py(&e))?;
+        Ok(spelled.into_iter().map(|spelled| (spelled.position, spelled.token)).collect())
+    }
+
     #[pyo3(signature = (a, b, *, added = "parse"))]
     fn seam(
         &self,

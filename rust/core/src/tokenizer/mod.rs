@@ -9,6 +9,7 @@ mod edge;
 mod hf;
 mod load;
 mod profile;
+mod spelled;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +23,7 @@ pub use edge::Edge;
 pub(crate) use edge::{kind, stages};
 pub(crate) use load::{Loaded, ModelSettings};
 pub use profile::Profile;
+pub use spelled::Spelled;
 
 use crate::anchor::{Anchors, Spelled};
 use crate::error::{Error, Result};
@@ -376,26 +378,6 @@ impl Tokenizer {
                 Ok(Part::content(text))
             }
         }
-    }
-
-    fn refuse_control_tokens(&self, text: &str) -> Result<()> {
-        let mut joined = Joined::new([Part::scaffold(text)]);
-        joined.with_spans = true;
-        let parsed = self.encode_joined(&joined, Edge::Start)?;
-        for (id, span) in parsed.ids.iter().zip(parsed.spans) {
-            let Some(token) = self.control.get(id) else { continue };
-            let spelled = &text[span.clone()];
-            // The unknown token is also the model's answer to text that spells no token.
-            if self.unk_id == Some(*id) && !spelled.contains(token.as_str()) {
-                continue;
-            }
-            let swallowed = spelled.len() - spelled.trim_start().len();
-            return Err(Error::ControlToken {
-                token: token.clone(),
-                position: text[..span.start + swallowed].chars().count(),
-            });
-        }
-        Ok(())
     }
 
     fn byte_table(&self) -> &[Option<Box<[u8]>>] {
