@@ -26,16 +26,16 @@ use vocabulary::Vocabulary;
 /// What decides whether a place is an anchor.
 #[derive(Debug)]
 pub(crate) struct Anchors {
-    raw: Spelled,
+    raw: Reach,
     normal: Normal,
-    normalized: Spelled,
+    normalized: Reach,
     pieces: Pieces,
     vocabulary: Option<Vocabulary>,
 }
 
 impl Anchors {
     /// `Err` names the stage that has no anchors.
-    pub fn new(loaded: &Loaded, raw: Spelled, normalized: Spelled) -> Result<Self, String> {
+    pub fn new(loaded: &Loaded, raw: Reach, normalized: Reach) -> Result<Self, String> {
         let normal = Normal::new(&loaded.normalizer)?;
         let pieces = Pieces::new(&loaded.pre_tokenizer)?;
         // The bytes of a byte-level vocabulary stand beside each other in nearly every way.
@@ -111,7 +111,7 @@ impl Anchors {
 
 /// The characters at which added tokens could reach over a place or end at it.
 #[derive(Debug, Default)]
-pub(crate) struct Spelled {
+pub(crate) struct Reach {
     pairs: FxHashSet<(char, char)>,
     ends: FxHashSet<char>,
     /// What tokens begin with that stand only between characters that are no words.
@@ -119,19 +119,19 @@ pub(crate) struct Spelled {
     strips: bool,
 }
 
-impl Spelled {
+impl Reach {
     /// For tokens that match as `patterns`.
     pub fn new(tokens: &[AddedToken], patterns: &[String]) -> Self {
-        let mut spelled = Self::default();
+        let mut reach = Self::default();
         for (token, pattern) in tokens.iter().zip(patterns) {
-            spelled.pairs.extend(pattern.chars().zip(pattern.chars().skip(1)));
-            spelled.ends.extend(pattern.chars().next_back());
+            reach.pairs.extend(pattern.chars().zip(pattern.chars().skip(1)));
+            reach.ends.extend(pattern.chars().next_back());
             if token.single_word {
-                spelled.single_words.extend(pattern.chars().next());
+                reach.single_words.extend(pattern.chars().next());
             }
-            spelled.strips |= token.lstrip || token.rstrip;
+            reach.strips |= token.lstrip || token.rstrip;
         }
-        spelled
+        reach
     }
 
     /// Whether no token reaches over the place between the two, or ends there.

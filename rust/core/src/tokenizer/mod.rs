@@ -25,7 +25,7 @@ pub(crate) use load::{Loaded, ModelSettings};
 pub use profile::Profile;
 pub use spelled::Spelled;
 
-use crate::anchor::{Anchors, Spelled};
+use crate::anchor::{Anchors, Reach};
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
@@ -129,8 +129,8 @@ impl Tokenizer {
         let unk_id = profile::unk_id(&loaded);
         let anchors = Anchors::new(
             &loaded,
-            Spelled::new(&raw, &raw_patterns),
-            Spelled::new(&normalized, &normalized_patterns),
+            Reach::new(&raw, &raw_patterns),
+            Reach::new(&normalized, &normalized_patterns),
         );
         let why_opaque = anchors.as_ref().err().cloned();
         let profile = Profile::new(&loaded, &raw, &hard, &mintable, vocab_size, why_opaque);
