@@ -89,7 +89,7 @@ def cut(
     origin: Sequence[Span],
     tokens: Iterable[AddedToken],
     runs: Sequence[Span],
-    spells: Callable[[Span, str], bool] = lambda _, __: True,
+    owned: Callable[[int, int], bool] = lambda _, __: True,
 ) -> list[Cut]:
     """The added tokens in `text`, left to right.
 
@@ -110,7 +110,7 @@ def cut(
                 continue
             span = origin[start][0], origin[end - 1][1]
             may_cover = _coverable(token, span, origin, runs)
-            if may_cover is not None and (not token.control or spells(span, token.pattern)):
+            if may_cover is not None and (not token.control or owned(start, end)):
                 break
         else:
             at += 1

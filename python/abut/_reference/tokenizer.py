@@ -159,13 +159,21 @@ class Tokenizer:
         origin = _origin(normalized_string()) if by_pattern else []
         tokens: list[Token] = []
 
-        def spells(span: Span, pattern: str) -> bool:
-            """Not with the help of content that is composed or replaced together with it."""
-            if runs == [(-start, len(text) - start)]:
+        def owned(low: int, high: int) -> bool:
+            """Not with the help of content that was composed, replaced or removed beside it."""
+            first, last = origin[low][0], origin[high - 1][1]
+            around = (
+                min(first, origin[low - 1][1]) if low else 0,
+                max(last, origin[high][0]) if high < len(origin) else end - start,
+            )
+            if run_around(around, runs) is not None:
                 return True
-            source = text[start + span[0] : start + span[1]]
+            run = run_around((first, last), runs)
+            assert run is not None
+            source = text[start + max(around[0], run[0]) : start + min(around[1], run[1])]
             normalizers = [self._stages[e].normalizer for e in (Edge.SEGMENT, Edge.CONTINUE)]
-            return pattern in [n.normalize_str(source) if n else source for n in normalizers]
+            alone = [n.normalize_str(source) if n else source for n in normalizers]
+            return normalized[low:high] in alone
 
         def piece_tokens(low: int, high: int) -> None:
             if low == high:
@@ -182,7 +190,7 @@ class Tokenizer:
                 tokens.extend(self._word(word, origins, runs))
 
         end_of_last = 0
-        for found in cut(normalized, origin, by_pattern, runs, spells):
+        for found in cut(normalized, origin, by_pattern, runs, owned):
             piece_tokens(end_of_last, found.start)
             low, high = origin[found.start][0], origin[found.end - 1][1]
             tokens.append(Token(found.token.id, low, high, found.token))

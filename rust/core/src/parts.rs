@@ -99,10 +99,6 @@ impl Joined {
         self
     }
 
-    pub fn is_all_scaffold(&self) -> bool {
-        matches!(&self.scaffold[..], [only] if only.len() == self.text.len())
-    }
-
     pub fn any_scaffold(&self) -> bool {
         !self.scaffold.is_empty()
     }

@@ -95,8 +95,16 @@ impl Anchors {
         if !self.raw.parts(left, right) {
             return None;
         }
+        let begins = self.raw.begins(right, next);
+        let after = self.normal.after(right, next);
         let (left, right) = self.normal.around(left, right, next)?;
         if !self.normalized.parts(left, right) {
+            return None;
+        }
+        // What looks ahead sees the end of its segment before an added token. Where it would see
+        // whitespace otherwise, that is the same to it.
+        let begins = begins || self.normalized.begins(right, after);
+        if begins && self.pieces.look_ahead(right) {
             return None;
         }
         self.pieces.between(left, right)
@@ -109,11 +117,15 @@ impl Anchors {
     }
 }
 
-/// The characters at which added tokens could reach over a place or end at it.
+/// The characters at which added tokens could reach over a place, end at it or begin at it.
 #[derive(Debug, Default)]
 pub(crate) struct Reach {
     pairs: FxHashSet<(char, char)>,
     ends: FxHashSet<char>,
+    begins: FxHashSet<char>,
+    /// What tokens begin with, where they are longer than one character.
+    openings: FxHashSet<(char, char)>,
+    singles: FxHashSet<char>,
     /// What tokens begin with that stand only between characters that are no words.
     single_words: FxHashSet<char>,
     strips: bool,
@@ -124,10 +136,17 @@ impl Reach {
     pub fn new(tokens: &[AddedToken], patterns: &[String]) -> Self {
         let mut reach = Self::default();
         for (token, pattern) in tokens.iter().zip(patterns) {
+            let mut chars = pattern.chars();
+            let Some(first) = chars.next() else { continue };
+            reach.begins.insert(first);
+            match chars.next() {
+                Some(second) => reach.openings.insert((first, second)),
+                None => reach.singles.insert(first),
+            };
             reach.pairs.extend(pattern.chars().zip(pattern.chars().skip(1)));
             reach.ends.extend(pattern.chars().next_back());
             if token.single_word {
-                reach.single_words.extend(pattern.chars().next());
+                reach.single_words.insert(first);
             }
             reach.strips |= token.lstrip || token.rstrip;
         }
@@ -139,5 +158,12 @@ impl Reach {
         let reached = self.pairs.contains(&(left, right));
         let ended = self.ends.contains(&left) || (self.strips && left.is_whitespace());
         !(reached || ended || self.single_words.contains(&right))
+    }
+
+    /// Whether a token begins before `right`, or may do so when more follows than `next`.
+    fn begins(&self, right: char, next: Option<char>) -> bool {
+        self.singles.contains(&right)
+            || next
+                .map_or(self.begins.contains(&right), |next| self.openings.contains(&(right, next)))
     }
 }

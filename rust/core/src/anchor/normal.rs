@@ -34,6 +34,8 @@ struct Side {
     /// What it begins and ends with, where text can be cut before or after it.
     first: Option<char>,
     last: Option<char>,
+    /// Whether it becomes one character.
+    is_one: bool,
 }
 
 impl Normal {
@@ -88,6 +90,17 @@ impl Normal {
         settled.then_some(meet)
     }
 
+    /// The normalized character that comes after that of `right`; `None` where it is not settled.
+    pub fn after(&self, right: char, next: Option<char>) -> Option<char> {
+        if self.stages.is_empty() {
+            return next;
+        }
+        if self.composes || !self.look_up(right).is_one {
+            return None;
+        }
+        self.look_up(next?).first
+    }
+
     fn look_up(&self, c: char) -> Side {
         self.ascii.get(c as usize).copied().unwrap_or_else(|| self.side(c))
     }
@@ -118,7 +131,7 @@ impl Normal {
             };
             let mut after = NormalizedString::from(text.as_str());
             if normalizer.normalize(&mut after).is_err() {
-                return Side { first: None, last: None };
+                return Side { first: None, last: None, is_one: false };
             }
             after.get().clone_into(&mut text);
             if let Stage::Map { composes: true, .. } = stage {
@@ -128,6 +141,7 @@ impl Normal {
         Side {
             first: text.chars().next().filter(|_| first),
             last: text.chars().next_back().filter(|_| last),
+            is_one: text.chars().count() == 1,
         }
     }
 }

@@ -23,6 +23,7 @@ const NOTHING: &str = r"[^\s\S]";
 #[derive(Debug)]
 pub(crate) struct Pattern {
     attempts: Relation,
+    looks_ahead: bool,
     /// The relation of what surely matches, where it is known.
     sure: Option<Relation>,
 }
@@ -42,9 +43,15 @@ impl Pattern {
             ["++", "*+", "?+"].iter().any(|quantifier| expression.contains(quantifier));
         let sure = expression.replace(NOT_SPACE_AHEAD, NOTHING);
         Some(Self {
+            looks_ahead: expression.contains(NOT_SPACE_AHEAD),
             attempts: Relation::new(&expression.replace(NOT_SPACE_AHEAD, ""))?,
             sure: if possessive { None } else { Some(Relation::new(&sure)?) },
         })
+    }
+
+    /// Whether what stands behind a match can undo it.
+    pub fn looks_ahead(&self) -> bool {
+        self.looks_ahead
     }
 
     /// Whether some attempt to match can step from `left` to `right`.

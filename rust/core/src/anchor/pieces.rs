@@ -142,6 +142,19 @@ impl Pieces {
         self.0.iter().any(|stage| matches!(stage, Stage::Split { .. }))
     }
 
+    /// Whether a match before this character can depend on whether it stands there or nothing.
+    pub fn look_ahead(&self, right: char) -> bool {
+        let looks = |stage: &Stage| match stage {
+            Stage::Split { by: By::Pattern(pattern), .. } => pattern.looks_ahead(),
+            _ => false,
+        };
+        // A space that was made something else is not whitespace to what comes after.
+        let moves = |stage: &Stage| matches!(stage, Stage::Space(_) | Stage::Bytes(_));
+        let moved = self.0.iter().position(moves).unwrap_or(self.0.len());
+        let last = self.0.iter().rposition(looks);
+        last.is_some_and(|last| last > moved || !right.is_whitespace())
+    }
+
     /// Whether the model sees bytes.
     pub fn are_bytes(&self) -> bool {
         self.0.iter().any(|stage| matches!(stage, Stage::Bytes(_)))

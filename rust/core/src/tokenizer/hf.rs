@@ -87,7 +87,7 @@ impl Pipeline {
         let cuts = cutter.cut(normalized.get(), segment.joined.any_scaffold(), |range| {
             segment
                 .run_around_normalized(&normalized, range)
-                .filter(|_| self.spells_alone(segment, &normalized, range))
+                .filter(|_| self.is_of_scaffold(segment, &normalized, range))
         });
         let mut from = 0;
         for cut in cuts {
@@ -102,26 +102,42 @@ impl Pipeline {
         self.encode_slice(&normalized, from..normalized.get().len(), segment, out)
     }
 
-    /// Whether the scaffold that a range of the normalized text came from becomes it without the
-    /// content around it, which a normalizer may have composed or replaced together with it.
-    fn spells_alone(
+    /// Whether a range of the normalized text, which aligns with scaffold, owes nothing to content
+    /// beside it that a normalizer composed, replaced or removed together with it. What lies
+    /// between its neighbours is either all scaffold, or its scaffold alone becomes the same.
+    fn is_of_scaffold(
         &self,
         segment: &Segment<'_>,
         normalized: &NormalizedString,
         range: &Range<usize>,
     ) -> bool {
-        if segment.joined.is_all_scaffold() {
+        let original = |part: Range<usize>| normalized.convert_offsets(Span::Normalized(part));
+        let text = normalized.get();
+        let before = text[..range.start].chars().next_back().map_or(0, char::len_utf8);
+        let after = text[range.end..].chars().next().map_or(0, char::len_utf8);
+        let Some(own) = original(range.clone()) else { return false };
+        let start = match before {
+            0 => 0,
+            _ => original(range.start - before..range.start).map_or(own.start, |r| r.end),
+        };
+        let end = match after {
+            0 => segment.text.len(),
+            _ => original(range.end..range.end + after).map_or(own.end, |r| r.start),
+        };
+        let at = |place: usize| segment.offset + place;
+        let (start, end) = (start.min(own.start), end.max(own.end));
+        if segment.joined.run_around(&(at(start)..at(end))).is_some() {
             return true;
         }
-        let original = normalized.convert_offsets(Span::Normalized(range.clone()));
-        let Some(source) = original.and_then(|original| segment.text.get(original)) else {
+        let Some(run) = segment.joined.run_around(&(at(own.start)..at(own.end))) else {
             return false;
         };
+        let source = at(start).max(run.start)..at(end).min(run.end);
         [Edge::Segment, Edge::Interior].into_iter().any(|edge| {
-            let mut alone = NormalizedString::from(source);
+            let mut alone = NormalizedString::from(&segment.joined.text[source.clone()]);
             let normalizer = self.normalizers[edge as usize].as_ref();
             normalizer.is_none_or(|normalizer| normalizer.normalize(&mut alone).is_ok())
-                && alone.get() == &normalized.get()[range.clone()]
+                && alone.get() == &text[range.clone()]
         })
     }
 
