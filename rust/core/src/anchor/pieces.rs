@@ -149,10 +149,10 @@ impl Pieces {
             _ => false,
         };
         // A space that was made something else is not whitespace to what comes after.
-        let moves = |stage: &Stage| matches!(stage, Stage::Space(_) | Stage::Bytes(_));
-        let moved = self.0.iter().position(moves).unwrap_or(self.0.len());
+        let rewrites = |stage: &Stage| matches!(stage, Stage::Space(_) | Stage::Bytes(_));
+        let as_is = self.0.iter().position(rewrites).unwrap_or(self.0.len());
         let last = self.0.iter().rposition(looks);
-        last.is_some_and(|last| last > moved || !right.is_whitespace())
+        last.is_some_and(|last| last > as_is || !right.is_whitespace())
     }
 
     /// Whether the model sees bytes.

@@ -135,8 +135,8 @@ impl Pipeline {
         let source = at(start).max(run.start)..at(end).min(run.end);
         [Edge::Segment, Edge::Interior].into_iter().any(|edge| {
             let mut alone = NormalizedString::from(&segment.joined.text[source.clone()]);
-            let normalizer = self.normalizers[edge as usize].as_ref();
-            normalizer.is_none_or(|normalizer| normalizer.normalize(&mut alone).is_ok())
+            let stage = self.normalizers[edge as usize].as_ref();
+            stage.is_none_or(|stage| stage.normalize(&mut alone).is_ok())
                 && alone.get() == &text[range.clone()]
         })
     }
