@@ -102,8 +102,8 @@ def test_an_empty_completion_is_dropped_and_counted(policy: Any) -> None:
 
 # Row 3: malformed.
 
-NOT_FINITE = (
-    "call 1: sampled token 1 (id 3) has logprob {}, which is not finite\n"
+IMPOSSIBLE = (
+    "call 1: sampled token 1 (id 3) has logprob {}, which is {}\n"
     "hint: ask the engine for the logprob of each sampled token, after temperature and filters"
 )
 NEGATIVE = (
@@ -118,12 +118,17 @@ NEGATIVE = (
     [
         (
             ([1], [2, 3], [-0.5]),
-            "call 1 has 2 completion ids but 1 logprobs\n"
+            "call 1 has 2 sampled ids but 1 logprobs\n"
             "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob",
         ),
-        (([1], [2, 3], [-0.5, float("nan")]), NOT_FINITE.format("NaN")),
-        (([1], [2, 3], [-0.5, None]), NOT_FINITE.format("NaN")),
-        (([1], [2, 3], [-0.5, -float("inf")]), NOT_FINITE.format("-inf")),
+        (([1], [2, 3], [-0.5, float("nan")]), IMPOSSIBLE.format("NaN", "not finite")),
+        (([1], [2, 3], [-0.5, None]), IMPOSSIBLE.format("NaN", "not finite")),
+        (([1], [2, 3], [-0.5, 0.5]), IMPOSSIBLE.format("0.5", "above 0")),
+        (
+            ([1], [2, 3], [-0.5, -9999.0]),
+            IMPOSSIBLE.format("-9999", "what vLLM writes for a logprob that it does not have"),
+        ),
+        (([1], [2, 3], [-0.5, -float("inf")]), IMPOSSIBLE.format("-inf", "not finite")),
         (
             ([], [2], [-0.5]),
             "call 1 has an empty prompt\n"
@@ -142,7 +147,7 @@ def test_a_malformed_call_is_named(policy: Any, call: Any, text: str) -> None:
 
 @every_policy
 def test_an_empty_completion_with_logprobs_is_malformed(policy: Any) -> None:
-    with pytest.raises(abut.TrajectoryError, match="call 0 has 0 completion ids but 1 logprobs"):
+    with pytest.raises(abut.TrajectoryError, match="call 0 has 0 sampled ids but 1 logprobs"):
         abut.stitch([([1], [], [-0.5])], on_drift=policy)
 
 

@@ -3,6 +3,24 @@
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Where sampled tokens came from, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampleOf {
+    /// A turn of a trajectory.
+    Turn(usize),
+    /// A call that somebody else recorded.
+    Call(usize),
+}
+
+impl std::fmt::Display for SampleOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Turn(turn) => write!(f, "turn {turn}"),
+            Self::Call(call) => write!(f, "call {call}"),
+        }
+    }
+}
+
 /// What went wrong. `Display` is the whole message that a user reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -78,12 +96,12 @@ pub enum Error {
     },
     /// The ids of one sample and their logprobs have different lengths.
     #[error(
-        "turn {turn} has {ids} sampled ids but {logprobs} logprobs\n\
+        "{sample} has {ids} sampled ids but {logprobs} logprobs\n\
          hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
     )]
     LogprobCount {
-        /// The turn, from 0.
-        turn: usize,
+        /// The sample.
+        sample: SampleOf,
         /// How many ids.
         ids: usize,
         /// How many logprobs.
@@ -91,16 +109,16 @@ pub enum Error {
     },
     /// A sampled token without a logprob that can be one.
     #[error(
-        "turn {turn}: sampled token {index} (id {id}) has logprob {value}, which is {problem}\n\
+        "{sample}: sampled token {index} (id {id}) has logprob {value}, which is {problem}\n\
          hint: ask the engine for the logprob of each sampled token, after temperature and filters"
     )]
     Logprob {
-        /// The turn, from 0.
-        turn: usize,
+        /// The sample.
+        sample: SampleOf,
         /// Index in the sample, from 0.
         index: usize,
         /// The sampled id.
-        id: u32,
+        id: i64,
         /// The value, as text.
         value: String,
         /// Why no sampled token can have it.
@@ -173,34 +191,6 @@ pub enum Error {
         token: usize,
         /// The id.
         id: i64,
-    },
-    /// The ids and the logprobs of a recorded completion have different lengths.
-    #[error(
-        "call {call} has {ids} completion ids but {logprobs} logprobs\n\
-         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
-    )]
-    CallLogprobCount {
-        /// The call, from 0.
-        call: usize,
-        /// How many ids.
-        ids: usize,
-        /// How many logprobs.
-        logprobs: usize,
-    },
-    /// A recorded token without a finite logprob.
-    #[error(
-        "call {call}: sampled token {index} (id {id}) has logprob {value}, which is not finite\n\
-         hint: ask the engine for the logprob of each sampled token, after temperature and filters"
-    )]
-    CallLogprob {
-        /// The call, from 0.
-        call: usize,
-        /// Index in the completion, from 0.
-        index: usize,
-        /// The sampled id.
-        id: i64,
-        /// The value, as text: NaN, inf or -inf.
-        value: String,
     },
     /// A recorded prompt that differs from what stood there.
     #[error(

@@ -13,6 +13,7 @@ mod anchor;
 mod append;
 mod columns;
 mod error;
+mod logprob;
 mod parts;
 mod seam;
 mod segment;
@@ -21,7 +22,7 @@ mod tokenizer;
 mod trajectory;
 
 pub use columns::{Batch, Columns, Row, collate};
-pub use error::{Error, Result};
+pub use error::{Error, Result, SampleOf};
 pub use parts::{Part, PartKind};
 pub use seam::{Merge, Seam, SeamKind};
 pub use stitch::{Call, Cause, Dropped, OnDrift, Stitched, Transition, TransitionKind, stitch};

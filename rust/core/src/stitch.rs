@@ -128,8 +128,8 @@ struct Member {
 /// Joins recorded calls.
 ///
 /// # Errors
-/// A malformed call ([`Error::EmptyPrompt`], [`Error::NegativeId`], [`Error::CallLogprobCount`],
-/// [`Error::CallLogprob`]); with [`OnDrift::Error`] also [`Error::Drift`] and
+/// A malformed call ([`Error::EmptyPrompt`], [`Error::NegativeId`], [`Error::LogprobCount`],
+/// [`Error::Logprob`]); with [`OnDrift::Error`] also [`Error::Drift`] and
 /// [`Error::AmbiguousParent`], for the first such call.
 pub fn stitch(
     calls: &[Call<'_>],

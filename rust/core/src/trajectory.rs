@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::append::{OpenText, Tail};
 use crate::columns::Columns;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SampleOf};
+use crate::logprob;
 use crate::parts::{Joined, Part};
 use crate::seam::{Seam, SeamKind};
 use crate::tokenizer::{AddedMode, Edge, Tokenizer};
@@ -130,16 +131,7 @@ impl Trajectory {
         if self.ids.is_empty() {
             return Err(Error::NoRequest { reason: "the request was empty" });
         }
-        let turn = self.turns.len();
-        if ids.len() != logprobs.len() {
-            return Err(Error::LogprobCount { turn, ids: ids.len(), logprobs: logprobs.len() });
-        }
-        for (index, &logprob) in logprobs.iter().enumerate() {
-            if let Some(problem) = impossible(logprob) {
-                let value = logprob.to_string();
-                return Err(Error::Logprob { turn, index, id: ids[index], value, problem });
-            }
-        }
+        logprob::check(SampleOf::Turn(self.turns.len()), ids, logprobs)?;
         self.tokenizer.check_ids(ids)?;
         let seam = self.seam_before_sample(ids)?;
 
@@ -309,19 +301,5 @@ impl Trajectory {
             self.open_is_merged = false;
         }
         self.open_start += closed.tokens;
-    }
-}
-
-/// Why no sampled token can have this logprob.
-fn impossible(logprob: f32) -> Option<&'static str> {
-    if !logprob.is_finite() {
-        Some("not finite")
-    } else if logprob > 1e-3 {
-        // Rounding may leave a certain token a little above 0.
-        Some("above 0")
-    } else if logprob <= -9999.0 {
-        Some("what vLLM writes for a logprob that it does not have")
-    } else {
-        None
     }
 }

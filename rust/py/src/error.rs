@@ -37,9 +37,7 @@ pub fn to_py(error: &Error) -> PyErr {
             | Error::ColumnLength { .. }
             | Error::ColumnValue { .. }
             | Error::EmptyPrompt { .. }
-            | Error::NegativeId { .. }
-            | Error::CallLogprobCount { .. }
-            | Error::CallLogprob { .. } => trajectory_error(py),
+            | Error::NegativeId { .. } => trajectory_error(py),
             Error::Drift { .. } | Error::AmbiguousParent { .. } => seam_error(py),
         };
         class.map_or_else(|e| e, |class| PyErr::from_type(class.clone(), error.to_string()))

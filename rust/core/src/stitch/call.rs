@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SampleOf};
+use crate::logprob;
 
 /// One call of an engine, as recorded.
 #[derive(Debug, Clone, Copy)]
@@ -21,10 +22,6 @@ impl<'a> Call<'a> {
         if self.prompt_ids.is_empty() {
             return Err(Error::EmptyPrompt { call });
         }
-        let (ids, logprobs) = (self.completion_ids.len(), self.logprobs.len());
-        if ids != logprobs {
-            return Err(Error::CallLogprobCount { call, ids, logprobs });
-        }
         let negative = |&id: &i64| id < 0;
         let sampled_from = self.prompt_ids.len();
         let in_prompt = self.prompt_ids.iter().position(negative);
@@ -32,11 +29,7 @@ impl<'a> Call<'a> {
         if let Some(token) = in_prompt.or_else(|| Some(sampled_from + in_sample()?)) {
             return Err(Error::NegativeId { call, token, id: self.token(token) });
         }
-        if let Some(index) = self.logprobs.iter().position(|logprob| !logprob.is_finite()) {
-            let (id, value) = (self.completion_ids[index], self.logprobs[index].to_string());
-            return Err(Error::CallLogprob { call, index, id, value });
-        }
-        Ok(())
+        logprob::check(SampleOf::Call(call), self.completion_ids, self.logprobs)
     }
 
     /// Without what was sampled.
