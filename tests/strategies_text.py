@@ -119,7 +119,11 @@ def byte_level_bpe(draw: st.DrawFn) -> Config:
 def normalizers(draw: st.DrawFn) -> Config:
     simple = ["NFC", "NFD", "NFKC", "Lowercase"]
     strip = {"type": "Strip", "strip_left": draw(st.booleans()), "strip_right": True}
-    kinds = [*({"type": kind} for kind in simple), strip]
+    replaced, content = draw(
+        st.sampled_from([("ab", "a"), ("ab", "<s>"), ("\n", ""), ("  ", " "), ("e", "\u0301")])
+    )
+    replace = {"type": "Replace", "pattern": {"String": replaced}, "content": content}
+    kinds = [*({"type": kind} for kind in simple), strip, replace]
     several = {"type": "Sequence", "normalizers": draw(st.lists(st.sampled_from(kinds)))}
     return draw(st.sampled_from([*kinds, several]))
 
