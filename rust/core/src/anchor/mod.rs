@@ -101,13 +101,8 @@ impl Anchors {
         if !self.normalized.parts(left, right) {
             return None;
         }
-        // What looks ahead sees the end of its segment before an added token. Where it would see
-        // whitespace otherwise, that is the same to it.
-        let begins = begins || self.normalized.begins(right, after);
-        if begins && self.pieces.look_ahead(right) {
-            return None;
-        }
-        self.pieces.between(left, right)
+        let may_end = begins || self.normalized.begins(right, after);
+        self.pieces.between(left, right, may_end)
     }
 
     fn holds(&self, left: char, right: char, next: Option<char>, model: &ModelWrapper) -> bool {

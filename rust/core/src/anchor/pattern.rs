@@ -60,6 +60,11 @@ impl Pattern {
         ones(self.attempts.at(left)).any(|position| self.attempts.follow[position] & right != 0)
     }
 
+    /// Whether some match can hold this character.
+    pub fn may_match(&self, c: char) -> bool {
+        self.attempts.at(c) != 0
+    }
+
     /// Whether this character is part of a match wherever it stands.
     pub fn always_matches(&self, c: char) -> bool {
         self.sure.as_ref().is_some_and(|sure| sure.at(c) & sure.alone != 0)

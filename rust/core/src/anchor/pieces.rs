@@ -142,30 +142,29 @@ impl Pieces {
         self.0.iter().any(|stage| matches!(stage, Stage::Split { .. }))
     }
 
-    /// Whether a match before this character can depend on whether it stands there or nothing.
-    pub fn look_ahead(&self, right: char) -> bool {
-        let looks = |stage: &Stage| match stage {
-            Stage::Split { by: By::Pattern(pattern), .. } => pattern.looks_ahead(),
-            _ => false,
-        };
-        // A space that was made something else is not whitespace to what comes after.
-        let rewrites = |stage: &Stage| matches!(stage, Stage::Space(_) | Stage::Bytes(_));
-        let as_is = self.0.iter().position(rewrites).unwrap_or(self.0.len());
-        let last = self.0.iter().rposition(looks);
-        last.is_some_and(|last| last > as_is || !right.is_whitespace())
-    }
-
     /// Whether the model sees bytes.
     pub fn are_bytes(&self) -> bool {
         self.0.iter().any(|stage| matches!(stage, Stage::Bytes(_)))
     }
 
-    /// What happens between two normalized characters; `None` where a split reaches over them.
-    pub fn between(&self, mut left: char, mut right: char) -> Option<Place> {
+    /// What happens between two normalized characters; `None` where a split reaches over them, or
+    /// depends on what follows. `may_end`: an added token may begin there, so the text on the left
+    /// may end there or go on.
+    pub fn between(&self, mut left: char, mut right: char, mut may_end: bool) -> Option<Place> {
         let mut cut = false;
         for stage in &self.0 {
             match stage {
-                Stage::Split { by, behavior } => cut |= by.cuts(*behavior, left, right)?,
+                Stage::Split { by, behavior } => {
+                    // What looks ahead tells the end of its text from all but whitespace.
+                    if may_end && by.looks_ahead() && !right.is_whitespace() {
+                        return None;
+                    }
+                    match by.cuts(*behavior, left, right)? {
+                        Cut::Sure => cut = true,
+                        Cut::Never => {}
+                        Cut::Unsettled => may_end = true,
+                    }
+                }
                 Stage::Space(to) => {
                     left = if left == ' ' { *to } else { left };
                     right = if right == ' ' { *to } else { right };
@@ -186,27 +185,47 @@ impl Pieces {
     }
 }
 
+/// Whether a split cuts at a place that no match reaches over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Sure,
+    Never,
+    /// What follows decides.
+    Unsettled,
+}
+
 impl By {
-    /// Whether there is a cut; `None` where a match may reach over the two.
-    fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<bool> {
+    /// `None` where a match may reach over the two.
+    fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<Cut> {
         if let Self::Pattern(pattern) = self {
             if !(is_settled(left) && is_settled(right)) || pattern.joins(left, right) {
                 return None;
             }
         }
         let (left, right) = (self.matches(left), self.matches(right));
-        Some(match behavior {
-            Behavior::Apart => left == Some(true) || right == Some(true),
-            Behavior::WithPrevious => left == Some(true),
-            Behavior::WithNext => right == Some(true),
-            Behavior::Contiguous => left.zip(right).is_some_and(|(left, right)| left != right),
+        let cuts = match behavior {
+            Behavior::Apart if left == Some(true) || right == Some(true) => Some(true),
+            Behavior::Apart => left.and(right),
+            Behavior::WithPrevious => left,
+            Behavior::WithNext => right,
+            Behavior::Contiguous => left.zip(right).map(|(left, right)| left != right),
+        };
+        Some(match cuts {
+            Some(true) => Cut::Sure,
+            Some(false) => Cut::Never,
+            None => Cut::Unsettled,
         })
     }
 
-    /// Whether a match holds this character wherever it stands; `None` where it is not known.
+    fn looks_ahead(&self) -> bool {
+        matches!(self, Self::Pattern(pattern) if pattern.looks_ahead())
+    }
+
+    /// Whether a match holds this character wherever it stands; `None` where that depends.
     fn matches(&self, c: char) -> Option<bool> {
         match self {
-            Self::Pattern(pattern) => pattern.always_matches(c).then_some(true),
+            Self::Pattern(pattern) if pattern.always_matches(c) => Some(true),
+            Self::Pattern(pattern) => (!pattern.may_match(c)).then_some(false),
             Self::Char(only) => Some(c == *only),
             Self::Whitespace => Some(c.is_whitespace()),
             Self::Numeric => Some(c.is_numeric()),
