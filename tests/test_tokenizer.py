@@ -357,3 +357,25 @@ def test_an_unknown_mode_is_refused() -> None:
 def test_a_lone_surrogate_is_refused_by_name() -> None:
     with pytest.raises(AbutError, match="lone surrogate"):
         abut.Tokenizer.from_str(word_level()).encode("\ud800")
+
+
+def test_runs_of_spaces_that_are_added_tokens_too_decode_to_spaces() -> None:
+    """As Gemma has them: the model makes of spaces what also stands among the added tokens."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    config = {
+        "version": "1.0",
+        "added_tokens": [{"id": 2, "content": "▁▁", "special": False, **flags}],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "decoder": {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        "model": {
+            "type": "BPE",
+            "vocab": {"?": 0, "▁": 1, "▁▁": 2, "a": 3, "b": 4},
+            "merges": [["▁", "▁"]],
+            "unk_token": "?",
+        },
+    }
+    three = Trio(json.dumps(config))
+    ids = plain(three.native.encode("a  b"))
+    assert ids == [3, 2, 4]
+    assert three.native.decode(ids) == three.hf.decode(ids) == "a  b"
+    assert three.reference.decode(ids) == "a  b"

@@ -346,7 +346,7 @@ class Tokenizer:
 
     def parts_of_ids(self, ids: Sequence[int]) -> list[tuple[type[Scaffold | Content], bytes]]:
         """Runs of added tokens as scaffold, runs of all others as content, in bytes."""
-        added = {token.id for token in self.added}
+        added = {token.id for token in self.added if not _is_own(token, self._model)}
         return [
             (Scaffold if is_added else Content, self.decode_bytes(list(run)))
             for is_added, run in groupby(ids, key=added.__contains__)
@@ -521,7 +521,13 @@ def _byte_table(
         continuing = model.get("continuing_subword_prefix")
         suffix = model.get("end_of_word_suffix")
         table = {id: _word(token, continuing, suffix) for token, id in vocab.items()}
-    return table | {token.id: token.content.encode() for token in added}
+    foreign = (token for token in added if not _is_own(token, whole.model))
+    return table | {token.id: token.content.encode() for token in foreign}
+
+
+def _is_own(token: AddedToken, model: Any) -> bool:
+    """A textual token that the model itself makes of text, and spells as it does."""
+    return not token.control and model.token_to_id(token.content) == token.id
 
 
 def _byte_level(token: str) -> bytes:

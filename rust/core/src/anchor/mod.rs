@@ -45,44 +45,28 @@ impl Anchors {
             Vocabulary::new(&loaded.pipeline.model, &loaded.settings)
         };
         if vocabulary.is_none() && !pieces.can_cut() {
-            return Err("no pre-tokenizer".to_owned());
+            let words = "no pre-tokenizer that cuts, and a model without anchors inside a word";
+            return Err(words.to_owned());
         }
         Ok(Self { raw, normal, normalized, pieces, vocabulary })
     }
 
     /// The last anchor inside `text`, in bytes.
     pub fn last_in(&self, text: &str, model: &ModelWrapper) -> Option<usize> {
-        let mut chars = text.char_indices().rev();
-        let (mut at, mut right) = chars.next()?;
-        let mut next = None;
-        for (before, left) in chars {
-            if self.holds(left, right, next, model) {
-                return Some(at);
-            }
-            (at, right, next) = (before, left, Some(right));
-        }
-        None
+        let places = text.char_indices().rev().map(|(at, _)| at);
+        places.take_while(|at| *at > 0).find(|at| self.holds(text, *at, model))
     }
 
     /// The first anchor inside `text`, in bytes, and where the character after it ends.
     pub fn first_in(&self, text: &str, model: &ModelWrapper) -> Option<(usize, usize)> {
-        let mut chars = text.char_indices().peekable();
-        let (_, mut left) = chars.next()?;
-        while let Some((at, right)) = chars.next() {
-            let next = chars.peek().map(|(_, c)| *c);
-            if self.holds(left, right, next, model) {
-                return Some((at, at + right.len_utf8()));
-            }
-            left = right;
-        }
-        None
+        let places = text.char_indices().skip(1);
+        let mut anchors = places.filter(|(at, _)| self.holds(text, *at, model));
+        anchors.next().map(|(at, c)| (at, at + c.len_utf8()))
     }
 
     /// Whether text can be taken up again at byte `at`, but for what the model merges across it.
     pub fn can_restart(&self, text: &str, at: usize) -> bool {
-        let mut after = text[at..].chars();
-        let (left, right) = (text[..at].chars().next_back(), after.next());
-        left.zip(right).is_some_and(|(l, r)| self.place(l, r, after.next()).is_some())
+        self.place(text, at).is_some()
     }
 
     /// Whether two tokens that the model does not merge when they meet are sure to stay.
@@ -91,22 +75,25 @@ impl Anchors {
     }
 
     /// What happens at a place where every stage before the model comes apart.
-    fn place(&self, left: char, right: char, next: Option<char>) -> Option<Place> {
+    fn place(&self, text: &str, at: usize) -> Option<Place> {
+        let (before, mut after) = (&text[..at], text[at..].chars());
+        let (left, right, next) = (before.chars().next_back()?, after.next()?, after.next());
         if !self.raw.parts(left, right) {
             return None;
         }
         let begins = self.raw.begins(right, next);
         let after = self.normal.after(right, next);
-        let (left, right) = self.normal.around(left, right, next)?;
+        let (left, right) = self.normal.around(before, right, next)?;
         if !self.normalized.parts(left, right) {
             return None;
         }
+        // What looks ahead sees the end of its segment before an added token.
         let may_end = begins || self.normalized.begins(right, after);
         self.pieces.between(left, right, may_end)
     }
 
-    fn holds(&self, left: char, right: char, next: Option<char>, model: &ModelWrapper) -> bool {
-        let Some(place) = self.place(left, right, next) else { return false };
+    fn holds(&self, text: &str, at: usize, model: &ModelWrapper) -> bool {
+        let Some(place) = self.place(text, at) else { return false };
         let parted = |vocabulary: &Vocabulary| vocabulary.parts(model, place.left, place.right);
         place.cut || self.vocabulary.as_ref().is_some_and(parted)
     }
@@ -160,5 +147,57 @@ impl Reach {
         self.singles.contains(&right)
             || next
                 .map_or(self.begins.contains(&right), |next| self.openings.contains(&(right, next)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::{Overrides, Tokenizer};
+
+    /// A tokenizer that normalizes and splits, with a token for nothing.
+    fn tokenizer(pattern: &str) -> Tokenizer {
+        let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+            "invert": false});
+        let json = json!({"version": "1.0", "normalizer": {"type": "NFC"}, "pre_tokenizer": split,
+            "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}});
+        Tokenizer::from_json(&json.to_string(), &Overrides::default()).expect("a tokenizer")
+    }
+
+    #[test]
+    fn running_text_has_an_anchor_at_its_last_word() {
+        let patterns = [
+            // Qwen2
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            // DeepSeek V3: `*+` in a class is no quantifier
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+            // cl100k as tiktoken writes it, with possessive quantifiers
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s*[\r\n]|\s+(?!\S)|\s",
+        ];
+        let texts = [
+            "the quick brown fox jumps over it",
+            "foo(bar)\n    return x1[2]",
+            "कल वे घर आए थे। और",
+            "Բարև աշխարհ և խաղաղություն",
+            "🤖 🧠 🥳",
+            "안녕하세요 세계",
+            "cafe\u{301} noir",
+        ];
+        for pattern in patterns {
+            let tokenizer = tokenizer(pattern);
+            for text in texts {
+                let anchor = tokenizer.last_anchor(text);
+                let last_word = text.rfind(' ').expect("there are words");
+                assert!(anchor >= Some(last_word), "{pattern} {text:?} {anchor:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_could_leave_nothing_is_not_sure_to_match() {
+        // `1?+` takes the digit that `[12]` needs, so a "1" alone is no match; a "2" always is.
+        assert_eq!(tokenizer("1?+[12]").last_anchor("c1"), None);
+        assert_eq!(tokenizer("1?+2").last_anchor("c2"), Some(1));
     }
 }

@@ -10,6 +10,9 @@ use tokenizers::{NormalizedString, Normalizer};
 
 use crate::tokenizer::{kind, stages};
 
+/// How far back a character is sought that nothing is composed with.
+const MOST_COMPOSED: usize = 64;
+
 /// What a normalizer does to the characters at an edge.
 #[derive(Debug)]
 pub(crate) struct Normal {
@@ -76,18 +79,44 @@ impl Normal {
         Ok(normal)
     }
 
-    /// The normalized characters that meet between `left` and `right`; `next` comes after them.
-    pub fn around(&self, left: char, right: char, next: Option<char>) -> Option<(char, char)> {
+    /// The normalized characters that meet between the text `before` and `right`; `next` comes
+    /// after them.
+    pub fn around(&self, before: &str, right: char, next: Option<char>) -> Option<(char, char)> {
+        let left = before.chars().next_back()?;
         if self.stages.is_empty() {
             return Some((left, right));
         }
-        let meet = (self.look_up(left).last?, self.look_up(right).first?);
         // The character on the right may still be composed with what comes after it.
         let settled = !self.composes
             || right.is_ascii_whitespace()
             || right.is_ascii_digit()
             || next.is_some_and(starts_apart);
-        settled.then_some(meet)
+        let right = self.look_up(right).first.filter(|_| settled)?;
+        Some((self.look_up(left).last.or_else(|| self.last_of(before))?, right))
+    }
+
+    /// The last character of the normalized text, where it can be composed from several: the text
+    /// is normalized from the last place that nothing reaches over.
+    fn last_of(&self, before: &str) -> Option<char> {
+        let replaces = |stage: &Stage| matches!(stage, Stage::Replace { .. });
+        if !self.composes || self.stages.iter().any(replaces) {
+            return None;
+        }
+        let mut back = before.char_indices().rev().take(MOST_COMPOSED);
+        let (start, _) = back.find(|(_, c)| starts_apart(*c))?;
+        let mut text = before[start..].to_owned();
+        for stage in &self.stages {
+            match stage {
+                Stage::Map { normalizer, .. } => {
+                    let mut normalized = NormalizedString::from(text.as_str());
+                    normalizer.normalize(&mut normalized).ok()?;
+                    normalized.get().clone_into(&mut text);
+                }
+                Stage::Strip if text.ends_with(char::is_whitespace) => return None,
+                Stage::Strip | Stage::Replace { .. } => {}
+            }
+        }
+        text.chars().next_back()
     }
 
     /// The normalized character that comes after that of `right`; `None` where it is not settled.

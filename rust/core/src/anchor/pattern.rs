@@ -6,8 +6,8 @@
 //!
 //! The pairs are the *follow* relation of the expression's positions (Glushkov's construction).
 //! It is the relation of a language that is at least as large as the expression's: the
-//! look-ahead `(?!\S)` counts as nothing, possessive quantifiers as greedy ones, and repetitions
-//! with a bound as unbounded ones.
+//! look-ahead `(?!\S)` and a `$` at the end count as nothing, possessive quantifiers as greedy ones,
+//! and repetitions with a bound as unbounded ones.
 
 use regex_syntax::ast::parse::Parser as AstParser;
 use regex_syntax::hir::translate::Translator;
@@ -24,8 +24,8 @@ const NOTHING: &str = r"[^\s\S]";
 pub(crate) struct Pattern {
     attempts: Relation,
     looks_ahead: bool,
-    /// The relation of what surely matches, where it is known.
-    sure: Option<Relation>,
+    /// The relation without what looks ahead.
+    sure: Relation,
 }
 
 impl Pattern {
@@ -37,15 +37,17 @@ impl Pattern {
         if expression.contains("--") || expression.contains("~~") {
             return None;
         }
-        // What looks ahead may not match after all, and what never gives back may leave nothing
-        // for the rest: neither is sure to match.
-        let possessive =
-            ["++", "*+", "?+"].iter().any(|quantifier| expression.contains(quantifier));
-        let sure = expression.replace(NOT_SPACE_AHEAD, NOTHING);
+        // What looks ahead may not match after all.
+        let (rest, at_end) = match expression.strip_suffix('$') {
+            Some(rest) if !rest.ends_with('\\') => (rest, true),
+            _ => (expression, false),
+        };
+        let without =
+            |ahead: &str| rest.replace(NOT_SPACE_AHEAD, ahead) + if at_end { ahead } else { "" };
         Some(Self {
-            looks_ahead: expression.contains(NOT_SPACE_AHEAD),
-            attempts: Relation::new(&expression.replace(NOT_SPACE_AHEAD, ""))?,
-            sure: if possessive { None } else { Some(Relation::new(&sure)?) },
+            looks_ahead: at_end || expression.contains(NOT_SPACE_AHEAD),
+            attempts: Relation::new(&greedy(&without("")))?,
+            sure: Relation::new(&without(NOTHING))?,
         })
     }
 
@@ -67,8 +69,33 @@ impl Pattern {
 
     /// Whether this character is part of a match wherever it stands.
     pub fn always_matches(&self, c: char) -> bool {
-        self.sure.as_ref().is_some_and(|sure| sure.at(c) & sure.alone != 0)
+        self.sure.at(c) & self.sure.alone != 0
     }
+}
+
+/// The expression with greedy quantifiers for possessive ones, which match less.
+fn greedy(expression: &str) -> String {
+    let mut out = String::with_capacity(expression.len());
+    let (mut depth, mut escaped, mut quantified) = (0, false, false);
+    let mut before = ' ';
+    for c in expression.chars() {
+        let plain = !escaped && depth == 0;
+        if plain && quantified && c == '+' {
+            quantified = false;
+            continue;
+        }
+        quantified = plain && matches!(c, '?' | '*' | '+') && before != '(';
+        match c {
+            _ if escaped => {}
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        escaped = !escaped && c == '\\';
+        before = c;
+        out.push(c);
+    }
+    out
 }
 
 /// The positions of one expression, and which may follow which.
@@ -136,6 +163,8 @@ struct Ends {
     last: Positions,
     alone: Positions,
     empty: bool,
+    /// What it may take and never gives back, although it needs none of it.
+    takes: Positions,
 }
 
 impl Builder {
@@ -161,9 +190,13 @@ impl Builder {
                     self.connect(sub.last, sub.first);
                 }
                 let once = repetition.min <= 1 && repetition.max != Some(0);
+                let empty = sub.empty || repetition.min == 0;
+                // `regex-syntax` reads a possessive quantifier as one repetition of another.
+                let possessive = matches!(repetition.sub.kind(), HirKind::Repetition(_));
                 Some(Ends {
                     alone: if once || sub.empty { sub.alone } else { 0 },
-                    empty: sub.empty || repetition.min == 0,
+                    empty,
+                    takes: if possessive && empty { sub.first } else { sub.takes },
                     ..sub
                 })
             }
@@ -179,6 +212,7 @@ impl Builder {
                     ends.last |= part.last;
                     ends.alone |= part.alone;
                     ends.empty |= part.empty;
+                    ends.takes |= part.takes;
                 }
                 Some(ends)
             }
@@ -193,14 +227,17 @@ impl Builder {
         let here = if class.ranges().is_empty() { 0 } else { here };
         self.classes.push(class);
         self.follow.push(0);
-        Some(Ends { first: here, last: here, alone: here, empty: false })
+        Some(Ends { first: here, last: here, alone: here, ..Ends::default() })
     }
 
     fn concat(&mut self, parts: Vec<Ends>) -> Ends {
         let mut whole = Ends { empty: true, ..Ends::default() };
         for part in parts {
             self.connect(whole.last, part.first);
+            let alone = self.without_taken(part.alone, whole.takes);
+            let part = Ends { alone, ..part };
             whole = Ends {
+                takes: whole.takes | part.takes,
                 first: whole.first | if whole.empty { part.first } else { 0 },
                 last: part.last | if part.empty { whole.last } else { 0 },
                 alone: (if whole.empty { part.alone } else { 0 })
@@ -209,6 +246,18 @@ impl Builder {
             };
         }
         whole
+    }
+
+    /// The positions whose characters none of `taken` can take.
+    fn without_taken(&self, positions: Positions, taken: Positions) -> Positions {
+        let free = |position: &usize| {
+            ones(taken).all(|other| {
+                let mut both = self.classes[*position].clone();
+                both.intersect(&self.classes[other]);
+                both.ranges().is_empty()
+            })
+        };
+        ones(positions).filter(free).fold(0, |bits, position| bits | 1 << position)
     }
 
     fn connect(&mut self, from: Positions, to: Positions) {

@@ -79,10 +79,17 @@ pub(crate) fn byte_table(
     for (token, id) in model.get_vocab() {
         put(id, spelling.bytes(&token, &inverse));
     }
-    for token in added {
+    // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
+    for token in added.iter().filter(|token| !is_own(token, model)) {
         put(token.id, token.content.clone().into_bytes());
     }
     table
+}
+
+/// Whether a textual added token stands in the model's vocabulary under the same id: text may
+/// become it either way.
+pub(crate) fn is_own(token: &AddedToken, model: &ModelWrapper) -> bool {
+    !token.control && model.token_to_id(&token.content) == Some(token.id)
 }
 
 /// GPT-2's character for each byte: printable Latin-1 stands for itself, the rest is shifted.

@@ -29,7 +29,7 @@ use crate::anchor::{Anchors, Reach};
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
-use bytes::{Spelling, byte_table};
+use bytes::{Spelling, byte_table, is_own};
 use hf::{Pipeline, Segment};
 
 /// What becomes of control tokens that a text spells.
@@ -260,8 +260,10 @@ impl Tokenizer {
         Ok((!joined.text.is_empty()).then_some(joined))
     }
 
+    /// Whether the id is that of an added token, and of nothing else.
     fn is_added(&self, id: u32) -> bool {
-        self.added.binary_search_by_key(&id, |token| token.id).is_ok()
+        let found = self.added.binary_search_by_key(&id, |token| token.id);
+        found.is_ok_and(|index| !is_own(&self.added[index], &self.pipeline.model))
     }
 
     /// What is known without encoding anything.
