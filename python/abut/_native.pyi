@@ -186,7 +186,8 @@ class Tokenizer:
     def profile(self) -> dict[str, Any]:
         """Return what is known without encoding anything.
 
-        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder, and the lists hard_tokens,
+        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder, opaque_because (why an append
+        encodes the open text again; None where a window is enough), and the lists hard_tokens,
         control_tokens, textual_tokens, mintable_tokens (control tokens that the model's own
         vocabulary could spell, and is kept from).
         """

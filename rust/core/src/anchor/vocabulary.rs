@@ -112,9 +112,9 @@ fn unk_piece(model: &ModelWrapper, settings: &ModelSettings) -> Option<String> {
     settings.unk_token.clone().or_else(by_id)
 }
 
-/// Whether sums of very many such scores are exact, whatever their order: they are the `f32` of a
-/// SentencePiece model, or as short as one. The score of a path then does not depend on what
-/// stands before it.
+/// Whether sums of very many such scores are exact, whatever their order: then the score of a path
+/// does not depend on what stands before it. Those of a SentencePiece model are `f32`, but read from
+/// a file some come out one bit off; such a model has anchors at its words only.
 fn sums_exactly(score: f64) -> bool {
     const STEPS: f64 = 67_108_864.0; // 2^26 in one
     score.abs() < 4096.0 && (score * STEPS).fract().abs() < f64::MIN_POSITIVE
