@@ -114,6 +114,9 @@ impl Case {
     }
 }
 
+/// How often each random tokenizer is tried.
+const ROUNDS: usize = 300;
+
 #[derive(Debug, Default)]
 struct Counts {
     tokenizers: u64,
@@ -154,7 +157,7 @@ fn fuzz(seed: u64, counts: &mut Counts, stop: impl Fn(&Counts) -> bool) {
         let (config, chars) = tokenizer(&mut rng);
         let json = config.to_string();
         let Some(case) = Case::new(&json, chars) else { continue };
-        if let Err(problem) = try_case(&case, &mut rng, 100, counts) {
+        if let Err(problem) = try_case(&case, &mut rng, ROUNDS, counts) {
             println!("tokenizer {number} of seed {seed}: {json}\n{problem}");
             panic!("{problem}");
         }
