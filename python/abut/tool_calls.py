@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from abut.errors import TemplateError
-from abut.thinking import Render, common_prefix
+from abut.probe_messages import common_prefix, user
+from abut.thinking import Render
 from abut.tool_call_formats import PARSERS, ToolCall
 from abut.tool_call_values import Wrong, parameter_schemas
 
@@ -146,15 +147,14 @@ _ARGUMENTS = (' "q\\" </tool_call>\n<|im_end|> é\n', "abutValue")
 
 def _written_calls(render: Render, argument: str) -> Iterator[str]:
     """What the template writes for a call after the generation prompt, in its various forms."""
-    user = {"role": "user", "content": "abutUser"}
     arguments = {_KEY: argument}
     function = {"name": _NAME, "arguments": arguments}
     call = {"id": "abutCall0", "type": "function", "function": function}
     for content in ("", None):
         message = {"role": "assistant", "content": content, "tool_calls": [call]}
         try:
-            prompt = render([user])
-            written = render([user, message], add_generation_prompt=False)
+            prompt = render([user()])
+            written = render([user(), message], add_generation_prompt=False)
         except TemplateError:
             continue
         yield written.removeprefix(common_prefix(written, prompt))
