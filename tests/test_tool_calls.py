@@ -310,6 +310,12 @@ MALFORMED = [
      "character 11: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter>"
      "</function></tool_call>", "character 49: the parameter 'a' stands twice in one call"),
+    ("qwen3_coder", "<tool_call><function= ></function></tool_call>",
+     "character 11: the call has no name"),
+    ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>",
+     "character 23: a parameter has no name"),
+    ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>",
+     "character 21: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
      "character 32: expected <arg_value>"),
     ("glm", "<tool_call>f", "character 11: expected <arg_key> or </tool_call>"),
@@ -338,6 +344,49 @@ def test_a_call_that_was_cut_hides_no_other() -> None:
         parsed = parse_tool_calls(good[:cut] + good, format="hermes")
         assert parsed.calls == (F,), good[:cut]
         assert len(parsed.malformed) == 1
+
+
+QWEN_A, QWEN_G = "<tool_call><function=f><parameter=a>", "<tool_call><function=g>"
+QWEN_B = f"{QWEN_G}<parameter=b>4</parameter></function></tool_call>"
+GLM_A = "<tool_call>f<arg_key>a</arg_key><arg_value>"
+GLM_B = "<tool_call>g<arg_key>b</arg_key><arg_value>4</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("format", "broken", "good", "arguments"),
+    [
+        ("qwen3_coder", f"{QWEN_A}3</function></tool_call>", QWEN_B, {"b": "4"}),
+        ("qwen3_coder", f"{QWEN_A}3</parameter></tool_call>", f"\n{QWEN_B}", {"b": "4"}),
+        ("qwen3_coder", f"{QWEN_A}3</tool_call>", f"ok{QWEN_G}</function></tool_call>", {}),
+        ("glm", f"{GLM_A}3</tool_call>", GLM_B, {"b": "4"}),
+        ("glm", f"{GLM_A}3</tool_call>", f" \n{GLM_B}", {"b": "4"}),
+        ("glm", f"{GLM_A}3</tool_call>", "ok<tool_call>g</tool_call>", {}),
+    ],
+)
+def test_a_value_that_is_not_closed_does_not_swallow_the_next_call(
+    format: Any, broken: str, good: str, arguments: dict[str, Any]
+) -> None:
+    parsed = parse_tool_calls(broken + good, format=format)
+    assert parsed.calls == (ToolCall("g", arguments),)
+    close = {"qwen3_coder": "</parameter>", "glm": "</arg_value>"}[format]
+    reason = f"character {broken.index('3')}: expected {close}"
+    assert parsed.malformed == (MalformedCall(0, len(broken), reason),)
+    assert parsed.content == ("ok" if "ok" in good else "")
+
+
+@pytest.mark.parametrize(
+    ("format", "opened", "close"),
+    [
+        ("qwen3_coder", QWEN_A, "</parameter></function></tool_call>"),
+        ("glm", GLM_A, "</arg_value></tool_call>"),
+    ],
+)
+@pytest.mark.parametrize("value", ["</tool_call>", "<tool_call>x</tool_call> is", "<tool_call>"])
+def test_a_value_may_spell_the_tags_of_a_call(
+    format: Any, opened: str, close: str, value: str
+) -> None:
+    parsed = parse_tool_calls(f"{opened}{value}{close}", format=format)
+    assert parsed == ParsedCalls("", (ToolCall("f", {"a": value}),), ())
 
 
 # ---- types of text arguments

@@ -75,14 +75,15 @@ def _hermes(text: str, schemas: Schemas) -> Iterator[Found]:
             yield tag.start(), free, [wrong]
 
 
-# A value ends where what must follow it follows: it may spell a tag itself.
+# A value ends where what must follow it follows: it may spell a tag itself. It does not go on past
+# the last close of a call (group `last`): the next call would be taken for a part of it.
+_TOOL_CALL = r"<tool_call>|</tool_call>(?=(?P<last>\s*+(?:<tool_call>|\Z))?)"
 _QWEN3_CODER = re.compile(
-    r"<tool_call>|</tool_call>|<function=([^<>\n]*+)>|</function>|<parameter=([^<>\n]*+)>"
-    r"|\n?</parameter>(?=\s*+(?:<parameter=|</function>))"
+    rf"{_TOOL_CALL}|<function=(?P<function>[^<>\n]*+)>|</function>"
+    r"|<parameter=(?P<parameter>[^<>\n]*+)>|\n?</parameter>(?=\s*+(?:<parameter=|</function>))"
 )
 _GLM = re.compile(
-    r"<tool_call>|</tool_call>|</?arg_key>|<arg_value>"
-    r"|</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"
+    rf"{_TOOL_CALL}|</?arg_key>|<arg_value>|</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"
 )
 
 
@@ -90,13 +91,13 @@ def _qwen3_coder(text: str, schemas: Schemas) -> Iterator[Found]:
     tags = _Tags(text, _QWEN3_CODER)
     while (opened := tags.find("<tool_call>")) is not None:
         try:
-            name = tags.directly("<function=")[1]
+            name = _name(tags.directly("<function=")["function"], opened.end())
             arguments: dict[str, Any] = {}
             while (tag := tags.directly("<parameter=", "</function>"))[0] != "</function>":
-                value = tags.text_before("</parameter>").removeprefix("\n")
-                _add(arguments, tag[2], value, schemas.get(name), tag.start())
+                value = tags.value_before("</parameter>").removeprefix("\n")
+                _add(arguments, tag["parameter"], value, schemas.get(name), tag.start())
             tags.directly("</tool_call>")
-            yield opened.start(), tags.at, [_named(name, arguments, opened.end())]
+            yield opened.start(), tags.at, [ToolCall(name, arguments)]
         except Wrong as wrong:
             yield opened.start(), tags.skip_call(), [wrong]
 
@@ -105,15 +106,15 @@ def _glm(text: str, schemas: Schemas) -> Iterator[Found]:
     tags = _Tags(text, _GLM)
     while (opened := tags.find("<tool_call>")) is not None:
         try:
-            name = tags.text_before("<arg_key>", "</tool_call>", at_once=True).strip()
+            name = _name(tags.text_before("<arg_key>", "</tool_call>"), opened.end())
             arguments: dict[str, Any] = {}
             while tags.last != "</tool_call>":
                 at = tags.at
-                key = tags.text_before("</arg_key>", at_once=True)
+                key = tags.text_before("</arg_key>")
                 tags.directly("<arg_value>")
-                _add(arguments, key, tags.text_before("</arg_value>"), schemas.get(name), at)
+                _add(arguments, key, tags.value_before("</arg_value>"), schemas.get(name), at)
                 tags.directly("<arg_key>", "</tool_call>")
-            yield opened.start(), tags.at, [_named(name, arguments, opened.end())]
+            yield opened.start(), tags.at, [ToolCall(name, arguments)]
         except Wrong as wrong:
             yield opened.start(), tags.skip_call(), [wrong]
 
@@ -124,7 +125,7 @@ class _Tags:
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self._text = text
         self._tags = list(pattern.finditer(text))
-        self._next = 0
+        self._next = self._ahead = 0
         self.at = 0
         self.last = ""
 
@@ -143,17 +144,28 @@ class _Tags:
             raise Wrong(at, f"expected {' or '.join(wanted)}")
         return self._take()
 
-    def text_before(self, *wanted: str, at_once: bool = False) -> str:
-        """The text up to the next of these tags; `at_once`: no other tag stands before it."""
+    def text_before(self, *wanted: str) -> str:
+        """The text up to the next tag, which is one of these."""
+        start, match = self.at, self._peek()
+        if match is None or match[0] not in wanted:
+            raise Wrong(match.start() if match else start, f"expected {' or '.join(wanted)}")
+        self._take()
+        return self._text[start : match.start()]
+
+    def value_before(self, close: str) -> str:
+        """The text up to the next such tag; where the call ends before it, nothing is taken."""
         start = self.at
-        while (match := self._peek()) is not None:
-            if match[0].lstrip("\n") in wanted:
+        self._ahead = max(self._ahead, self._next)
+        while self._ahead < len(self._tags):
+            match = self._tags[self._ahead]
+            if match[0].lstrip("\n") == close:
+                self._next = self._ahead
                 self._take()
                 return self._text[start : match.start()]
-            if at_once:
+            if match["last"] is not None:
                 break
-            self._take()
-        raise Wrong(match.start() if match else start, f"expected {' or '.join(wanted)}")
+            self._ahead += 1
+        raise Wrong(start, f"expected {close}")
 
     def skip_call(self) -> int:
         """Where the broken call ends: behind its close, or where the next one begins."""
@@ -174,15 +186,17 @@ class _Tags:
         return match
 
 
-def _named(name: str, arguments: dict[str, Any], at: int) -> ToolCall:
-    if not name.strip():
+def _name(written: str, at: int) -> str:
+    if not (name := written.strip()):
         raise Wrong(at, "the call has no name")
-    return ToolCall(name.strip(), arguments)
+    return name
 
 
 def _add(
     arguments: dict[str, Any], key: str, value: str, schema: Mapping[str, Any] | None, at: int
 ) -> None:
+    if not key.strip():
+        raise Wrong(at, "a parameter has no name")
     if key in arguments:
         raise Wrong(at, f"the parameter {key!r} stands twice in one call")
     arguments[key] = typed(value, (schema or {}).get(key))
