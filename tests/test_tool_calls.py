@@ -233,6 +233,11 @@ GOOD: list[tuple[str, str, list[ToolCall], str]] = [
     ("llama3", 'ok<|python_tag|>{"name": "f", "parameters": {"a": 1}}; '
      '{"name": "f", "parameters": {"a": 1}}', [F, F], "ok"),
     ("llama3", '{"answer": 3}', [], '{"answer": 3}'),
+    ("llama3", '{"name": "Bob", "age": 3}', [], '{"name": "Bob", "age": 3}'),
+    ("llama3", '{"name": "Bob"}', [], '{"name": "Bob"}'),
+    ("llama3", '{"name": "Bob", "ag', [], '{"name": "Bob", "ag'),
+    ("llama3", '{"parameters": {"a": 1}, "name": "f"}', [F], ""),
+    ("llama3", '<|python_tag|>{"name": "f"}', [ToolCall("f", {})], ""),
     ("llama3", '[{"a"', [], '[{"a"'),
     ("llama3", 'See {"name": "f", "parameters": {}}', [], 'See {"name": "f", "parameters": {}}'),
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]',
@@ -245,6 +250,9 @@ GOOD: list[tuple[str, str, list[ToolCall], str]] = [
     ("harmony", '<|channel|>commentary<|message|>I add.<|end|><|start|>assistant<|channel|>'
      'commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', [F], "I add."),
     ("harmony", "It is 3.", [], "It is 3."),
+    ("harmony", 'hello to=you <|message|>{"a": 1}', [], '{"a": 1}'),
+    ("harmony", '<|channel|>final goto=x<|message|>{"a": 1}', [], '{"a": 1}'),
+    ("harmony", '<|channel|>analysis to=f code<|message|>{"a": 1}', [F], ""),
 ]  # fmt: skip
 
 
@@ -325,8 +333,13 @@ MALFORMED = [
     ("llama3", '{"name": 3, "parameters": {}}', "character 0: the call has no name"),
     ("mistral", "[TOOL_CALLS]f{}", "character 12: expected a JSON object"),
     ("mistral", "[TOOL_CALLS]f[ARGS][]", "character 19: the arguments are no JSON object but list"),
-    ("mistral", "[TOOL_CALLS][1]", "character 12: a call is a JSON object, not int"),
+    ("mistral", "[TOOL_CALLS][1]", "character 13: a call is a JSON object, not int"),
+    ("mistral", "[TOOL_CALLS]a[ARGS]oops", "character 19: expected a JSON object"),
+    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 12: the call has no name"),
     ("harmony", "to=functions.f<|message|>x", "character 25: expected a JSON object"),
+    ("harmony", "to=functions.<|message|>{}", "character 13: the call has no name"),
+    ("harmony", "to=functions.f<|message|>[]",
+     "character 25: the arguments are no JSON object but list"),
 ]  # fmt: skip
 
 
@@ -336,6 +349,27 @@ def test_each_format_says_where_and_what(format: Any, text: str, reason: str) ->
     assert (parsed.calls, [m.error for m in parsed.malformed]) == ((), [reason])
     (malformed,) = parsed.malformed
     assert 0 <= malformed.start < malformed.end <= len(text)
+
+
+def test_each_broken_call_of_a_list_has_its_own_place() -> None:
+    text = 'ok[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": 3} , [7,[]],"x"] so'
+    parsed = parse_tool_calls(text, format="mistral")
+    assert (parsed.content, parsed.calls) == ("ok so", (F,))
+    assert [text[m.start : m.end] for m in parsed.malformed] == ['{"name": 3}', "[7,[]]", '"x"']
+    assert [m.error for m in parsed.malformed] == [
+        "character 54: the call has no name",
+        "character 68: a call is a JSON object, not list",
+        "character 75: a call is a JSON object, not str",
+    ]
+
+
+def test_a_tag_in_prose_takes_no_prose_with_it() -> None:
+    good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    text = f"I write <tool_call> and then: {good} After <tool_call> nothing."
+    parsed = parse_tool_calls(text, format="hermes")
+    assert parsed.content == "I write  and then:  After  nothing."
+    assert parsed.calls == (F,)
+    assert [text[m.start : m.end] for m in parsed.malformed] == ["<tool_call>"] * 2
 
 
 def test_a_call_that_was_cut_hides_no_other() -> None:
@@ -432,7 +466,8 @@ PIECES = [
     "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     "[TOOL_CALLS]", "f[ARGS]", "[CALL_ID]",
-    "<|python_tag|>", "<|start|>assistant", "<|channel|>", " to=f", "<|message|>", "<|call|>",
+    "<|python_tag|>", "<|start|>assistant", "<|channel|>", " to=functions.f", "<|message|>",
+    "<|call|>",
     '{"name": "f", "arguments": ', '{"name": "f"}', "{", "}", "[", "]", '"', "\\", ":", ",", ";",
     "\n", " ", "x", "é", "\ud83d", "NaN", "1e999", "\x00",
 ]  # fmt: skip
@@ -452,11 +487,11 @@ def test_nothing_that_a_model_writes_raises(text: str, format: Any) -> None:
 
 UNITS = [
     *PIECES, '<tool_call>{"', "<tool_call>{ ", "<tool_call>f<arg_key>a</arg_key><arg_value>",
-    "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=f<|message|>{",
+    "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=functions.f<|message|>{",
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
 COUNT = 8_000
-LIMIT_S = 4  # for so many units; about 0.02 s
+LIMIT_S = 4  # for so many units; about 0.1 s
 
 
 def seconds(parse: Any, text: str) -> float:

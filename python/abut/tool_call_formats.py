@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from abut.tool_call_values import JsonValues, Schemas, Wrong, load_json, skip_space, typed
+from abut.tool_call_values import (
+    JsonValues,
+    Schemas,
+    Wrong,
+    array_items,
+    load_json,
+    skip_space,
+    typed,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ def _call(value: Any, at: int) -> ToolCall:
     if "arguments" in value and "parameters" in value:
         raise Wrong(at, "the call has both arguments and parameters")
     name, id_ = value.get("name"), value.get("id")
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name.strip():
         raise Wrong(at, "the call has no name")
     arguments = value.get("arguments", value.get("parameters"))
     return ToolCall(name, _arguments(arguments, at), id_ if isinstance(id_, str) else None)
@@ -71,7 +79,10 @@ def _hermes(text: str, schemas: Schemas) -> Iterator[Found]:
             yield tag.start(), free, [_call(value, tag.end())]
         except Wrong as wrong:
             # Up to the first tag: what a broken call says about its strings cannot be trusted.
-            free = max(free, following.end() if following and following[1] else limit)
+            end = following.end() if following and following[1] else limit
+            if end == limit and not text.startswith(("{", "["), skip_space(text, tag.end())):
+                end = tag.end()  # the tag alone, in the middle of prose
+            free = max(free, end)
             yield tag.start(), free, [wrong]
 
 
@@ -202,7 +213,7 @@ def _add(
     arguments[key] = typed(value, (schema or {}).get(key))
 
 
-_LLAMA3_CALL = re.compile(r'\{\s*+"name"\s*+:')
+_LLAMA3_CALL = re.compile(r'\{\s*+"name"\s*+:[^,{}\[\]]*+,\s*+"(?:parameters|arguments)"')
 
 
 def _llama3(text: str, schemas: Schemas) -> Iterator[Found]:
@@ -214,8 +225,8 @@ def _llama3(text: str, schemas: Schemas) -> Iterator[Found]:
         marked = bool(tag) or _LLAMA3_CALL.match(text, skip_space(text, at)) is not None
         try:
             value, end = values.value(at, len(text))
-            named = isinstance(value, dict) and "name" in value
-            if not marked and not (named and ("parameters" in value or "arguments" in value)):
+            keys = set(value) if isinstance(value, dict) else set()
+            if not tag and not ("name" in keys and keys & {"parameters", "arguments"}):
                 return  # an answer that happens to be JSON
             marked = True
             call = _call(value, at)
@@ -241,25 +252,31 @@ def _mistral(text: str, schemas: Schemas) -> Iterator[Found]:
         limit = marks[k + 1].start() if k + 1 < len(marks) else len(text)
         named = _MISTRAL_NAME.match(text, mark.end())
         at = named.end() if named else mark.end()
-        results: list[ToolCall | Wrong] = []
         try:
-            value, free = values.value(at, limit)
+            value, end = values.value(at, limit)
         except Wrong as wrong:
-            value, free = [], limit
-            results.append(wrong)
-        for item in value if isinstance(value, list) and not named else [value]:
+            free = limit
+            yield mark.start(), free, [wrong]
+            continue
+        free = mark.start()
+        listed = isinstance(value, list) and not named
+        for start, stop, item in array_items(text, at) if listed else [(free, end, value)]:
+            yield free, start, []
+            place, free = start if listed else at, stop
             try:
                 if named:
-                    results.append(ToolCall(named[1], _arguments(item, at), named[2]))
+                    call = ToolCall(named[1], _arguments(item, place), named[2])
                 else:
-                    results.append(_call(item, at))
+                    call = _call(item, place)
+                yield start, stop, [call]
             except Wrong as wrong:
-                results.append(wrong)
-        yield mark.start(), free, results
+                yield start, stop, [wrong]
+        yield free, end, []
+        free = end
 
 
 _HARMONY_TAG = re.compile(r"<\|(start|message|call|end|return)\|>")
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]++)")
+_RECIPIENT = re.compile(r"(?<![^\s>])to=(functions\.)?+([^\s<]*+)")
 
 
 def _harmony(text: str, schemas: Schemas) -> Iterator[Found]:
@@ -275,16 +292,19 @@ def _harmony(text: str, schemas: Schemas) -> Iterator[Found]:
                 yield tag.start(), tag.end(), []
             continue
         recipient = _RECIPIENT.search(text, begin, tag.start())
-        if recipient is None:
+        channel = text.find("<|channel|>", begin, tag.start()) >= 0
+        if recipient is None or not (recipient[1] or channel):  # else prose that says `to=`
             begin, start = tag.end(), begin
             yield start, tag.end(), []
             continue
         limit = tags[k + 1].start() if k + 1 < len(tags) else len(text)
         start = begin
         try:
+            if not recipient[2]:
+                raise Wrong(recipient.end(), "the call has no name")
             value, end = values.value(tag.end(), limit)
             free = begin = end + len("<|call|>") * text.startswith("<|call|>", end)
-            yield start, free, [ToolCall(recipient[1], _arguments(value, tag.end()))]
+            yield start, free, [ToolCall(recipient[2], _arguments(value, tag.end()))]
         except Wrong as wrong:
             free = begin = max(free, limit)
             yield start, free, [wrong]

@@ -67,6 +67,40 @@ class JsonValues:
             raise Wrong(start, f"no JSON: {error}") from None
 
 
+def array_items(text: str, start: int) -> Iterator[tuple[int, int, Any]]:
+    """Each item of the array that comes next, which `JsonValues` has read: where it is, and it."""
+    at = skip_space(text, skip_space(text, start) + 1)
+    while text[at] != "]":
+        value, end = _JSON.raw_decode(text, at)
+        yield at, end, value
+        at = skip_space(text, end)
+        if text[at] == ",":
+            at = skip_space(text, at + 1)
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"the number {digits[:40]} is out of range")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        value[key] = item
+    return value
+
+
+# One for all: to make it takes longer than to read a short call.
+_JSON = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_pairs_hook=_once)
+
+
 def load_json(source: str) -> Any:
     """The JSON value, strictly: as RFC 8259 has it, and with one meaning only.
 
@@ -74,27 +108,8 @@ def load_json(source: str) -> Any:
         ValueError: it is none, or holds NaN, an infinity, a number out of range, a key twice, half
             of a surrogate pair, or more levels than Python can hold.
     """
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
-
-    def finite(digits: str) -> float:
-        if not math.isfinite(number := float(digits)):
-            raise ValueError(f"the number {digits[:40]} is out of range")
-        return number
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value: dict[str, Any] = {}
-        for key, item in pairs:
-            if key in value:
-                raise ValueError(f"the key {key!r} stands twice in one object")
-            value[key] = item
-        return value
-
     try:
-        value = json.loads(
-            source, parse_constant=constant, parse_float=finite, object_pairs_hook=once
-        )
+        value = _JSON.decode(source)
         if "\\ud" in source.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
