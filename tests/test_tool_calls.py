@@ -431,6 +431,11 @@ def test_a_value_may_spell_the_tags_of_a_call(
     [
         ({"type": "integer"}, "3", 3),
         ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "1e30", 10**30),
+        ({"type": "integer"}, "3.00000000000000000001", "3.00000000000000000001"),
+        ({"type": "integer"}, "1e-99999999999999999999", "1e-99999999999999999999"),
+        ({"type": "integer"}, "0." + "0" * 5000, 0),
+        ({"type": "number"}, "1e30", 1e30),
         ({"type": "integer"}, "x", "x"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "number"}, "3", 3),
@@ -458,6 +463,28 @@ def test_text_is_read_as_its_schema_says_and_never_guessed(
     for tools in ([tool], [{"type": "function", "function": tool}]):
         (parsed,) = parse_tool_calls(call, format="qwen3_coder", tools=tools).calls
         assert repr(parsed.arguments["a"]) == repr(value)
+
+
+def test_a_schema_that_holds_itself_is_read_once() -> None:
+    schema: dict[str, Any] = {"oneOf": [{"type": "integer"}]}
+    schema["anyOf"] = [schema]
+    nested: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        nested = {"anyOf": [nested]}
+    call = "<tool_call><function=f><parameter=a>3</parameter></function></tool_call>"
+    for a in (schema, nested):
+        tool = {"name": "f", "parameters": {"properties": {"a": a}}}
+        (parsed,) = parse_tool_calls(call, format="qwen3_coder", tools=[tool]).calls
+        assert parsed.arguments == {"a": 3}
+
+
+def test_a_function_is_no_schema() -> None:
+    with pytest.raises(TypeError) as caught:
+        parse_tool_calls("", format="glm", tools=[{"name": "f"}, len])
+    assert str(caught.value) == (
+        "tools[1] is no JSON schema but builtin_function_or_method\n"
+        "hint: transformers.utils.get_json_schema makes the schema of a function"
+    )
 
 
 # ---- hostile text

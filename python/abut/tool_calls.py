@@ -81,6 +81,7 @@ def parse_tool_calls(
 
     Raises:
         ValueError: an unknown `format`; never for what the text holds.
+        TypeError: a tool is no JSON schema, but a function, say.
     """
     if format not in PARSERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
@@ -120,9 +121,7 @@ def tool_call_parser(
     Raises:
         TemplateError: the template writes no tool calls, or in a form that none of them reads.
     """
-    schemas = [tool for tool in tools or () if isinstance(tool, dict)]
-    if len(schemas) < len(tools or ()):
-        schemas = [_schema(tool) for tool in tools or ()]
+    schemas = [_schema(tool) for tool in tools or ()]
     candidates: list[Parse] = [
         lambda text, format=format: parse_tool_calls(text, format=format, tools=schemas)  # type: ignore[misc]
         for format in get_args(ToolCallFormat)
