@@ -155,8 +155,27 @@ def test_no_thinking_reaches_the_env(pieces: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("completion", "reasoning", "action"),
+    [
+        ("<think>a</think><think>b</think>c", "a\n\nb", "c"),
+        ("<think>a</think>\n\n <think>\nb\n</think>\n\n c", "a\n\nb", " c"),
+        ("<think>a</think><think>b", "a\n\nb", ""),
+        ("a</think><think></think>c", "a", "c"),
+        ("<think>a<think>b</think>c</think>d", "a<think>b", "c</think>d"),
+        ("<think>a</think>c<think>b</think>", "a", "c<think>b</think>"),
+    ],
+)
+def test_all_thinking_that_comes_first_is_reasoning(
+    completion: str, reasoning: str, action: str
+) -> None:
+    assert split_thinking(completion) == (reasoning, action)
+    assert split_thinking(completion, opened=True) == (reasoning, action)
+
+
+@pytest.mark.parametrize(
     ("completion", "closing"),
     [
+        ("<think>why</think><think>\nwhy", "\n</think>\n\n"),
         ("<think>\nwhy", "\n</think>\n\n"),
         ("<think>\nwhy\n</think>\n\ngo", ""),
         ("go", ""),
@@ -166,7 +185,7 @@ def test_no_thinking_reaches_the_env(pieces: list[str]) -> None:
 def test_closing_is_for_thinking_that_was_cut(completion: str, closing: str) -> None:
     assert ThinkingFormat().closing(completion) == closing
     inside = ThinkingFormat(opened=True).closing(completion)
-    assert inside == ("" if "</think>" in completion else "\n</think>\n\n")
+    assert inside == (closing if "</think>" in completion else "\n</think>\n\n")
 
 
 def test_the_processor_splits_and_closes_in_the_format_of_its_template() -> None:
@@ -182,7 +201,10 @@ def test_a_template_that_refuses_the_probes_has_the_common_format() -> None:
     assert find_thinking(refuse, "") == ThinkingFormat()
 
 
-@pytest.mark.parametrize("unit", ["<think>", "</think>", "<|start|>assistant", "<|message|>", "\n"])
+@pytest.mark.parametrize(
+    "unit",
+    ["<think>", "</think>", "<think> </think> ", "<|start|>assistant", "<|message|>", "\n"],
+)
 @pytest.mark.parametrize("format", [ThinkingFormat(), ThinkingFormat(opened=True), HARMONY_FORMAT])
 def test_hostile_completions_take_linear_time(format: ThinkingFormat, unit: str) -> None:
     began = time.perf_counter()

@@ -233,6 +233,11 @@ GOOD: list[tuple[str, str, list[ToolCall], str]] = [
     ("llama3", 'ok<|python_tag|>{"name": "f", "parameters": {"a": 1}}; '
      '{"name": "f", "parameters": {"a": 1}}', [F, F], "ok"),
     ("llama3", '{"answer": 3}', [], '{"answer": 3}'),
+    ("llama3", '{"name": "Bob", "age": 3}', [], '{"name": "Bob", "age": 3}'),
+    ("llama3", '{"name": "Bob"}', [], '{"name": "Bob"}'),
+    ("llama3", '{"name": "Bob", "ag', [], '{"name": "Bob", "ag'),
+    ("llama3", '{"parameters": {"a": 1}, "name": "f"}', [F], ""),
+    ("llama3", '<|python_tag|>{"name": "f"}', [ToolCall("f", {})], ""),
     ("llama3", '[{"a"', [], '[{"a"'),
     ("llama3", 'See {"name": "f", "parameters": {}}', [], 'See {"name": "f", "parameters": {}}'),
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]',
@@ -245,6 +250,9 @@ GOOD: list[tuple[str, str, list[ToolCall], str]] = [
     ("harmony", '<|channel|>commentary<|message|>I add.<|end|><|start|>assistant<|channel|>'
      'commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', [F], "I add."),
     ("harmony", "It is 3.", [], "It is 3."),
+    ("harmony", 'hello to=you <|message|>{"a": 1}', [], '{"a": 1}'),
+    ("harmony", '<|channel|>final goto=x<|message|>{"a": 1}', [], '{"a": 1}'),
+    ("harmony", '<|channel|>analysis to=f code<|message|>{"a": 1}', [F], ""),
 ]  # fmt: skip
 
 
@@ -310,6 +318,12 @@ MALFORMED = [
      "character 11: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter>"
      "</function></tool_call>", "character 49: the parameter 'a' stands twice in one call"),
+    ("qwen3_coder", "<tool_call><function= ></function></tool_call>",
+     "character 11: the call has no name"),
+    ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>",
+     "character 23: a parameter has no name"),
+    ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>",
+     "character 21: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
      "character 32: expected <arg_value>"),
     ("glm", "<tool_call>f", "character 11: expected <arg_key> or </tool_call>"),
@@ -319,8 +333,13 @@ MALFORMED = [
     ("llama3", '{"name": 3, "parameters": {}}', "character 0: the call has no name"),
     ("mistral", "[TOOL_CALLS]f{}", "character 12: expected a JSON object"),
     ("mistral", "[TOOL_CALLS]f[ARGS][]", "character 19: the arguments are no JSON object but list"),
-    ("mistral", "[TOOL_CALLS][1]", "character 12: a call is a JSON object, not int"),
+    ("mistral", "[TOOL_CALLS][1]", "character 13: a call is a JSON object, not int"),
+    ("mistral", "[TOOL_CALLS]a[ARGS]oops", "character 19: expected a JSON object"),
+    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 12: the call has no name"),
     ("harmony", "to=functions.f<|message|>x", "character 25: expected a JSON object"),
+    ("harmony", "to=functions.<|message|>{}", "character 13: the call has no name"),
+    ("harmony", "to=functions.f<|message|>[]",
+     "character 25: the arguments are no JSON object but list"),
 ]  # fmt: skip
 
 
@@ -332,12 +351,76 @@ def test_each_format_says_where_and_what(format: Any, text: str, reason: str) ->
     assert 0 <= malformed.start < malformed.end <= len(text)
 
 
+def test_each_broken_call_of_a_list_has_its_own_place() -> None:
+    text = 'ok[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": 3} , [7,[]],"x"] so'
+    parsed = parse_tool_calls(text, format="mistral")
+    assert (parsed.content, parsed.calls) == ("ok so", (F,))
+    assert [text[m.start : m.end] for m in parsed.malformed] == ['{"name": 3}', "[7,[]]", '"x"']
+    assert [m.error for m in parsed.malformed] == [
+        "character 54: the call has no name",
+        "character 68: a call is a JSON object, not list",
+        "character 75: a call is a JSON object, not str",
+    ]
+
+
+def test_a_tag_in_prose_takes_no_prose_with_it() -> None:
+    good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    text = f"I write <tool_call> and then: {good} After <tool_call> nothing."
+    parsed = parse_tool_calls(text, format="hermes")
+    assert parsed.content == "I write  and then:  After  nothing."
+    assert parsed.calls == (F,)
+    assert [text[m.start : m.end] for m in parsed.malformed] == ["<tool_call>"] * 2
+
+
 def test_a_call_that_was_cut_hides_no_other() -> None:
     good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     for cut in range(len("<tool_call>"), len(good)):
         parsed = parse_tool_calls(good[:cut] + good, format="hermes")
         assert parsed.calls == (F,), good[:cut]
         assert len(parsed.malformed) == 1
+
+
+QWEN_A, QWEN_G = "<tool_call><function=f><parameter=a>", "<tool_call><function=g>"
+QWEN_B = f"{QWEN_G}<parameter=b>4</parameter></function></tool_call>"
+GLM_A = "<tool_call>f<arg_key>a</arg_key><arg_value>"
+GLM_B = "<tool_call>g<arg_key>b</arg_key><arg_value>4</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("format", "broken", "good", "arguments"),
+    [
+        ("qwen3_coder", f"{QWEN_A}3</function></tool_call>", QWEN_B, {"b": "4"}),
+        ("qwen3_coder", f"{QWEN_A}3</parameter></tool_call>", f"\n{QWEN_B}", {"b": "4"}),
+        ("qwen3_coder", f"{QWEN_A}3</tool_call>", f"ok{QWEN_G}</function></tool_call>", {}),
+        ("glm", f"{GLM_A}3</tool_call>", GLM_B, {"b": "4"}),
+        ("glm", f"{GLM_A}3</tool_call>", f" \n{GLM_B}", {"b": "4"}),
+        ("glm", f"{GLM_A}3</tool_call>", "ok<tool_call>g</tool_call>", {}),
+    ],
+)
+def test_a_value_that_is_not_closed_does_not_swallow_the_next_call(
+    format: Any, broken: str, good: str, arguments: dict[str, Any]
+) -> None:
+    parsed = parse_tool_calls(broken + good, format=format)
+    assert parsed.calls == (ToolCall("g", arguments),)
+    close = {"qwen3_coder": "</parameter>", "glm": "</arg_value>"}[format]
+    reason = f"character {broken.index('3')}: expected {close}"
+    assert parsed.malformed == (MalformedCall(0, len(broken), reason),)
+    assert parsed.content == ("ok" if "ok" in good else "")
+
+
+@pytest.mark.parametrize(
+    ("format", "opened", "close"),
+    [
+        ("qwen3_coder", QWEN_A, "</parameter></function></tool_call>"),
+        ("glm", GLM_A, "</arg_value></tool_call>"),
+    ],
+)
+@pytest.mark.parametrize("value", ["</tool_call>", "<tool_call>x</tool_call> is", "<tool_call>"])
+def test_a_value_may_spell_the_tags_of_a_call(
+    format: Any, opened: str, close: str, value: str
+) -> None:
+    parsed = parse_tool_calls(f"{opened}{value}{close}", format=format)
+    assert parsed == ParsedCalls("", (ToolCall("f", {"a": value}),), ())
 
 
 # ---- types of text arguments
@@ -348,6 +431,11 @@ def test_a_call_that_was_cut_hides_no_other() -> None:
     [
         ({"type": "integer"}, "3", 3),
         ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "1e30", 10**30),
+        ({"type": "integer"}, "3.00000000000000000001", "3.00000000000000000001"),
+        ({"type": "integer"}, "1e-99999999999999999999", "1e-99999999999999999999"),
+        ({"type": "integer"}, "0." + "0" * 5000, 0),
+        ({"type": "number"}, "1e30", 1e30),
         ({"type": "integer"}, "x", "x"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "number"}, "3", 3),
@@ -377,13 +465,36 @@ def test_text_is_read_as_its_schema_says_and_never_guessed(
         assert repr(parsed.arguments["a"]) == repr(value)
 
 
+def test_a_schema_that_holds_itself_is_read_once() -> None:
+    schema: dict[str, Any] = {"oneOf": [{"type": "integer"}]}
+    schema["anyOf"] = [schema]
+    nested: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        nested = {"anyOf": [nested]}
+    call = "<tool_call><function=f><parameter=a>3</parameter></function></tool_call>"
+    for a in (schema, nested):
+        tool = {"name": "f", "parameters": {"properties": {"a": a}}}
+        (parsed,) = parse_tool_calls(call, format="qwen3_coder", tools=[tool]).calls
+        assert parsed.arguments == {"a": 3}
+
+
+def test_a_function_is_no_schema() -> None:
+    with pytest.raises(TypeError) as caught:
+        parse_tool_calls("", format="glm", tools=[{"name": "f"}, len])
+    assert str(caught.value) == (
+        "tools[1] is no JSON schema but builtin_function_or_method\n"
+        "hint: transformers.utils.get_json_schema makes the schema of a function"
+    )
+
+
 # ---- hostile text
 
 PIECES = [
     "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     "[TOOL_CALLS]", "f[ARGS]", "[CALL_ID]",
-    "<|python_tag|>", "<|start|>assistant", "<|channel|>", " to=f", "<|message|>", "<|call|>",
+    "<|python_tag|>", "<|start|>assistant", "<|channel|>", " to=functions.f", "<|message|>",
+    "<|call|>",
     '{"name": "f", "arguments": ', '{"name": "f"}', "{", "}", "[", "]", '"', "\\", ":", ",", ";",
     "\n", " ", "x", "é", "\ud83d", "NaN", "1e999", "\x00",
 ]  # fmt: skip
@@ -403,11 +514,11 @@ def test_nothing_that_a_model_writes_raises(text: str, format: Any) -> None:
 
 UNITS = [
     *PIECES, '<tool_call>{"', "<tool_call>{ ", "<tool_call>f<arg_key>a</arg_key><arg_value>",
-    "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=f<|message|>{",
+    "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=functions.f<|message|>{",
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
 COUNT = 8_000
-LIMIT_S = 4  # for so many units; about 0.02 s
+LIMIT_S = 4  # for so many units; about 0.1 s
 
 
 def seconds(parse: Any, text: str) -> float:

@@ -6,7 +6,8 @@ from importlib import resources
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.thinking import Render, common_prefix
+from abut.probe_messages import common_prefix
+from abut.thinking import Render
 
 Message = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The messages of probes, and how errors write messages and texts."""
+"""The messages of probes, what their texts share, and how errors write messages and texts."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,14 @@ def roles(messages: Sequence[Message]) -> str:
     return "[" + ", ".join(str(message.get("role")) for message in messages) + "]"
 
 
+def common_prefix(a: str, b: str) -> str:
+    """The longest text that both begin with."""
+    differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return a[: next(differing, min(len(a), len(b)))]
+
+
 def both(ours: str, theirs: str) -> str:
     """Two texts around the first place where they differ."""
-    differing = (i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y)
-    start = max(0, next(differing, min(len(ours), len(theirs))) - 40)
+    start = max(0, len(common_prefix(ours, theirs)) - 40)
     dots = "..." if start else ""
     return f"{dots}{ours[start : start + 120]!r} against {dots}{theirs[start : start + 120]!r}"

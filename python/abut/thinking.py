@@ -1,8 +1,8 @@
 """Thinking apart from action: what an env may see of a completion.
 
-No character of the action is lost, and no thinking reaches the env, not even thinking that was
-cut by the length limit. How a family writes its thinking is found by rendering an answer that has
-some; the names of templates play no part.
+No character of the action is lost, and no thinking that comes first reaches the env, however many
+blocks it has, not even thinking that was cut by the length limit. How a family writes its thinking
+is found by rendering an answer that has some; the names of templates play no part.
 """
 
 import re
@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from abut.errors import TemplateError
+from abut.probe_messages import assistant, common_prefix, user
 
 OPEN = "<think>"
 CLOSE = "</think>"
 
 _REASONING = "abutReasoning"
 _ANSWER = "abutAnswer"
+_SPACE = re.compile(r"\s*+")
 
 
 class Render(Protocol):
@@ -56,11 +58,12 @@ class ThinkingFormat:
         """`(reasoning, action)` of one completion without its stop token.
 
         Thinking counts where it comes first: after optional whitespace, or opened by the
-        generation prompt (`opened`, or a close that no open precedes). An open further on is part
-        of the action.
+        generation prompt (`opened`, or a close that no open precedes), and directly after other
+        thinking. An open further on is part of the action.
 
-        - Thinking that is closed ends at the first close. The reasoning is stripped of whitespace,
-          the action of the newlines around it, which the format asks for; its spaces stay.
+        - Thinking that is closed ends at the first close: an open inside it opens nothing. Each
+          block of reasoning is stripped of whitespace, the action of the newlines around it, which
+          the format asks for; its spaces stay. An empty line stands between two blocks.
         - Thinking that is not closed is all reasoning; the action is `""`.
         - Without thinking the completion is the action, character for character.
 
@@ -70,15 +73,11 @@ class ThinkingFormat:
         """
         if self.restart:
             return self._split_messages(completion)
-        head, closed, action = completion.partition(self.close)
-        begun = head.lstrip()
-        if begun.startswith(self.open):
-            reasoning = begun.removeprefix(self.open)
-        elif self.opened or (closed and self.open not in head):
-            reasoning = begun
-        else:
+        thoughts, at = self._thoughts(completion)
+        if not thoughts:
             return "", completion.removeprefix(self.answer)
-        return reasoning.strip(), action.strip("\r\n").removeprefix(self.answer)
+        action = "" if at is None else completion[at:].strip("\r\n").removeprefix(self.answer)
+        return "\n\n".join(filter(None, thoughts)), action
 
     def closing(self, completion: str) -> str:
         """What the template would write between the thinking of this completion and an answer.
@@ -89,9 +88,27 @@ class ThinkingFormat:
             last = self._messages(completion)[-1]
             inside = self._has_header(last, self.open) and self.close not in last
         else:
-            begun = completion.lstrip().startswith(self.open)
-            inside = (self.opened or begun) and self.close not in completion
+            inside = self._thoughts(completion)[1] is None
         return self.between if inside else ""
+
+    def _thoughts(self, completion: str) -> tuple[list[str], int | None]:
+        """The blocks of thinking that come first, and what is behind them; `None`: they are cut."""
+        thoughts: list[str] = []
+        at = 0
+        while True:
+            space = _SPACE.match(completion, at)
+            start = space.end() if space else at
+            begun = completion.startswith(self.open, start)
+            start += len(self.open) * begun
+            close = completion.find(self.close, start)
+            if not begun:
+                unopened = close >= 0 and self.open not in completion[:close]
+                if thoughts or not (self.opened or unopened):
+                    return thoughts, at
+            if close < 0:
+                return [*thoughts, completion[start:].strip()], None
+            thoughts.append(completion[start:close].strip())
+            at = close + len(self.close)
 
     def _split_messages(self, completion: str) -> tuple[str, str]:
         reasoning: list[str] = []
@@ -155,7 +172,6 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
 
 
 def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]:
-    user = {"role": "user", "content": "abutUser"}
     fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
     thinking, text = {"type": "thinking", "thinking": _REASONING}, {"type": "text", "text": _ANSWER}
     function = {"name": _ANSWER, "arguments": {}}
@@ -167,9 +183,9 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
         ({**fields, "content": "", "tool_calls": calls}, {"content": "", "tool_calls": calls}),
     ):
         try:
-            prompt = render([user])
+            prompt = render([user()])
             written, without = (
-                render([user, {"role": "assistant", **message}], add_generation_prompt=False)
+                render([user(), {"role": "assistant", **message}], add_generation_prompt=False)
                 for message in (thoughtful, plain)
             )
         except TemplateError:
@@ -199,19 +215,12 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
 
 
 def _drops(render: Render, form: ThinkingFormat) -> bool:
-    user = {"role": "user", "content": "abutUser"}
     content = f"{form.open}\n{_REASONING}{form.between}{_ANSWER}"
     try:
-        past = render([user, {"role": "assistant", "content": content}, user])
+        past = render([user(), assistant(content), user()])
     except TemplateError:
         return False
     return _ANSWER in past and _REASONING not in past
-
-
-def common_prefix(a: str, b: str) -> str:
-    """The longest text that both begin with."""
-    differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return a[: next(differing, min(len(a), len(b)))]
 
 
 def _after_common_prefix(text: str, other: str) -> str:

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from abut.tool_call_values import JsonValues, Schemas, Wrong, load_json, skip_space, typed
+from abut.tool_call_values import (
+    JsonValues,
+    Schemas,
+    Wrong,
+    array_items,
+    load_json,
+    skip_space,
+    typed,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ def _call(value: Any, at: int) -> ToolCall:
     if "arguments" in value and "parameters" in value:
         raise Wrong(at, "the call has both arguments and parameters")
     name, id_ = value.get("name"), value.get("id")
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name.strip():
         raise Wrong(at, "the call has no name")
     arguments = value.get("arguments", value.get("parameters"))
     return ToolCall(name, _arguments(arguments, at), id_ if isinstance(id_, str) else None)
@@ -71,18 +79,22 @@ def _hermes(text: str, schemas: Schemas) -> Iterator[Found]:
             yield tag.start(), free, [_call(value, tag.end())]
         except Wrong as wrong:
             # Up to the first tag: what a broken call says about its strings cannot be trusted.
-            free = max(free, following.end() if following and following[1] else limit)
+            end = following.end() if following and following[1] else limit
+            if end == limit and not text.startswith(("{", "["), skip_space(text, tag.end())):
+                end = tag.end()  # the tag alone, in the middle of prose
+            free = max(free, end)
             yield tag.start(), free, [wrong]
 
 
-# A value ends where what must follow it follows: it may spell a tag itself.
+# A value ends where what must follow it follows: it may spell a tag itself. It does not go on past
+# the last close of a call (group `last`): the next call would be taken for a part of it.
+_TOOL_CALL = r"<tool_call>|</tool_call>(?=(?P<last>\s*+(?:<tool_call>|\Z))?)"
 _QWEN3_CODER = re.compile(
-    r"<tool_call>|</tool_call>|<function=([^<>\n]*+)>|</function>|<parameter=([^<>\n]*+)>"
-    r"|\n?</parameter>(?=\s*+(?:<parameter=|</function>))"
+    rf"{_TOOL_CALL}|<function=(?P<function>[^<>\n]*+)>|</function>"
+    r"|<parameter=(?P<parameter>[^<>\n]*+)>|\n?</parameter>(?=\s*+(?:<parameter=|</function>))"
 )
 _GLM = re.compile(
-    r"<tool_call>|</tool_call>|</?arg_key>|<arg_value>"
-    r"|</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"
+    rf"{_TOOL_CALL}|</?arg_key>|<arg_value>|</arg_value>(?=\s*+(?:<arg_key>|</tool_call>))"
 )
 
 
@@ -90,13 +102,13 @@ def _qwen3_coder(text: str, schemas: Schemas) -> Iterator[Found]:
     tags = _Tags(text, _QWEN3_CODER)
     while (opened := tags.find("<tool_call>")) is not None:
         try:
-            name = tags.directly("<function=")[1]
+            name = _name(tags.directly("<function=")["function"], opened.end())
             arguments: dict[str, Any] = {}
             while (tag := tags.directly("<parameter=", "</function>"))[0] != "</function>":
-                value = tags.text_before("</parameter>").removeprefix("\n")
-                _add(arguments, tag[2], value, schemas.get(name), tag.start())
+                value = tags.value_before("</parameter>").removeprefix("\n")
+                _add(arguments, tag["parameter"], value, schemas.get(name), tag.start())
             tags.directly("</tool_call>")
-            yield opened.start(), tags.at, [_named(name, arguments, opened.end())]
+            yield opened.start(), tags.at, [ToolCall(name, arguments)]
         except Wrong as wrong:
             yield opened.start(), tags.skip_call(), [wrong]
 
@@ -105,15 +117,15 @@ def _glm(text: str, schemas: Schemas) -> Iterator[Found]:
     tags = _Tags(text, _GLM)
     while (opened := tags.find("<tool_call>")) is not None:
         try:
-            name = tags.text_before("<arg_key>", "</tool_call>", at_once=True).strip()
+            name = _name(tags.text_before("<arg_key>", "</tool_call>"), opened.end())
             arguments: dict[str, Any] = {}
             while tags.last != "</tool_call>":
                 at = tags.at
-                key = tags.text_before("</arg_key>", at_once=True)
+                key = tags.text_before("</arg_key>")
                 tags.directly("<arg_value>")
-                _add(arguments, key, tags.text_before("</arg_value>"), schemas.get(name), at)
+                _add(arguments, key, tags.value_before("</arg_value>"), schemas.get(name), at)
                 tags.directly("<arg_key>", "</tool_call>")
-            yield opened.start(), tags.at, [_named(name, arguments, opened.end())]
+            yield opened.start(), tags.at, [ToolCall(name, arguments)]
         except Wrong as wrong:
             yield opened.start(), tags.skip_call(), [wrong]
 
@@ -124,7 +136,7 @@ class _Tags:
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self._text = text
         self._tags = list(pattern.finditer(text))
-        self._next = 0
+        self._next = self._ahead = 0
         self.at = 0
         self.last = ""
 
@@ -143,17 +155,28 @@ class _Tags:
             raise Wrong(at, f"expected {' or '.join(wanted)}")
         return self._take()
 
-    def text_before(self, *wanted: str, at_once: bool = False) -> str:
-        """The text up to the next of these tags; `at_once`: no other tag stands before it."""
+    def text_before(self, *wanted: str) -> str:
+        """The text up to the next tag, which is one of these."""
+        start, match = self.at, self._peek()
+        if match is None or match[0] not in wanted:
+            raise Wrong(match.start() if match else start, f"expected {' or '.join(wanted)}")
+        self._take()
+        return self._text[start : match.start()]
+
+    def value_before(self, close: str) -> str:
+        """The text up to the next such tag; where the call ends before it, nothing is taken."""
         start = self.at
-        while (match := self._peek()) is not None:
-            if match[0].lstrip("\n") in wanted:
+        self._ahead = max(self._ahead, self._next)
+        while self._ahead < len(self._tags):
+            match = self._tags[self._ahead]
+            if match[0].lstrip("\n") == close:
+                self._next = self._ahead
                 self._take()
                 return self._text[start : match.start()]
-            if at_once:
+            if match["last"] is not None:
                 break
-            self._take()
-        raise Wrong(match.start() if match else start, f"expected {' or '.join(wanted)}")
+            self._ahead += 1
+        raise Wrong(start, f"expected {close}")
 
     def skip_call(self) -> int:
         """Where the broken call ends: behind its close, or where the next one begins."""
@@ -174,21 +197,23 @@ class _Tags:
         return match
 
 
-def _named(name: str, arguments: dict[str, Any], at: int) -> ToolCall:
-    if not name.strip():
+def _name(written: str, at: int) -> str:
+    if not (name := written.strip()):
         raise Wrong(at, "the call has no name")
-    return ToolCall(name.strip(), arguments)
+    return name
 
 
 def _add(
     arguments: dict[str, Any], key: str, value: str, schema: Mapping[str, Any] | None, at: int
 ) -> None:
+    if not key.strip():
+        raise Wrong(at, "a parameter has no name")
     if key in arguments:
         raise Wrong(at, f"the parameter {key!r} stands twice in one call")
     arguments[key] = typed(value, (schema or {}).get(key))
 
 
-_LLAMA3_CALL = re.compile(r'\{\s*+"name"\s*+:')
+_LLAMA3_CALL = re.compile(r'\{\s*+"name"\s*+:[^,{}\[\]]*+,\s*+"(?:parameters|arguments)"')
 
 
 def _llama3(text: str, schemas: Schemas) -> Iterator[Found]:
@@ -200,8 +225,8 @@ def _llama3(text: str, schemas: Schemas) -> Iterator[Found]:
         marked = bool(tag) or _LLAMA3_CALL.match(text, skip_space(text, at)) is not None
         try:
             value, end = values.value(at, len(text))
-            named = isinstance(value, dict) and "name" in value
-            if not marked and not (named and ("parameters" in value or "arguments" in value)):
+            keys = set(value) if isinstance(value, dict) else set()
+            if not tag and not ("name" in keys and keys & {"parameters", "arguments"}):
                 return  # an answer that happens to be JSON
             marked = True
             call = _call(value, at)
@@ -227,25 +252,31 @@ def _mistral(text: str, schemas: Schemas) -> Iterator[Found]:
         limit = marks[k + 1].start() if k + 1 < len(marks) else len(text)
         named = _MISTRAL_NAME.match(text, mark.end())
         at = named.end() if named else mark.end()
-        results: list[ToolCall | Wrong] = []
         try:
-            value, free = values.value(at, limit)
+            value, end = values.value(at, limit)
         except Wrong as wrong:
-            value, free = [], limit
-            results.append(wrong)
-        for item in value if isinstance(value, list) and not named else [value]:
+            free = limit
+            yield mark.start(), free, [wrong]
+            continue
+        free = mark.start()
+        listed = isinstance(value, list) and not named
+        for start, stop, item in array_items(text, at) if listed else [(free, end, value)]:
+            yield free, start, []
+            place, free = start if listed else at, stop
             try:
                 if named:
-                    results.append(ToolCall(named[1], _arguments(item, at), named[2]))
+                    call = ToolCall(named[1], _arguments(item, place), named[2])
                 else:
-                    results.append(_call(item, at))
+                    call = _call(item, place)
+                yield start, stop, [call]
             except Wrong as wrong:
-                results.append(wrong)
-        yield mark.start(), free, results
+                yield start, stop, [wrong]
+        yield free, end, []
+        free = end
 
 
 _HARMONY_TAG = re.compile(r"<\|(start|message|call|end|return)\|>")
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]++)")
+_RECIPIENT = re.compile(r"(?<![^\s>])to=(functions\.)?+([^\s<]*+)")
 
 
 def _harmony(text: str, schemas: Schemas) -> Iterator[Found]:
@@ -261,16 +292,19 @@ def _harmony(text: str, schemas: Schemas) -> Iterator[Found]:
                 yield tag.start(), tag.end(), []
             continue
         recipient = _RECIPIENT.search(text, begin, tag.start())
-        if recipient is None:
+        channel = text.find("<|channel|>", begin, tag.start()) >= 0
+        if recipient is None or not (recipient[1] or channel):  # else prose that says `to=`
             begin, start = tag.end(), begin
             yield start, tag.end(), []
             continue
         limit = tags[k + 1].start() if k + 1 < len(tags) else len(text)
         start = begin
         try:
+            if not recipient[2]:
+                raise Wrong(recipient.end(), "the call has no name")
             value, end = values.value(tag.end(), limit)
             free = begin = end + len("<|call|>") * text.startswith("<|call|>", end)
-            yield start, free, [ToolCall(recipient[1], _arguments(value, tag.end()))]
+            yield start, free, [ToolCall(recipient[2], _arguments(value, tag.end()))]
         except Wrong as wrong:
             free = begin = max(free, limit)
             yield start, free, [wrong]

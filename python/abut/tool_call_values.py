@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -67,6 +68,40 @@ class JsonValues:
             raise Wrong(start, f"no JSON: {error}") from None
 
 
+def array_items(text: str, start: int) -> Iterator[tuple[int, int, Any]]:
+    """Each item of the array that comes next, which `JsonValues` has read: where it is, and it."""
+    at = skip_space(text, skip_space(text, start) + 1)
+    while text[at] != "]":
+        value, end = _JSON.raw_decode(text, at)
+        yield at, end, value
+        at = skip_space(text, end)
+        if text[at] == ",":
+            at = skip_space(text, at + 1)
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"the number {digits[:40]} is out of range")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        value[key] = item
+    return value
+
+
+# One for all: to make it takes longer than to read a short call.
+_JSON = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_pairs_hook=_once)
+
+
 def load_json(source: str) -> Any:
     """The JSON value, strictly: as RFC 8259 has it, and with one meaning only.
 
@@ -74,27 +109,8 @@ def load_json(source: str) -> Any:
         ValueError: it is none, or holds NaN, an infinity, a number out of range, a key twice, half
             of a surrogate pair, or more levels than Python can hold.
     """
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
-
-    def finite(digits: str) -> float:
-        if not math.isfinite(number := float(digits)):
-            raise ValueError(f"the number {digits[:40]} is out of range")
-        return number
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value: dict[str, Any] = {}
-        for key, item in pairs:
-            if key in value:
-                raise ValueError(f"the key {key!r} stands twice in one object")
-            value[key] = item
-        return value
-
     try:
-        value = json.loads(
-            source, parse_constant=constant, parse_float=finite, object_pairs_hook=once
-        )
+        value = _JSON.decode(source)
         if "\\ud" in source.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -111,10 +127,19 @@ def skip_space(text: str, at: int) -> int:
 
 
 def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
-    """The schema of each parameter of each tool; with OpenAI's wrapper or without."""
+    """The schema of each parameter of each tool; with OpenAI's wrapper or without.
+
+    Raises:
+        TypeError: a tool is no JSON schema, but a function, say.
+    """
     schemas: dict[str, Mapping[str, Any]] = {}
-    for tool in tools or ():
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
+    for k, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict):
+            raise TypeError(
+                f"tools[{k}] is no JSON schema but {type(tool).__name__}\n"
+                "hint: transformers.utils.get_json_schema makes the schema of a function"
+            )
+        function = tool.get("function", tool)
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, dict) else None
@@ -124,7 +149,7 @@ def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
 
 def typed(text: str, schema: Any) -> Any:
     """The text as one of the types of its schema; as it is where none fits."""
-    types = set(_types(schema))
+    types = _types(schema)
     if "null" in types and text in ("null", "None"):
         return None
     if "string" in types or not types:
@@ -135,8 +160,8 @@ def typed(text: str, schema: Any) -> Any:
         value = load_json(text)
     except ValueError:
         return text
-    if isinstance(value, float) and value.is_integer() and "number" not in types:
-        value = int(value)  # to JSON Schema, 3.0 is an integer
+    if isinstance(value, float) and "number" not in types:
+        value = _whole(text, value)  # to JSON Schema, 3.0 is an integer
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "integer": number and isinstance(value, int),
@@ -147,16 +172,32 @@ def typed(text: str, schema: Any) -> Any:
     return value if any(fits.get(name, False) for name in types) else text
 
 
-def _types(schema: Any) -> Iterator[str]:
-    if not isinstance(schema, dict):
-        return
-    declared = schema.get("type")
-    for name in declared if isinstance(declared, list) else [declared]:
-        if isinstance(name, str):
-            yield name
-    if schema.get("nullable"):
-        yield "null"
-    for union in ("anyOf", "oneOf"):
-        choices = schema.get(union)
-        for choice in choices if isinstance(choices, list) else ():
-            yield from _types(choice)
+def _whole(text: str, value: float) -> int | float:
+    """The integer that the text is, exactly: 1e30 is not the float next to it."""
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent that Decimal cannot hold
+        return value
+    whole = int(exact)
+    return whole if whole == exact else value
+
+
+def _types(schema: Any) -> set[str]:
+    """What the schema and the choices in it name; a choice may hold itself."""
+    types: set[str] = set()
+    seen: set[int] = set()
+    left = [schema]
+    while left:
+        schema = left.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        declared = schema.get("type")
+        names = declared if isinstance(declared, list) else [declared]
+        types.update(name for name in names if isinstance(name, str))
+        if schema.get("nullable"):
+            types.add("null")
+        for union in ("anyOf", "oneOf"):
+            choices = schema.get(union)
+            left.extend(choices if isinstance(choices, list) else ())
+    return types

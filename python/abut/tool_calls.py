@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from abut.errors import TemplateError
-from abut.thinking import Render, common_prefix
+from abut.probe_messages import common_prefix, user
+from abut.thinking import Render
 from abut.tool_call_formats import PARSERS, ToolCall
 from abut.tool_call_values import Wrong, parameter_schemas
 
@@ -80,6 +81,7 @@ def parse_tool_calls(
 
     Raises:
         ValueError: an unknown `format`; never for what the text holds.
+        TypeError: a tool is no JSON schema, but a function, say.
     """
     if format not in PARSERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
@@ -119,9 +121,7 @@ def tool_call_parser(
     Raises:
         TemplateError: the template writes no tool calls, or in a form that none of them reads.
     """
-    schemas = [tool for tool in tools or () if isinstance(tool, dict)]
-    if len(schemas) < len(tools or ()):
-        schemas = [_schema(tool) for tool in tools or ()]
+    schemas = [_schema(tool) for tool in tools or ()]
     candidates: list[Parse] = [
         lambda text, format=format: parse_tool_calls(text, format=format, tools=schemas)  # type: ignore[misc]
         for format in get_args(ToolCallFormat)
@@ -146,15 +146,14 @@ _ARGUMENTS = (' "q\\" </tool_call>\n<|im_end|> é\n', "abutValue")
 
 def _written_calls(render: Render, argument: str) -> Iterator[str]:
     """What the template writes for a call after the generation prompt, in its various forms."""
-    user = {"role": "user", "content": "abutUser"}
     arguments = {_KEY: argument}
     function = {"name": _NAME, "arguments": arguments}
     call = {"id": "abutCall0", "type": "function", "function": function}
     for content in ("", None):
         message = {"role": "assistant", "content": content, "tool_calls": [call]}
         try:
-            prompt = render([user])
-            written = render([user, message], add_generation_prompt=False)
+            prompt = render([user()])
+            written = render([user(), message], add_generation_prompt=False)
         except TemplateError:
             continue
         yield written.removeprefix(common_prefix(written, prompt))
