@@ -4,16 +4,20 @@ One function for the engine, the audit and the replay: what is certified is what
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abut._native import Tokenizer
 from abut.parts import Part
 from abut.placeholder import Message
 from abut.processor import PartsProcessor
 
+Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
 
-def stops_in(ids: Sequence[int], stop_token_ids: Collection[int]) -> list[int]:
+
+def stops_in(ids: Ids, stop_token_ids: Collection[int]) -> list[int]:
     """The places of the stop tokens in a sample; at the first of them the turn ended."""
     places: list[int] = np.flatnonzero(np.isin(ids, list(stop_token_ids))).tolist()
     return places
@@ -22,7 +26,7 @@ def stops_in(ids: Sequence[int], stop_token_ids: Collection[int]) -> list[int]:
 def turn_close(
     processor: PartsProcessor,
     tokenizer: Tokenizer,
-    ids: Sequence[int],
+    ids: Ids,
     messages: Sequence[Message],
     *,
     stop_token_ids: Collection[int],
