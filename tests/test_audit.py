@@ -243,6 +243,24 @@ def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.parametrize("roles", [[], ["usr"], ["user", "assistant"], "user"])
+def test_roles_that_no_environment_speaks_in_are_refused(roles: Any) -> None:
+    with pytest.raises(ValueError, match="roles") as raised:
+        audit(DEMO_ASSETS, roles=roles)
+    assert str(raised.value) == (
+        f"roles={roles!r}, which names no roles that an environment speaks in\n"
+        'hint: pass ["user"], ["tool"] or both'
+    )
+
+
+def test_a_fuzz_of_fewer_than_no_conversations_is_refused() -> None:
+    with pytest.raises(ValueError, match="fuzz") as raised:
+        audit(DEMO_ASSETS, fuzz=-3)
+    assert str(raised.value) == (
+        "fuzz=-3, which is no number of conversations\nhint: pass 0 to leave it out"
+    )
+
+
 # --- contents
 
 

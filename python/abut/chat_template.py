@@ -31,6 +31,12 @@ from abut.tool_calls import Parse, ParsedCalls, tool_call_parser
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
+# What `apply_chat_template` takes besides variables, and abut gives it or must not.
+_GIVEN = frozenset(
+    {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
+    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
+)
 
 
 class ChatTemplateProcessor:
@@ -72,7 +78,13 @@ class ChatTemplateProcessor:
 
         Raises:
             TemplateError: there is no template, or it cannot be appended to exactly.
+            TypeError: a variable that is an argument of `apply_chat_template`, which abut gives.
         """
+        if taken := sorted(_GIVEN & chat_template_kwargs.keys()):
+            raise TypeError(
+                f"{taken[0]}= is no variable for a template: abut decides it itself\n"
+                "hint: pass only what the template reads, such as enable_thinking=False"
+            )
         if chat_template is None and not hf_tokenizer.chat_template:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no chat template\n"
