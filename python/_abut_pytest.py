@@ -92,6 +92,10 @@ def abut_hf_tokenizer(_abut_source: str) -> Any:
         native_tokenizer(tokenizer)  # loaded here, and not inside the deadline of a first example
     except (AbutError, OSError) as error:
         pytest.fail(f"abut_tokenizer={_abut_source}: {error}", pytrace=False)
+    # Its own repr lists every added token, and Hypothesis prints it with each falsifying example.
+    kind = type(tokenizer)
+    short = f"<{kind.__name__} of {_abut_source!r}>"
+    tokenizer.__class__ = type(kind.__name__, (kind,), {"__repr__": lambda self: short})
     return tokenizer
 
 
