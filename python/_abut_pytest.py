@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a name, folder or tokenizer.json for tests that take abut_tokenizer; repeatable",
     )
     parser.addini(
-        "abut_tokenizer", "what --abut-tokenizer names, where it is not given", type="args"
+        "abut_tokenizer",
+        "what --abut-tokenizer names, where it is not given; paths begin at the ini file's folder",
+        type="args",
     )
 
 
@@ -48,12 +50,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sources = (
         (marker and [*marker.args])
         or metafunc.config.getoption("--abut-tokenizer")
-        or metafunc.config.getini("abut_tokenizer")
+        or _of_ini_file(metafunc.config)
     )
     if sources:
         names = [Path(source).name for source in sources]
         ids = names if len({*names}) == len(names) else [str(source) for source in sources]
         metafunc.parametrize("_abut_source", sources, ids=ids, indirect=True, scope="session")
+
+
+def _of_ini_file(config: pytest.Config) -> list[str]:
+    """What the ini file names: a path from its folder where there is one, else a model's name."""
+    folder = config.rootpath if config.inipath is None else config.inipath.parent
+    return [
+        str(folder / source) if (folder / source).exists() else source
+        for source in config.getini("abut_tokenizer")
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +83,19 @@ def _abut_source(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def abut_hf_tokenizer(_abut_source: str) -> Any:
     """The transformers tokenizer that is under test."""
-    from abut.audit import load_hf_tokenizer
+    from abut.errors import AbutError
+    from abut.pretrained import load_hf_tokenizer
     from abut.testing import native_tokenizer
 
-    tokenizer = load_hf_tokenizer(_abut_source)
-    native_tokenizer(tokenizer)  # loaded here, and not inside the deadline of a first example
+    try:
+        tokenizer = load_hf_tokenizer(_abut_source)
+        native_tokenizer(tokenizer)  # loaded here, and not inside the deadline of a first example
+    except (AbutError, OSError) as error:
+        pytest.fail(f"abut_tokenizer={_abut_source}: {error}", pytrace=False)
+    # Its own repr lists every added token, and Hypothesis prints it with each falsifying example.
+    kind = type(tokenizer)
+    short = f"<{kind.__name__} of {_abut_source!r}>"
+    tokenizer.__class__ = type(kind.__name__, (kind,), {"__repr__": lambda self: short})
     return tokenizer
 
 
@@ -84,9 +103,12 @@ def abut_hf_tokenizer(_abut_source: str) -> Any:
 def abut_tokenizer(_abut_source: str, request: pytest.FixtureRequest) -> Any:
     """The `abut.Tokenizer` that is under test. A lone tokenizer.json needs no transformers."""
     if Path(_abut_source).is_file():
-        from abut import Tokenizer
+        from abut import AbutError, Tokenizer
 
-        return Tokenizer.from_file(_abut_source)
+        try:
+            return Tokenizer.from_file(_abut_source)
+        except AbutError as error:
+            pytest.fail(f"abut_tokenizer={_abut_source}: {error}", pytrace=False)
     from abut.testing import native_tokenizer
 
     return native_tokenizer(request.getfixturevalue("abut_hf_tokenizer"))

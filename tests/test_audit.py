@@ -107,6 +107,34 @@ def test_another_stop_token_is_judged_before_the_close(tmp_path: Path) -> None:
     assert "sampled <|endoftext|> | <|im_end|>" not in seams(audit(tmp_path))
 
 
+def test_a_sample_cut_inside_thinking_is_judged_before_what_the_engine_writes(
+    hf_tokenizer: Any,
+) -> None:
+    close = ChatTemplateProcessor(hf_tokenizer).thinking.between + "<|im_end|>"
+    seam = seams(audit(hf_tokenizer))[f"sample cut inside thinking | {close!r}"]
+    assert (seam.decides, seam.exact, seam.kind) == (False, False, "merged")
+    assert ("\n",) in {one.right for one in seam.breaks}
+
+
+def test_where_the_prompt_opens_the_thinking_every_cut_sample_is_inside_it(
+    hf_tokenizer: Any,
+) -> None:
+    opens = template() + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    found = audit(hf_tokenizer, template=opens)
+    assert found.template is not None
+    assert found.template.generation_prompt.endswith("<think>\n")
+    names = seams(found)
+    assert names["cut sample | <|im_end|>"].proved
+    assert names["sample cut inside thinking | '\\n</think>\\n\\n<|im_end|>'"].tried > 60
+
+
+def test_a_processor_that_cannot_close_thinking_has_no_such_seam(
+    hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatTemplateProcessor, "close_thinking", None)
+    assert not [name for name in seams(audit(hf_tokenizer)) if "thinking" in name]
+
+
 # --- templates
 
 
@@ -215,6 +243,24 @@ def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.parametrize("roles", [[], ["usr"], ["user", "assistant"], "user"])
+def test_roles_that_no_environment_speaks_in_are_refused(roles: Any) -> None:
+    with pytest.raises(ValueError, match="roles") as raised:
+        audit(DEMO_ASSETS, roles=roles)
+    assert str(raised.value) == (
+        f"roles={roles!r}, which names no roles that an environment speaks in\n"
+        'hint: pass ["user"], ["tool"] or both'
+    )
+
+
+def test_a_fuzz_of_fewer_than_no_conversations_is_refused() -> None:
+    with pytest.raises(ValueError, match="fuzz") as raised:
+        audit(DEMO_ASSETS, fuzz=-3)
+    assert str(raised.value) == (
+        "fuzz=-3, which is no number of conversations\nhint: pass 0 to leave it out"
+    )
+
+
 # --- contents
 
 
@@ -249,7 +295,7 @@ def test_random_conversations_are_those_of_the_full_render(hf_tokenizer: Any) ->
         replay_of(hf_tokenizer), 300, seed=7, roles=["user", "tool", "system"]
     )
     assert found.failure is None
-    assert found.against_render + found.against_parts == 300
+    assert found.against_render + found.against_sent + found.against_parts == 300
     assert found.against_render > 150
     assert found.against_parts > 10
     assert found.merged > 0
@@ -260,7 +306,49 @@ def test_thinking_that_is_stripped_is_kept_as_it_was_sent(qwen3: Any) -> None:
     assert found is not None
     assert found.failure is None
     assert found.rewritten > 10
-    assert found.against_render > 30
+    assert found.against_render + found.against_sent + found.against_parts == 60
+    assert 0 < found.against_sent <= found.rewritten
+    assert found.against_render > 20
+
+
+def test_a_comparison_with_the_full_render_is_counted_only_where_there_is_one(
+    hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    render = Replay._ids_of_render
+    monkeypatch.setattr(Replay, "_ids_of_render", lambda *a: compared.append(1) or render(*a))
+    spaced = template().replace("message.content or ''", "' ' + message.content")
+    assert spaced != template()
+    # As Mistral's: a space before every past answer, which no prompt has.
+    for text, all_sent in ((None, False), (spaced, True)):
+        compared.clear()
+        processor = ChatTemplateProcessor(hf_tokenizer, chat_template=text)
+        native = abut.Tokenizer.from_file(DEMO_ASSETS / "tokenizer.json")
+        replay = Replay(hf_tokenizer, native, processor, chat_template=text)
+        found = fuzz_conversations(replay, 40)
+        assert found.failure is None
+        assert found.against_render == len(compared)
+        assert (found.against_render == 0) == all_sent
+        assert found.rewritten == (40 if all_sent else 0)
+
+
+def test_a_cut_inside_thinking_is_drawn_and_closed_as_the_engine_does(
+    qwen3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    close = ChatTemplateProcessor.close_thinking
+
+    def spied(self: Any, completion: str) -> Any:
+        closed.append(close(self, completion))
+        return closed[-1]
+
+    monkeypatch.setattr(ChatTemplateProcessor, "close_thinking", spied)
+    processor = ChatTemplateProcessor(qwen3)
+    replay = Replay(qwen3, abut.Tokenizer.from_pretrained(qwen3), processor)
+    found = fuzz_conversations(replay, 60)
+    assert found.failure is None
+    assert [abut.Scaffold("\n</think>\n\n")] in closed
+    assert [] in closed
 
 
 def test_a_seed_gives_the_same_conversations_again(hf_tokenizer: Any) -> None:
@@ -377,7 +465,7 @@ def test_contents_that_a_template_trims_are_drawn_again() -> None:
     assert found is not None
     assert found.failure is None
     assert found.skipped == 0
-    assert found.against_render + found.against_parts == 40
+    assert found.against_sent + found.against_parts == 40
 
 
 # --- the page

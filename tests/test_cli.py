@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -88,7 +90,7 @@ def test_show_needs_to_know_the_tokenizer(tmp_path, tokenizer, capsys):
 def test_check_says_that_a_model_is_exact(capsys):
     assert main(["check", str(ASSETS), "--fuzz", "5", "--seed", "3"]) == 0
     out = capsys.readouterr().out
-    assert "sampled <|im_end|> | next user              barrier  yes, for every text" in out
+    assert re.search(r"sampled <\|im_end\|> \| next user +barrier  yes, for every text\n", out)
     assert "fuzz: 5 of 5 conversations are the same, seed 3" in out
     assert out.endswith("\nresult: exact at every seam\n")
 
@@ -127,6 +129,109 @@ def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys
         main(["check", str(ASSETS), "--template-kwargs", "[]"])
     assert stopped.value.code == 2
     assert "argument --template-kwargs: '[]' is no JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("tokenizer.json", '{"a": 1}', "{file}: not a tokenizer.json: missing field `model`"),
+        ("tokenizer_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("tokenizer_config.json", "[]", "{file}: not a JSON object\nhint: copy the file from"),
+        ("generation_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "{file}: eos_token_id has 'x', which"),
+        ("generation_config.json", '{"eos_token_id": [2, 512]}', "{file}: eos_token_id has 512, "),
+        ("generation_config.json", '{"eos_token_id": true}', "{file}: eos_token_id has True, "),
+    ],
+)
+def test_check_names_the_file_that_is_broken(tmp_path, capsys, file, text, message):
+    folder = shutil.copytree(ASSETS, tmp_path / "model")
+    (folder / file).write_text(text)
+    assert main(["check", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("abut check: " + message.format(file=folder / file))
+    assert "\nhint: " in err
+
+
+@pytest.mark.parametrize("name", ["", "./nope", "a/b/c"])
+def test_check_says_that_there_is_no_such_folder(capsys, name):
+    assert main(["check", name]) == 2
+    assert capsys.readouterr().err == (
+        f"abut check: {name!r}: no such folder, and it is not the name of a model either\n"
+        "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B\n"
+    )
+
+
+def test_check_says_that_a_folder_holds_no_tokenizer(tmp_path, capsys):
+    hint = "hint: pass a folder that save_pretrained of a fast tokenizer wrote\n"
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"abut check: {tmp_path}: the folder is empty\n{hint}"
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert main(["check", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"abut check: {tmp_path}: transformers cannot load a tokenizer from ")
+    assert err.endswith(hint)
+
+
+@pytest.mark.parametrize("key", ["tokenize", "messages", "add_generation_prompt"])
+def test_check_refuses_a_variable_that_abut_decides(capsys, key):
+    assert main(["check", str(ASSETS), "--template-kwargs", json.dumps({key: False})]) == 2
+    assert capsys.readouterr().err == (
+        f"abut check: {key}= is no variable for a template: abut decides it itself\n"
+        "hint: pass only what the template reads, such as enable_thinking=False\n"
+    )
+
+
+def test_check_never_exits_with_a_verdict_where_it_has_none(capsys, monkeypatch):
+    def broken(*args, **options):
+        raise KeyError("added_tokens")
+
+    monkeypatch.setattr("abut.audit.audit", broken)
+    assert main(["check", str(ASSETS)]) == 2
+    assert capsys.readouterr().err == "abut check: KeyError: 'added_tokens'\n"
+
+
+@pytest.mark.parametrize(("rstrip", "status"), [(False, 0), (True, 1)])
+def test_a_verdict_that_nobody_reads_to_its_end_is_the_exit_status_all_the_same(
+    tmp_path, rstrip, status
+):
+    tokenizer, file = tmp_path / "tokenizer.json", tmp_path / "chat_template.jinja"
+    tokenizer.write_text(with_close(rstrip=rstrip), encoding="utf-8")
+    file.write_text(template(), encoding="utf-8")
+    read, write = os.pipe()
+    os.close(read)  # as `abut check | head` once head has gone
+    done = subprocess.run(
+        [sys.executable, "-m", "abut.cli", "check", str(tokenizer), "--template", str(file)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_check_takes_roles_before_the_model(capsys):
+    assert main(["check", "--roles", "user", str(ASSETS)]) == 0
+    assert "next tool" not in capsys.readouterr().out
+    assert main(["check", "--roles", "user,tool", str(ASSETS)]) == 0
+    assert "next tool" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "--roles", "usr", str(ASSETS)])
+    assert stopped.value.code == 2
+    assert "argument --roles: 'usr' is none of user, tool and user,tool" in capsys.readouterr().err
+
+
+def test_check_does_not_call_a_template_exact_of_which_no_seam_was_judged(tmp_path, capsys):
+    file = tmp_path / "chat_template.jinja"
+    no_tools = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+    file.write_text(no_tools + template(), encoding="utf-8")
+    arguments = ["check", str(ASSETS), "--template", str(file), "--roles"]
+    assert main([*arguments, "user,tool"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "tool"]) == 1
+    assert capsys.readouterr().out.endswith(
+        "result: NOT EXACT\n  no seam was judged: the template takes no such messages\n"
+    )
 
 
 def test_check_loads_a_tokenizer_without_torch():

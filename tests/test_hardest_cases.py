@@ -350,7 +350,28 @@ def test_tokens_after_a_stop_token_stay_and_are_not_heard(any_stage: Stage) -> N
         turn = played.one.turns[0]
         assert turn.stop_token == turn.start + len(yes)
         assert row(played.one)[turn.start : turn.end] == [*yes, close, *tail]
-        assert between_turns(any_stage, played)[1].count("close") == (tail is more)
+        assert between_turns(any_stage, played)[1].count("close") == 0
+
+
+def test_tokens_after_a_stop_token_inside_thinking_get_no_second_close(any_stage: Stage) -> None:
+    close = any_stage.processor.close_token_id
+    sample = [*ids_of(any_stage, "<think>\nhm"), close, *ids_of(any_stage, "\n")]
+    played, heard = play(any_stage, sample)
+    ids, names = between_turns(any_stage, played)
+    assert names.count("close") == 0
+    increment = any_stage.processor.increment([{"role": "user", "content": "go on"}])
+    assert any_stage.tokenizer.decode(ids) == "".join(increment)
+    assert heard == ["", ""]
+
+
+def test_of_several_stop_tokens_the_templates_own_leaves_nothing_missing(stage: Stage) -> None:
+    close = stage.processor.close_token_id
+    other = next(i for i in stage.tokenizer.encode("<|endoftext|>").tolist() if i != close)
+    yes, more = ids_of(stage, "yes"), ids_of(stage, "and more")
+    for tail, closed in [([], 1), (more, 1), ([close], 0), ([close, *more], 0)]:
+        played, heard = play(stage, [*yes, other, *tail], stop_token_ids=[other])
+        assert heard == ["yes", "yes"]
+        assert between_turns(stage, played)[1].count("close") == closed
 
 
 # ---- 6

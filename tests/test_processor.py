@@ -588,6 +588,9 @@ def test_messages_that_are_none_are_refused(tiny: Any) -> None:
         "message 1 (user): content=7 is not text\n"
         'hint: write a string, or a list of {"type": "text", "text": "..."}'
     )
+    for nothing in ({"role": "user"}, {"role": "tool", "content": None}, {"role": "assistant"}):
+        for written in (processor.opening, processor.increment):
+            assert "content=None is not text" in error(written, [nothing])
     assert "is not text" in error(processor.opening, [user([{"type": "image", "url": "x"}])])
 
 

@@ -49,6 +49,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_te
   parse_tool_calls(action)
   report
   stop_token_ids
+  thinking
   verdicts()
   with_stop_token_ids(ids)
 Columns(*, prompt_ids, completion_ids, logprobs, env_mask)

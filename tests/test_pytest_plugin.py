@@ -82,6 +82,40 @@ def test_the_ini_file_names_tokenizers_that_the_option_does_not(tests: Path) -> 
     assert passed(run(tests, "-v", "-k", "tokens", option)) == {"test_tokens[three.json]"}
 
 
+def test_a_path_in_the_ini_file_begins_at_its_folder(tests: Path) -> None:
+    (tests / "pytest.ini").write_text("[pytest]\nabut_tokenizer = one.json\n")
+    (tests / "below").mkdir()
+    (tests / "below" / "test_mine.py").write_text(TESTS)
+    found = passed(run(tests / "below", "-v", "-k", "tokens", "test_mine.py"))
+    assert found == {"test_tokens[one.json]"}
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_a_few_lines(tests: Path) -> None:
+    (tests / "broken.json").write_text("{}")
+    for source, says in [
+        ("./nope", "'./nope': no such folder, and it is not the name of a model either"),
+        ("broken.json", "broken.json: not a tokenizer.json: missing field `model`"),
+    ]:
+        done = run(tests, "-k", "test_tokens", f"--abut-tokenizer={source}")
+        assert done.returncode == 1
+        assert f"\nabut_tokenizer={source}: {says}" in done.stdout
+        assert len(done.stdout.splitlines()) < 20
+
+
+def test_a_failing_example_does_not_print_the_whole_tokenizer(example: Path) -> None:
+    (example / "test_fails.py").write_text(
+        "from hypothesis import given, strategies as st\n"
+        "@given(data=st.data())\n"
+        "def test_it(abut_tokenizer, abut_hf_tokenizer, data):\n"
+        "    assert data.draw(st.just(1)) == 2\n"
+    )
+    done = run(example, "test_fails.py", f"--abut-tokenizer={DEMO_ASSETS}")
+    assert done.returncode == 1
+    assert "AddedToken(" not in done.stdout
+    assert f"of {str(DEMO_ASSETS)!r}>" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 300
+
+
 def test_a_test_without_a_tokenizer_is_an_error_and_no_skip(tests: Path) -> None:
     done = run(tests, "-k", "test_tokens")
     assert done.returncode == 1
@@ -115,11 +149,11 @@ def test_the_example_finds_a_tokenizer_that_is_not_exact(example: Path) -> None:
         "from tokenizers_made import Broken\n"
         "@pytest.fixture(scope='session')\n"
         "def abut_hf_tokenizer(abut_hf_tokenizer):\n"
-        "    spoil = lambda text, ids: ids[:-1] if ' ' in text else ids\n"
+        "    spoil = lambda text, ids: ids[:-1]\n"
         "    return Broken(abut_hf_tokenizer, spoil)\n"
     )
     options = ["-o", f"pythonpath={Path(__file__).parent}", f"--abut-tokenizer={DEMO_ASSETS}"]
     done = run(example, EXAMPLE.name, "-k", "texts", *options)
     assert done.returncode == 1
     assert "1 failed" in done.stdout
-    assert "of [' '] token 0 differs" in done.stdout
+    assert "] token 0 differs" in done.stdout

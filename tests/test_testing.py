@@ -101,7 +101,8 @@ def test_a_seam_that_does_not_say_what_it_did_is_caught(monkeypatch: pytest.Monk
 def test_conversations_append_as_the_template_writes_them(hf_tokenizer: Any, data: Any) -> None:
     roles = ["user", "tool"]
     conversation = data.draw(strategies.conversations(NATIVE, roles=roles, stripped=True))
-    cut = data.draw(st.sets(st.integers(0, 3)))
+    turns = sum(message["role"] == "assistant" for message in conversation)
+    cut = data.draw(st.sets(st.integers(0, turns - 1)))
     assert_appendable(hf_tokenizer, conversation, cut=cut)
 
 
@@ -114,6 +115,16 @@ def test_thinking_that_the_template_strips_stays_as_it_was_sent(qwen3: Any) -> N
 def test_a_merge_with_the_generation_prompt_is_no_failure(qwen3: Any) -> None:
     merging = {"role": "assistant", "content": "\nHello"}
     assert_appendable(qwen3, [USER, merging, USER, ANSWER, USER], cut=[0])
+
+
+def test_a_turn_cut_inside_thinking_is_compared_with_its_thinking_closed(qwen3: Any) -> None:
+    thought = {"role": "assistant", "content": "<think>\nHm"}
+    conversation = [USER, thought, USER, ANSWER, USER]
+    assert_appendable(qwen3, conversation, cut=[0])
+    spoiled = Broken(qwen3, lambda text, ids: ids[:-1] if "</think>" in text else ids)
+    with pytest.raises(AssertionError, match=r"^turn 0: token"):
+        assert_appendable(spoiled, conversation, cut=[0])
+    assert_appendable(spoiled, conversation)  # its stop token ended the turn as it is
 
 
 def test_a_render_that_differs_is_shown_with_both_sides(hf_tokenizer: Any) -> None:
@@ -155,6 +166,15 @@ def test_a_template_that_cannot_be_appended_to_fails_with_its_reason(hf_tokenize
             "message 1 (assistant): content=None is not what was sampled\n"
             "hint: write the text of the sample, tool calls and all",
         ),
+        *[
+            (
+                [USER, {"role": "assistant", "content": content, **{key: value}}, USER],
+                f"message 1 (assistant): {key}={value!r} is not what was sampled\n"
+                "hint: write the text of the sample, tool calls and all, as its content",
+            )
+            for content in ("", "Hello")
+            for key, value in (("tool_calls", [{"function": {}}]), ("reasoning_content", "Hm."))
+        ],
     ],
 )
 def test_a_conversation_that_nobody_sampled_is_an_error(
@@ -163,6 +183,15 @@ def test_a_conversation_that_nobody_sampled_is_an_error(
     with pytest.raises(ValueError, match="hint:") as raised:
         assert_appendable(hf_tokenizer, conversation)
     assert str(raised.value) == message
+
+
+def test_a_cut_turn_that_is_not_there_is_an_error(hf_tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="hint:") as raised:
+        assert_appendable(hf_tokenizer, [USER, ANSWER, USER], cut={0, 99})
+    assert str(raised.value) == (
+        "cut=99: the conversation has 1 turns, counted from 0\n"
+        "hint: give the numbers of the assistant's messages that were cut"
+    )
 
 
 # --- what they share

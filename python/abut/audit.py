@@ -5,24 +5,24 @@ looked for, and with `fuzz` random conversations are compared with the template'
 """
 
 import copy
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.audit_seams import SeamVerdict, judge_seams
 from abut.conversation_fuzz import FuzzResult, fuzz_conversations, tool_message
-from abut.errors import MissingExtraError, TemplateError
+from abut.errors import TemplateError
 from abut.parts import Content
-from abut.pretrained import load_transformers_tokenizer
+from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer
 from abut.probe_messages import assistant, user
 from abut.processor import ChatTemplateProcessor, TemplateReport
 from abut.rendering import Rendering
 from abut.replay import Replay, control_tokens
+
+_ROLES = ("user", "tool")
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class Audit:
                 )
             if seam.decides and seam.refused:
                 found.append(f"{seam.left} | {seam.right}: cannot be appended")
+        judged = any(seam.decides and seam.exact is not None for seam in self.seams)
+        if self.template is not None and not judged:
+            found.append("no seam was judged: the template takes no such messages")
         if self.content is not None and not self.content.safe:
             found.append(f"{len(self.content.minted)} contents became control tokens")
         if self.fuzz is not None and self.fuzz.failure is not None:
@@ -106,7 +109,7 @@ def audit(
     *,
     template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
-    roles: Collection[str] = ("user", "tool"),
+    roles: Collection[str] = _ROLES,
     fuzz: int = 0,
     seed: int = 0,
 ) -> Audit:
@@ -126,12 +129,15 @@ def audit(
         TemplateError: a fuzz was asked for, and there is no template.
         MissingExtraError: a name, folder or template was given and transformers is not installed.
         OSError: nothing can be read there.
+        ValueError: `roles` or `fuzz` is none that can be checked.
+        TypeError: `template_kwargs` has a key that abut decides itself.
     """
+    _check_arguments(roles, fuzz)
     options = dict(template_kwargs or {})
     name = str(getattr(source, "name_or_path", source)) or type(source).__name__
     hf_tokenizer = source
     if isinstance(source, str | os.PathLike):
-        lone = _is_file(source) and template is None
+        lone = is_tokenizer_file(source) and template is None
         hf_tokenizer = None if lone else load_hf_tokenizer(source)
     if template is not None:
         hf_tokenizer = copy.copy(hf_tokenizer)
@@ -147,9 +153,10 @@ def audit(
     found = Audit(name, tokenizer.profile())
     if not hf_tokenizer.chat_template:
         return found
+    stops = generation_stop_ids(source, vocab_size=tokenizer.vocab_size)
     try:
         processor = ChatTemplateProcessor(hf_tokenizer, **options)
-        processor = processor.with_stop_token_ids(_generation_stop_ids(source))
+        processor = processor.with_stop_token_ids(stops)
         processor.opening([user()])
     except TemplateError as error:
         return replace(found, refused=str(error))
@@ -170,45 +177,17 @@ def audit(
     )
 
 
-def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
-    """Load a transformers tokenizer from a name, a folder or a tokenizer.json.
-
-    A lone tokenizer.json has no chat template, no BOS and no EOS.
-
-    Raises:
-        TokenizerError: the file is no tokenizer.json that abut can use.
-        MissingExtraError: transformers is not installed.
-        OSError: nothing can be read there.
-    """
-    if not _is_file(source):
-        return load_transformers_tokenizer(source)
-    Tokenizer.from_file(source)  # its errors name the file
-    try:
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise MissingExtraError(
-            "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
-            "hint: a tokenizer.json without a template can be checked without it"
-        ) from error
-    return PreTrainedTokenizerFast(tokenizer_file=os.fspath(source))
-
-
-def _is_file(source: str | os.PathLike[str]) -> bool:
-    return Path(source).is_file() or Path(source).suffix == ".json"
-
-
-def _generation_stop_ids(source: Any) -> list[int]:
-    """Every EOS of the model's generation config, which TRL and the engines stop at."""
-    if not isinstance(source, str | os.PathLike) or _is_file(source):
-        return []
-    from transformers.utils import cached_file
-
-    try:
-        text = Path(str(cached_file(os.fspath(source), "generation_config.json"))).read_text()
-    except OSError:  # the model has none
-        return []
-    eos = json.loads(text).get("eos_token_id")
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+def _check_arguments(roles: Collection[str], fuzz: int) -> None:
+    given = {roles} if isinstance(roles, str) else set(roles)
+    if isinstance(roles, str) or not given or not given <= {*_ROLES}:
+        raise ValueError(
+            f"roles={roles!r}, which names no roles that an environment speaks in\n"
+            'hint: pass ["user"], ["tool"] or both'
+        )
+    if fuzz < 0:
+        raise ValueError(
+            f"fuzz={fuzz!r}, which is no number of conversations\nhint: pass 0 to leave it out"
+        )
 
 
 def _fits(replay: Replay, role: str) -> bool:

@@ -2,7 +2,9 @@
 
 Three kinds of edges exist: a sampled stop token before what the template writes next, a cut sample
 before the close that abut writes, and the generation prompt before a sample. The last is reported
-and decides nothing: the sampled tokens stay whatever a tokenizer would have made of them.
+and decides nothing: the sampled tokens stay whatever a tokenizer would have made of them. So is a
+sample that was cut inside its thinking before what closes that: both are mostly ordinary text, so
+that something merges with nearly every tokenizer.
 
 A seam at a hard token (`barrier`) holds for every text. Any other is judged by trying texts, so the
 verdict says how many.
@@ -20,6 +22,7 @@ from abut.probe_messages import user
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering
 from abut.template_report import NEXT_MESSAGES
+from abut.turn_close import turn_close
 from abut.turn_form import CALLING, PLAIN
 
 Kind = Literal["barrier", "window", "opaque", "merged"]
@@ -65,7 +68,7 @@ class SeamVerdict:
         left: what stands before the seam.
         right: what follows.
         decides: whether it decides about the tokenizer and template; the generation prompt before
-            a sample does not.
+            a sample does not, nor does half a thought before its close.
         kind: the worst that was found; None where the seam does not exist (`reason`).
         exact: whether it held for everything that was tried; None where it does not exist.
         proved: whether it holds for every text.
@@ -112,7 +115,7 @@ def judge_seams(
     }
     verdicts = {verdict.kind: verdict for verdict in processor.verdicts()}
     found: list[SeamVerdict] = []
-    closings: dict[tuple[int | None, str], list[Part]] = {}
+    closings: dict[tuple[int | None, str], list[Message]] = {}
     for kind, messages in kinds.items():
         verdict, right = verdicts[kind], f"next {kind}"
         if not verdict.appendable:
@@ -127,13 +130,14 @@ def judge_seams(
             found.append(edges.after_stop(stop, messages, right))
         for after in (None, *processor.stop_token_ids):
             if closing := processor.closing(messages, after=after):
-                closings.setdefault((after, "".join(closing)), closing)
+                closings.setdefault((after, "".join(closing)), messages)
     # A cut sample last.
-    for (after, _), closing in sorted(closings.items(), key=lambda item: item[0][0] is None):
-        found.append(edges.before_close(after, closing))
-    for (after, _), closing in closings.items():
+    for (after, close), messages in sorted(closings.items(), key=lambda item: item[0][0] is None):
+        found.append(edges.before_close(after, close, messages))
+    for (after, close), messages in closings.items():
         if after is None:
-            found += edges.inside_character(closing)
+            found += edges.inside_thinking(messages)
+            found += edges.inside_character(close, messages)
     return [*found, edges.generation_prompt()]
 
 
@@ -170,6 +174,7 @@ class _Edges:
     def __init__(self, tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> None:
         self._tokenizer = tokenizer
         self._processor = processor
+        self._thinking = processor.thinking
         self._opening = processor.opening([user()])
 
     def after_stop(self, stop: int, messages: Sequence[Message], right: str) -> SeamVerdict:
@@ -188,23 +193,55 @@ class _Edges:
             made.append(self._make(self._sampled("abut", stop), parts))
         return self._verdict(self._after(stop), right, made)
 
-    def before_close(self, stop: int | None, closing: Sequence[Part]) -> SeamVerdict:
+    def before_close(
+        self, stop: int | None, close: str, messages: Sequence[Message]
+    ) -> SeamVerdict:
         """A sample that does not end as the template would, before what abut closes it with."""
-        close = "".join(closing)
-        ends = ["abut", *(f"abut{edge}" for edge in EDGES), "<think>\nabut", '<tool_call>\n{"name']
+        ends = ["abut", *(f"abut{edge}" for edge in EDGES), '<tool_call>\n{"name']
         ends += [f"abut{close[:k]}" for k in range(1, len(close))]
-        made = [self._make(self._sampled(end, stop), closing) for end in ends]
+        if stop is not None:  # it ends the turn inside its thinking, too
+            ends.append(f"{self._thinking.open}\nabut")
+        elif self._thinking.opened:
+            ends = [f"abut{self._thinking.between}{end}" for end in ends]
+        made = self._closed([self._sampled(end, stop) for end in ends], messages)
         return self._verdict(self._after(stop), named(close), made)
 
-    def inside_character(self, closing: Sequence[Part]) -> list[SeamVerdict]:
+    def inside_thinking(self, messages: Sequence[Message]) -> list[SeamVerdict]:
+        """A sample that was cut inside its thinking, before what closes that and the turn."""
+        thinking = self._thinking
+        begun = "abut" if thinking.opened else f"{thinking.open}\nabut"
+        close = self._close(self._sampled(begun, None), messages)
+        if close == self._processor.closing(messages):
+            return []
+        before = thinking.between.partition(thinking.close)[0] + thinking.close
+        ends = ["", *EDGES, *(before[:k] for k in range(1, len(before)))]
+        samples = [self._sampled(begun + end, None) for end in ends]
+        # Some edges end the thinking: then its close is not what is missing.
+        made = self._closed(
+            [ids for ids in samples if self._close(ids, messages) == close], messages
+        )
+        right = named("".join(close))
+        return [self._verdict("sample cut inside thinking", right, made, decides=False)]
+
+    def inside_character(self, close: str, messages: Sequence[Message]) -> list[SeamVerdict]:
         """A sample that was cut inside a character before the close; none where no token ends so.
 
         It decides nothing: a part of a character has no canonical tokens to differ from.
         """
-        samples = [self._sampled(text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
-        made = [self._make(ids[:-1], closing) for ids in samples if len(ids) > 1]
-        left, right = "sample cut inside a character", named("".join(closing))
+        begun = f"abut{self._thinking.between}" if self._thinking.opened else ""
+        samples = [self._sampled(begun + text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
+        none = self._sampled(begun, None)
+        made = self._closed([ids[:-1] for ids in samples if len(ids) > len(none) + 1], messages)
+        left, right = "sample cut inside a character", named(close)
         return [self._verdict(left, right, made, decides=False)] if made else []
+
+    def _close(self, sampled: list[int], messages: Sequence[Message]) -> list[Part]:
+        stops = self._processor.stop_token_ids
+        return turn_close(self._processor, self._tokenizer, sampled, messages, stop_token_ids=stops)
+
+    def _closed(self, samples: Sequence[list[int]], messages: Sequence[Message]) -> list[_Made]:
+        """Each sample before what the engine would close it with."""
+        return [self._make(ids, self._close(ids, messages)) for ids in samples]
 
     def _after(self, stop: int | None) -> str:
         return "cut sample" if stop is None else f"sampled {named(self._tokenizer.decode([stop]))}"

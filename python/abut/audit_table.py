@@ -123,10 +123,13 @@ def _break(broken: Break) -> Iterator[str]:
 
 
 def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
-    compared = fuzz.against_render + fuzz.against_parts
+    compared = fuzz.against_render + fuzz.against_sent + fuzz.against_parts
     yield f"fuzz: {compared} of {fuzz.conversations} conversations are the same, seed {fuzz.seed}"
     yield f"  with messages of the roles {', '.join((*fuzz.roles, 'assistant'))}"
     yield f"  {fuzz.against_render} against the full render"
+    yield (
+        f"  {fuzz.against_sent} against the text that was sent: the render of the whole is another"
+    )
     yield (
         f"  {fuzz.against_parts} against one encode of their parts: "
         "a content spells what the render would mint or eat"
@@ -137,7 +140,7 @@ def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
             "a trajectory keeps what was sent"
         )
     if fuzz.merged:
-        yield f"  in {fuzz.merged} a sample would have merged with the generation prompt; it stays"
+        yield f"  in {fuzz.merged} a sample would have merged with what stands beside it; it stays"
     if fuzz.refused:
         yield f"  {fuzz.refused} drawn again, refused, such as:"
         yield from (f"    {line}" for line in str(fuzz.refusal).splitlines())

@@ -26,11 +26,17 @@ from abut.template_report import (
     TemplateReport,
     probe,
 )
-from abut.thinking import find_thinking
+from abut.thinking import ThinkingFormat, find_thinking
 from abut.tool_calls import Parse, ParsedCalls, tool_call_parser
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
+# What `apply_chat_template` takes besides variables, and abut gives it or must not.
+_GIVEN = frozenset(
+    {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
+    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
+)
 
 
 class ChatTemplateProcessor:
@@ -46,11 +52,13 @@ class ChatTemplateProcessor:
         stop_token_ids: every id that ends a turn, the template's own first: that of an answer,
             then that of a turn that calls a tool.
         close_token_id: the id of the token that ends an answer.
+        thinking: how the template writes the thinking of an answer.
     """
 
     report: TemplateReport
     stop_token_ids: tuple[int, ...]
     close_token_id: int
+    thinking: ThinkingFormat
 
     def __init__(
         self,
@@ -70,7 +78,13 @@ class ChatTemplateProcessor:
 
         Raises:
             TemplateError: there is no template, or it cannot be appended to exactly.
+            TypeError: a variable that is an argument of `apply_chat_template`, which abut gives.
         """
+        if taken := sorted(_GIVEN & chat_template_kwargs.keys()):
+            raise TypeError(
+                f"{taken[0]}= is no variable for a template: abut decides it itself\n"
+                "hint: pass only what the template reads, such as enable_thinking=False"
+            )
         if chat_template is None and not hf_tokenizer.chat_template:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no chat template\n"
@@ -99,14 +113,15 @@ class ChatTemplateProcessor:
         ids = [self._render.control[token] for token in stops]
         eos_id = hf_tokenizer.eos_token_id
         self.stop_token_ids = _unique([*ids, *([] if eos_id is None else [eos_id])])
+        self.thinking = find_thinking(self._render, self._prover.generation_prompt)
         self.report = probe(
             self._render,
             increment,
             generation_prompt=self._prover.generation_prompt,
             stop_tokens=self._tokens(self.stop_token_ids),
             takes_tools=tool.appendable,
+            opened=self.thinking.opened,
         )
-        self._thinking = find_thinking(self._render, self.report.generation_prompt)
         self._parse_tool_calls: Parse | None = None
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
@@ -217,7 +232,7 @@ class ChatTemplateProcessor:
 
         The text of one stop token at the end, if it is there, belongs to neither.
         """
-        return self._thinking.split(self._without_stop(completion))
+        return self.thinking.split(self._without_stop(completion))
 
     def parse_tool_calls(self, action: str) -> ParsedCalls:
         """The tool calls in an action, see `abut.tool_calls.tool_call_parser`.
@@ -233,7 +248,7 @@ class ChatTemplateProcessor:
 
     def close_thinking(self, completion: str) -> list[Part]:
         """What closes thinking that a completion was cut in, as the template would; else `[]`."""
-        closing = self._thinking.closing(completion)
+        closing = self.thinking.closing(completion)
         return [Scaffold(closing)] if closing else []
 
     def _without_stop(self, completion: str) -> str:

@@ -20,8 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and args.command == "check":
         _leave_torch_out()
     try:
-        return int(args.run(args) or 0)
+        status = int(args.run(args) or 0)
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:
+        _forget_stdout()
         return 0
     except KeyboardInterrupt:
         sys.stderr.write(f"abut {args.command}: interrupted\n")
@@ -29,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AbutError, ValueError, TypeError, OSError) as error:
         sys.stderr.write(f"abut {args.command}: {error}\n")
         return 1
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it any more: what is left in its buffer must not fail when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave_torch_out() -> None:
@@ -84,10 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument(
         "--roles",
-        nargs="+",
-        choices=("user", "tool"),
+        type=_roles,
         default=("user", "tool"),
-        help="what your environment says (both); what the template takes must be appendable",
+        metavar="ROLES",
+        help="what your environment speaks as: user, tool or user,tool (both); what the template "
+        "takes must be appendable",
     )
     check.add_argument(
         "--fuzz",
@@ -116,6 +125,13 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _roles(text: str) -> tuple[str, ...]:
+    roles = tuple(text.split(","))
+    if not {*roles} <= {"user", "tool"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of user, tool and user,tool")
+    return roles
+
+
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -142,11 +158,17 @@ def _check(args: argparse.Namespace) -> int:
     except (AbutError, ValueError, TypeError, OSError) as error:
         sys.stderr.write(f"abut check: {error}\n")
         return 2
-    if args.json:
-        sys.stdout.write(json.dumps(found.as_dict()) + "\n")
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in lines(found))
-    return 0 if found.exact else 1
+    except Exception as error:  # a traceback would exit with 1, which is a verdict
+        sys.stderr.write(f"abut check: {type(error).__name__}: {error}\n")
+        return 2
+    status = 0 if found.exact else 1
+    page = [json.dumps(found.as_dict())] if args.json else lines(found)
+    try:
+        sys.stdout.writelines(f"{line}\n" for line in page)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads the first lines only still gets the verdict
+        _forget_stdout()
+    return status
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from abut.errors import AbutError, TemplateError
 from abut.fragments import FRAGMENTS, WORDS, spellings
 from abut.placeholder import Message
 from abut.replay import Replay, Replayed, control_tokens
-from abut.thinking import CLOSE, OPEN
+from abut.thinking import ThinkingFormat
 
 _DRAWS = 24  # of one conversation, until one can be compared
 _SHRINKS = 400  # replays that making a failure small may cost
@@ -45,13 +45,17 @@ class FuzzResult:
         seed: gives the same conversations again.
         conversations: how many were asked for.
         roles: of the messages in them besides the assistant's.
-        against_render: how many were compared with transformers' encode of the render.
+        against_render: how many were compared, in the end, with transformers' encode of the
+            template's full render, besides what was sent.
+        against_sent: how many only with transformers' encode of the text that was sent, since the
+            render is another text (`rewritten`), or nothing says where a merge ends in it.
         against_parts: how many were compared with one `encode_parts` instead, since a content
             spells a control token or has whitespace that a control token would eat.
-        rewritten: in how many of those the template writes the past otherwise than it was sent.
+        rewritten: in how many of all those the template writes the past otherwise than it was sent.
         refused: draws that the processor refused; drawn again.
-        merged: in how many of those a sample would have merged with the generation prompt. It
-            stays as it is, and what is compared begins again behind it.
+        merged: in how many of all those a sample would have merged with the generation prompt, or
+            with the close of the thinking that it was cut in. It stays as it is, and what is
+            compared begins again behind it.
         skipped: conversations of which no draw could be compared.
         refusal: the first refusal.
         failure: the first conversation that failed, with which the fuzz ended.
@@ -61,6 +65,7 @@ class FuzzResult:
     conversations: int
     roles: tuple[str, ...]
     against_render: int
+    against_sent: int
     against_parts: int
     rewritten: int
     refused: int
@@ -83,9 +88,13 @@ def fuzz_conversations(
     """
     spelled = spellings(control_tokens(replay.tokenizer))
     thinking = None
-    if replay.processor.report.history_thinking == "stripped":
-        thinking = "" if replay.opened else f"{OPEN}\n"
-    count = dict.fromkeys(("render", "parts", "rewritten", "refused", "merged", "skipped"), 0)
+    form = replay.processor.thinking
+    # Where an answer has a header of its own, thinking is no text that can stand before it.
+    if replay.processor.report.history_thinking == "stripped" and not form.answer:
+        thinking = form
+    count = dict.fromkeys(
+        ("render", "sent", "parts", "rewritten", "refused", "merged", "skipped"), 0
+    )
     refusal: str | None = None
     failure: Failure | None = None
     for number in range(conversations):
@@ -115,6 +124,7 @@ def fuzz_conversations(
         conversations=conversations,
         roles=tuple(roles),
         against_render=count["render"],
+        against_sent=count["sent"],
         against_parts=count["parts"],
         rewritten=count["rewritten"],
         refused=count["refused"],
@@ -135,11 +145,16 @@ def tool_message(content: str) -> Message:
 
 
 def _conversation(
-    rng: Random, roles: Sequence[str], spelled: list[str], draw: int, *, thinking: str | None
+    rng: Random,
+    roles: Sequence[str],
+    spelled: list[str],
+    draw: int,
+    *,
+    thinking: ThinkingFormat | None,
 ) -> tuple[list[Message], tuple[int, ...]]:
     """One conversation; later draws are tamer, since templates refuse what they would change.
 
-    `thinking` is what thinking begins with in an answer; None: answers do not think.
+    `thinking` is how answers think; None: they do not.
     """
 
     def said() -> str:
@@ -151,12 +166,15 @@ def _conversation(
         text = "".join(pieces)
         return text if draw < _DRAWS // 3 and rng.random() < 0.5 else text.strip() or "x"
 
-    def answered() -> str:
+    def answered(*, cut: bool) -> str:
         text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8)))
         if draw > 0 or rng.random() < 0.8:
             text = text.strip() or "x"
         if thinking is not None and rng.random() < 0.3:
-            return f"{thinking}{''.join(rng.choices(WORDS, k=3))}\n{CLOSE}\n\n{text}"
+            begun = "" if thinking.opened else f"{thinking.open}\n"
+            if cut and rng.random() < 0.5:
+                return begun + text
+            return f"{begun}{''.join(rng.choices(WORDS, k=3))}{thinking.between}{text}"
         return text
 
     def follow() -> Message:
@@ -168,11 +186,13 @@ def _conversation(
         messages.append({"role": "system", "content": said()})
     messages.append({"role": "user", "content": said()})
     turns = rng.randint(1, 4)
-    for _ in range(turns):
-        messages += [{"role": "assistant", "content": answered()}, follow()]
+    cut = tuple(turn for turn in range(turns) if rng.random() < 0.15)
+    for turn in range(turns):
+        answer = answered(cut=turn in cut)
+        messages += [{"role": "assistant", "content": answer}, follow()]
         if messages[-1]["role"] == "tool" and rng.random() < 0.3:
             messages.append({**messages[-1], "content": said()})
-    return messages, tuple(turn for turn in range(turns) if rng.random() < 0.15)
+    return messages, cut
 
 
 # ---- making a failure small
@@ -200,6 +220,8 @@ def _smallest(
     while smaller and left > 0:
         smaller = False
         for fewer, fewer_cut in _steps(messages, cut):
+            turns = sum(message["role"] == "assistant" for message in fewer)
+            fewer_cut = tuple(turn for turn in fewer_cut if turn < turns)
             left -= 1
             if fails(fewer, fewer_cut):
                 messages, cut, smaller = fewer, fewer_cut, True

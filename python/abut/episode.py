@@ -27,9 +27,9 @@ from abut.env import (
     make_env,
 )
 from abut.errors import EnvError, SamplerError, TrajectoryError
-from abut.parts import Part
 from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
 from abut.sampler import Sample, SampleRequest, check_sample
+from abut.turn_close import stops_in, turn_close
 
 if TYPE_CHECKING:
     from abut.engine import Engine
@@ -200,9 +200,8 @@ class Episode:
     def _spoken(self, sample: Sample, turn: TurnRecord) -> str:
         """The text before what ended the turn, which is noted in `turn`."""
         tokenizer, ids = self._engine.tokenizer, sample.ids
-        stops = np.flatnonzero(np.isin(ids, self._engine.stop_token_ids))
-        if len(stops):
-            turn.stop_token = turn.start + int(stops[0])
+        if stops := stops_in(ids, self._engine.stop_token_ids):
+            turn.stop_token = turn.start + stops[0]
             ids = ids[: stops[0]]
         if sample.stop_string is None:
             return tokenizer.decode(ids)
@@ -239,8 +238,15 @@ class Episode:
             # An env that has nothing to say is no failure: its silence is an empty user turn.
             messages = [_said("")]
             self.rollout.messages += messages
-        if closing := self._closing(sample, messages):
-            # Cut by length, or ended on another stop token: the template needs its own close.
+        # Cut by length, or ended on another stop token: the template needs its own close.
+        closing = turn_close(
+            self._engine.processor,
+            self._engine.tokenizer,
+            sample.ids,
+            messages,
+            stop_token_ids=self._engine.stop_token_ids,
+        )
+        if closing:
             self._note(self._trajectory.append_parts(closing, provenance="close"))
         increment = self._engine.processor.increment(messages)
         self._note(self._trajectory.append_parts(increment))
@@ -248,17 +254,6 @@ class Episode:
         if left < 1:
             self.rollout.stop_reason = reason
         return left < 1
-
-    def _closing(self, sample: Sample, messages: Sequence[Message]) -> list[Part]:
-        """What is missing of the turn's end, and before it of thinking in which it was cut."""
-        processor, last = self._engine.processor, int(sample.ids[-1])
-        # Not every processor can say how its thinking closes.
-        close_thinking = getattr(processor, "close_thinking", None)
-        if close_thinking is not None and last not in self._engine.stop_token_ids:
-            thinking = close_thinking(self._engine.tokenizer.decode(sample.ids))
-            if thinking:
-                return [*thinking, *processor.closing(messages)]
-        return processor.closing(messages, after=last)
 
     def _count_spellings(self, messages: Sequence[Message]) -> None:
         """Count the control tokens that somebody spells who is neither developer nor policy."""

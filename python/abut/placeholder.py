@@ -178,14 +178,17 @@ def _is_call_id(value: object, control: re.Pattern[str], stem: str) -> bool:
 
 
 def check_message(message: object, k: int) -> None:
-    """Raise `TemplateError` unless it is a message whose content is text."""
+    """Raise `TemplateError` unless it is a message whose content is text.
+
+    An assistant message that calls tools may have none.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise TemplateError(
             f"message {k} is {message!r}, not a dict with a role\n"
             'hint: write {"role": "user", "content": "..."}'
         )
     value = message.get("content")
-    if value is None or isinstance(value, str):
+    if isinstance(value, str) or (value is None and message.get("tool_calls")):
         return
     if isinstance(value, list | tuple) and all(
         isinstance(block, dict)

@@ -1,10 +1,47 @@
-"""The `tokenizer.json` of a transformers tokenizer."""
+"""What comes with a pretrained model: its tokenizer, its `tokenizer.json`, its stop tokens."""
 
+import json
 import os
+import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from abut._native import Tokenizer
 from abut.errors import MissingExtraError, TokenizerError
+
+# As the Hub takes them: `model` or `owner/model`.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+_FOLDER_HINT = "hint: pass a folder that save_pretrained of a fast tokenizer wrote"
+
+
+def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
+    """Load a transformers tokenizer from a name, a folder or a tokenizer.json.
+
+    A lone tokenizer.json has no chat template, no BOS and no EOS.
+
+    Raises:
+        TokenizerError: what is there is no tokenizer that abut can use.
+        MissingExtraError: transformers is not installed.
+        OSError: nothing can be read there.
+    """
+    if not is_tokenizer_file(source):
+        return load_transformers_tokenizer(source)
+    Tokenizer.from_file(source)  # its errors name the file
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise MissingExtraError(
+            "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
+            "hint: a tokenizer.json without a template can be checked without it"
+        ) from error
+    return PreTrainedTokenizerFast(tokenizer_file=os.fspath(source))
+
+
+def is_tokenizer_file(source: str | os.PathLike[str]) -> bool:
+    """Whether this names a lone tokenizer.json, not a model or its folder."""
+    return Path(source).is_file() or Path(source).suffix == ".json"
 
 
 def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
@@ -12,7 +49,8 @@ def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed.
-        OSError: transformers finds no tokenizer there (its own message).
+        TokenizerError: the folder holds no tokenizer, or a file of it is broken.
+        OSError: there is no such folder, or transformers finds no such model (then its message).
     """
     try:
         from transformers import AutoTokenizer
@@ -21,7 +59,73 @@ def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
             "loading a tokenizer by name or folder needs transformers: pip install 'abut[hf]'\n"
             "hint: Tokenizer.from_file('tokenizer.json') needs no extra"
         ) from error
-    return AutoTokenizer.from_pretrained(os.fspath(source))
+    name = os.fspath(source)
+    folder = Path(name)
+    if not name or not folder.is_dir():
+        if not _MODEL_NAME.fullmatch(name):
+            raise FileNotFoundError(
+                f"{name!r}: no such folder, and it is not the name of a model either\n"
+                "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B"
+            )
+        return AutoTokenizer.from_pretrained(name)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # for what a folder lacks, transformers raises anything
+        _name_what_is_broken(folder)
+        raise TokenizerError(
+            f"{folder}: transformers cannot load a tokenizer from this folder: "
+            f"{type(error).__name__}: {error}\n{_FOLDER_HINT}"
+        ) from error
+
+
+def _name_what_is_broken(folder: Path) -> None:
+    """Raise an error that names the file, where one is."""
+    if not any(folder.iterdir()):
+        raise TokenizerError(f"{folder}: the folder is empty\n{_FOLDER_HINT}")
+    for name in ("tokenizer_config.json", "config.json"):
+        if (folder / name).is_file():
+            _json_object(folder / name)
+    if (folder / "tokenizer.json").is_file():
+        Tokenizer.from_file(folder / "tokenizer.json")
+
+
+def generation_stop_ids(source: Any, *, vocab_size: int) -> list[int]:
+    """Every EOS of the model's generation config, which TRL and the engines stop at.
+
+    None where the model has no such file, or `source` is no name or folder.
+
+    Raises:
+        TokenizerError: the file is broken, or an EOS in it is no id of the tokenizer.
+    """
+    if not isinstance(source, str | os.PathLike) or is_tokenizer_file(source):
+        return []
+    from transformers.utils import cached_file
+
+    try:
+        path = Path(str(cached_file(os.fspath(source), "generation_config.json")))
+    except OSError:  # the model has none
+        return []
+    eos = _json_object(path).get("eos_token_id")
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    for i in ids:
+        if type(i) is not int or not 0 <= i < vocab_size:
+            raise TokenizerError(
+                f"{path}: eos_token_id has {i!r}, which is no id of the tokenizer "
+                f"({vocab_size} ids)\n"
+                "hint: write the id, or a list of ids, of the tokens that end a turn"
+            )
+    return list(ids)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    hint = "hint: copy the file from the model again, or remove it"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path}: not JSON: {error}\n{hint}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: not a JSON object\n{hint}")
+    return value
 
 
 def tokenizer_json(source: Any) -> str:

@@ -45,6 +45,10 @@ class Processor(Protocol):
 class PartsProcessor(Protocol):
     """A processor that keeps scaffold and content apart: what the engine uses.
 
+    It may also have `close_thinking(completion: str) -> list[Part]`: what closes thinking that a
+    completion was cut in, `[]` where it was not. It is written before `closing()`. Without that
+    method a turn that was cut inside its thinking is closed as any other.
+
     Attributes:
         stop_token_ids: every id that ends a turn, the template's own first.
         close_token_id: the id that ends an answer.

@@ -6,6 +6,8 @@ each answer what the template writes there when it renders the whole conversatio
 template does not rewrite the past, that text *is* the render of the whole conversation, and the ids
 are compared with `apply_chat_template(tokenize=True)` too.
 
+A turn that was cut is closed as the engine closes it (`abut.turn_close`), the thinking first.
+
 The encode is transformers' own. It mints control tokens from contents that spell them, and lets
 tokens with lstrip or rstrip eat into contents; abut does neither. Conversations with such contents
 are compared with one `encode_parts` of the whole instead, and say so (`against="parts"`).
@@ -24,8 +26,10 @@ from abut.placeholder import Message
 from abut.probe_messages import both
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering
-from abut.thinking import CLOSE, OPEN
+from abut.turn_close import turn_close
 from abut.turn_form import PLAIN
+
+_NOT_SAMPLED = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # a render of it is
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,19 @@ class Replayed:
 
     Attributes:
         problem: what differs and where, on several lines; None where nothing does.
-        against: what the ids were compared with.
+        against: what the ids were compared with, besides the text that was sent: `"render"`, the
+            full render in the end; `"sent"`, nothing else, since the render is another text
+            (`rewritten`) or nothing says where a merge ends in it; `"parts"`, one `encode_parts`
+            of all that was sent, in the place of transformers' encode.
         rewritten: the template writes the past of this conversation otherwise than it was sent, as
             one that strips thinking does.
-        merged: the turns whose samples a tokenizer would have merged with the generation prompt.
-            The sampled tokens stay, so what is compared begins again behind such a turn.
+        merged: the turns whose samples a tokenizer would have merged with the generation prompt, or
+            with the close of the thinking that they were cut in. The sampled tokens stay, so what
+            is compared begins again behind such a turn.
     """
 
     problem: str | None = None
-    against: Literal["render", "parts"] = "render"
+    against: Literal["render", "sent", "parts"] = "render"
     rewritten: bool = False
     merged: tuple[int, ...] = ()
 
@@ -55,7 +63,6 @@ class Replay:
         processor: its processor.
         render: its template.
         hard: the ids of the hard tokens.
-        opened: whether the generation prompt opens the thinking of every answer.
     """
 
     def __init__(
@@ -79,7 +86,6 @@ class Replay:
         self._options = options
         self.render = Rendering(hf_tokenizer, options)
         self.hard = set(map(tokenizer.token_to_id, tokenizer.profile()["hard_tokens"]))
-        self.opened = processor.report.generation_prompt.rstrip().endswith(OPEN)
         self._control = control_tokens(tokenizer)
         self._control_ids = set(self._control.values())
         self._eats_spaces = any(
@@ -92,25 +98,34 @@ class Replay:
         Args:
             conversation: messages. Those of the assistant are what was sampled, thinking and all;
                 what stands before the first of them is the prompt.
-            cut: the turns (from 0) that were cut by a length limit: nothing closes them.
+            cut: the turns (from 0) that were cut by a length limit: no stop token was sampled.
 
         Raises:
             TemplateError: the processor refuses the messages.
-            ValueError: the conversation does not begin with a prompt, or an answer is no text.
+            ValueError: the conversation does not begin with a prompt, an answer is not what was
+                sampled, or there is no such turn as one that is said to be cut.
         """
         opening, turns = _split(conversation)
+        if unknown := sorted(set(cut) - set(range(len(turns)))):
+            raise ValueError(
+                f"cut={unknown[0]!r}: the conversation has {len(turns)} turns, counted from 0\n"
+                "hint: give the numbers of the assistant's messages that were cut"
+            )
         play = _Play(self, opening)
         problem = play.compare("the first request")
         for turn, (answer, new) in enumerate(turns):
             problem = problem or play.answer(turn, answer, new, cut=turn in cut)
             if problem or play.lost or not new:
                 break
-            problem = play.follow(turn, answer, new)
+            problem = play.follow(turn, new)
         whole = self.render(play.history)
         rewritten = not play.text.startswith(whole)
-        against = self.against(play.parts)
-        if not problem and not rewritten and against == "render":
-            problem = play.compare("the full render", self._ids_of_render(play.history))
+        against: Literal["render", "sent", "parts"] = self.against(play.parts)
+        if against == "render" and not problem:
+            if rewritten or play.lost:
+                against = "sent"
+            else:
+                problem = play.compare("the full render", self._ids_of_render(play.history))
         return Replayed(problem, against, rewritten, tuple(play.merged))
 
     def encode(self, text: str, parts: Sequence[Part]) -> list[int]:
@@ -164,10 +179,12 @@ class Replay:
 
     def tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
         """What the template writes behind this answer, in this conversation."""
-        thinking, closed, _ = answer["content"].rpartition(CLOSE)
+        form = self.processor.thinking
+        thinking, closed, _ = answer["content"].rpartition(form.close)
         if closed:
-            opening = f"{OPEN}\n" if self.opened else ""
-            thinking = f"{opening}{thinking}{CLOSE}\n\n"
+            opening = f"{form.open}\n" if form.opened else ""
+            after = form.between.partition(form.close)[2]
+            thinking = f"{opening}{thinking}{form.close}{after}"
         return self.render.after_turn(history, PLAIN, new, thinking=thinking)
 
 
@@ -187,6 +204,7 @@ class _Play:
         self.merged: list[int] = []
         self.lost = False
         self._ours = self._canonical = 0
+        self._answer: Message = {}
         self._trajectory = Trajectory(replay.tokenizer)
         self._trajectory.append_parts(self.parts, provenance="prompt")
 
@@ -206,27 +224,35 @@ class _Play:
         if seam.exact != canonical:
             what = "canonical" if canonical else "not canonical"
             return f"turn {turn}: the sample is {what}, yet the seam before it is {seam}"
-        if closing := self._processor.closing(new, after=ids[-1] if ids else None):
+        closing = self._closing(ids, new)
+        # What closes thinking stands before the end of the turn.
+        text = "".join(closing)
+        thinking = text[: max(0, len(text) - len(self._end(new)))]
+        self._answer = {**answer, "content": answer["content"] + thinking}
+        if closing:
             self._send(closing)
             seam = self._trajectory.append_parts(closing, provenance="close")
-            if not seam.exact:
+            if not seam.exact and not thinking:
                 return f"turn {turn}: the seam before the close of a cut sample is {seam}"
+            if not seam.exact and canonical:  # half a thought, which no token ends, has merged
+                self.merged.append(turn)
+                canonical = False
         if not canonical:
             self.lost = int(self._trajectory.ids[-1]) not in self._replay.hard
             self._ours, self._canonical = len(self._trajectory), len(self._encode())
         return self.compare(f"turn {turn}")
 
-    def follow(self, turn: int, answer: Message, new: list[Message]) -> str | None:
-        """Append what is said to the answer; returns what differs."""
+    def follow(self, turn: int, new: list[Message]) -> str | None:
+        """Append what is said to the last answer; returns what differs."""
         parts = self._processor.increment(new)
-        tail = self._replay.tail(self.history, answer, new)
+        tail = self._replay.tail(self.history, self._answer, new)
         if (ours := self._end(new) + "".join(parts)) != tail:
             return (
                 f"turn {turn}: the template writes something else behind the answer: "
                 f"{both(ours, tail)}"
             )
         self._send(parts)
-        self.history = [*self.history, answer, *new]
+        self.history = [*self.history, self._answer, *new]
         seam = self._trajectory.append_parts(parts)
         if not seam.exact:
             return f"turn {turn}: the seam before the next messages is {seam}"
@@ -253,6 +279,12 @@ class _Play:
     def _end(self, new: list[Message]) -> str:
         """What ends a turn that these messages follow."""
         return "".join(self._processor.closing(new))
+
+    def _closing(self, ids: list[int], new: list[Message]) -> list[Part]:
+        if not ids:  # the engine ends a rollout there, so there is nothing else to agree with
+            return self._processor.closing(new)
+        stops = self._processor.stop_token_ids
+        return turn_close(self._processor, self._replay.tokenizer, ids, new, stop_token_ids=stops)
 
     def _whole(self) -> list[int]:
         return self._encode()[self._canonical :]
@@ -284,6 +316,12 @@ def _split(
                     f"message {k} (assistant): content={message.get('content')!r} is not what was "
                     "sampled\nhint: write the text of the sample, tool calls and all"
                 )
+            for key in _NOT_SAMPLED:
+                if message.get(key):
+                    raise ValueError(
+                        f"message {k} (assistant): {key}={message[key]!r} is not what was sampled\n"
+                        "hint: write the text of the sample, tool calls and all, as its content"
+                    )
             if turns and not turns[-1][1]:
                 raise ValueError(
                     f"messages {k - 1} and {k} are both the assistant's\n"

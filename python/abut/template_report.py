@@ -105,6 +105,7 @@ def probe(
     generation_prompt: str,
     stop_tokens: tuple[str, ...],
     takes_tools: bool,
+    opened: bool,
 ) -> TemplateReport:
     """Render a few conversations and say what the template would have changed in their past."""
     prompt = render([user()])
@@ -113,7 +114,6 @@ def probe(
 
     # What the prompt was, against what it has become one turn later.
     thinking = f"{OPEN}\nabutReasoning\n{CLOSE}\n\n"
-    opened = generation_prompt.rstrip().endswith(OPEN)
     past = render([user(), assistant((thinking if opened else "") + "abutAnswer"), user()])
     head = past.partition("abutReasoning" if "abutReasoning" in past else "abutAnswer")[0]
     dropped = prompt.removeprefix(head) if prompt.startswith(head) else ""
