@@ -11,6 +11,7 @@ from abut.parts import Part
 
 __all__ = [
     "Columns",
+    "Merge",
     "Seam",
     "Stitched",
     "Tokenizer",
