@@ -54,7 +54,7 @@ impl Case {
                 ));
             }
             *counts.kinds.entry(seam.kind.as_str()).or_default() += 1;
-            if rng.one_in(4) {
+            if rng.one_in(12) {
                 let (a, b) = whole.split_at(whole.len() - piece.len());
                 self.judge_two_texts(a, b)?;
                 counts.pairs += 1;
@@ -115,7 +115,7 @@ impl Case {
 }
 
 /// How often each random tokenizer is tried.
-const ROUNDS: usize = 300;
+const ROUNDS: usize = 500;
 
 #[derive(Debug, Default)]
 struct Counts {

@@ -83,7 +83,7 @@ impl Anchors {
         }
         let begins = self.raw.begins(right, next);
         let after = self.normal.after(right, next);
-        let (left, right) = self.normal.around(before, right, next)?;
+        let (left, right) = self.normal.around(before, right, next, |c| self.raw.ends(c))?;
         if !self.normalized.parts(left, right) {
             return None;
         }
@@ -138,8 +138,12 @@ impl Reach {
     /// Whether no token reaches over the place between the two, or ends there.
     fn parts(&self, left: char, right: char) -> bool {
         let reached = self.pairs.contains(&(left, right));
-        let ended = self.ends.contains(&left) || (self.strips && left.is_whitespace());
-        !(reached || ended || self.single_words.contains(&right))
+        !(reached || self.ends(left) || self.single_words.contains(&right))
+    }
+
+    /// Whether a token may end with this character, or swallow it at its end.
+    fn ends(&self, c: char) -> bool {
+        self.ends.contains(&c) || (self.strips && c.is_whitespace())
     }
 
     /// Whether a token begins before `right`, or may do so when more follows than `next`.

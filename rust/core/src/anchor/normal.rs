@@ -80,8 +80,14 @@ impl Normal {
     }
 
     /// The normalized characters that meet between the text `before` and `right`; `next` comes
-    /// after them.
-    pub fn around(&self, before: &str, right: char, next: Option<char>) -> Option<(char, char)> {
+    /// after them. `ends(c)`: an added token may end at `c`, so that text begins anew behind it.
+    pub fn around(
+        &self,
+        before: &str,
+        right: char,
+        next: Option<char>,
+        ends: impl Fn(char) -> bool,
+    ) -> Option<(char, char)> {
         let left = before.chars().next_back()?;
         if self.stages.is_empty() {
             return Some((left, right));
@@ -92,17 +98,18 @@ impl Normal {
             || right.is_ascii_digit()
             || next.is_some_and(starts_apart);
         let right = self.look_up(right).first.filter(|_| settled)?;
-        Some((self.look_up(left).last.or_else(|| self.last_of(before))?, right))
+        Some((self.look_up(left).last.or_else(|| self.last_of(before, ends))?, right))
     }
 
     /// The last character of the normalized text, where it can be composed from several: the text
     /// is normalized from the last place that nothing reaches over.
-    fn last_of(&self, before: &str) -> Option<char> {
+    fn last_of(&self, before: &str, ends: impl Fn(char) -> bool) -> Option<char> {
         let replaces = |stage: &Stage| matches!(stage, Stage::Replace { .. });
         if !self.composes || self.stages.iter().any(replaces) {
             return None;
         }
-        let mut back = before.char_indices().rev().take(MOST_COMPOSED);
+        let mut back =
+            before.char_indices().rev().take(MOST_COMPOSED).take_while(|(_, c)| !ends(*c));
         let (start, _) = back.find(|(_, c)| starts_apart(*c))?;
         let mut text = before[start..].to_owned();
         for stage in &self.stages {
