@@ -44,6 +44,8 @@ pub(crate) struct Tail {
     pub encoded: Encoded,
     /// Where the new text begins, in bytes.
     pub boundary: usize,
+    /// All of the text, old and new.
+    text: String,
 }
 
 /// How much of the open text became final.
@@ -93,14 +95,15 @@ impl OpenText {
         if ids.len() > SHORT_RUN_TOKENS {
             let mut back = TAIL_TOKENS;
             while back < ids.len() {
-                if let Some(tail) = self.encode_tail(tokenizer, ids, &joined, ids.len() - back)? {
-                    return Ok(Tail { boundary, ..tail });
+                let kept = ids.len() - back;
+                if let Some(encoded) = self.encode_tail(tokenizer, ids, &joined, kept)? {
+                    return Ok(Tail { kept, encoded, boundary, text: joined.text });
                 }
                 back *= 4;
             }
         }
         let encoded = tokenizer.encode_joined(&joined, self.edge)?;
-        Ok(Tail { kept: 0, encoded, boundary })
+        Ok(Tail { kept: 0, encoded, boundary, text: joined.text })
     }
 
     /// The tokens from `kept` on, where it is certain that those before it stay: the text can be
@@ -111,7 +114,7 @@ impl OpenText {
         ids: &[u32],
         joined: &Joined,
         kept: usize,
-    ) -> Result<Option<Tail>> {
+    ) -> Result<Option<Encoded>> {
         let at = self.spans[kept].start;
         if self.spans[kept - 1].end != at || !tokenizer.can_restart(&joined.text, at) {
             return Ok(None);
@@ -124,7 +127,7 @@ impl OpenText {
             return Ok(None);
         }
         encoded.shift(at, kept);
-        Ok(Some(Tail { kept, encoded, boundary: 0 }))
+        Ok(Some(encoded))
     }
 
     pub fn push(&mut self, parts: &[Part<'_>], provenance: Provenance) {
@@ -141,6 +144,8 @@ impl OpenText {
         self.spans.truncate(tail.kept);
         self.spans.extend(encoded.spans.iter().cloned());
         let mut closed = Closed::default();
+        // Before the tail all places have been tried.
+        let (mut text, mut from) = (&tail.text[..], tail.tried());
         if let Some(cut) = encoded.hard.last() {
             closed = Closed {
                 tokens: cut.tokens_before_end,
@@ -148,10 +153,8 @@ impl OpenText {
             };
             self.drop(cut.bytes.end, cut.tokens_before_end);
             self.edge = Edge::Segment;
+            (text, from) = (&text[cut.bytes.end..], 0);
         }
-        let text = self.joined().text;
-        // Before the tail all places have been tried.
-        let from = encoded.hard.last().map_or(tail.tried(), |_| 0);
         if let Some(anchor) = tokenizer.last_anchor(&text[from..]).map(|anchor| from + anchor) {
             let spans = &self.spans[..];
             let before = spans.partition_point(|span| span.start < anchor);

@@ -214,7 +214,7 @@ impl Trajectory {
     fn judge(&self, parts: &[Part<'_>]) -> Result<(Tail, Seam, bool)> {
         let open_ids = &self.ids[self.open_start..];
         let tail = self.open.encode_with(&self.tokenizer, open_ids, parts)?;
-        let Tail { kept, ref encoded, boundary } = tail;
+        let Tail { kept, ref encoded, boundary, .. } = tail;
         let continues = self.open.edge() == Edge::Continue && !encoded.hard_at(0);
         if continues && boundary == 0 {
             let right = Joined::new(parts.iter().copied());
