@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup build check test demo bench fuzz fuzz-coverage wheel
+.PHONY: setup build check test demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -47,7 +47,10 @@ demo: build
 	$(BIN)/abut demo
 
 bench: build
-	$(BIN)/python benchmarks/assembly.py
+	$(BIN)/abut bench --peers-env .venv-bench --write docs/performance.md --json docs/performance.json $(BENCH_FLAGS)
+
+bench-core:
+	cargo bench --locked -p abut-core
 
 # For as long as FUZZ_SECONDS says, twice; ABUT_FUZZ_APPENDS and ABUT_FUZZ_SEED fix the second.
 fuzz:

@@ -109,6 +109,42 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print everything as one JSON object")
     check.set_defaults(run=_check)
 
+    bench = commands.add_parser(
+        "bench",
+        help="measure abut beside what people use today",
+        description="Measure abut beside what people use today, on one core, and compare the "
+        "results of all before their times. The peers get an environment of their own. Exit "
+        "status: 0 measured, 1 results differ or a row could not be measured.",
+    )
+    bench.add_argument(
+        "--rows", type=_bench_rows, help="which rows, by name: encode,append,… (all)"
+    )
+    bench.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="with tokenizer.json and chat template (the folder qwen3 in $ABUT_TOKENIZERS)",
+    )
+    where = bench.add_mutually_exclusive_group()
+    where.add_argument(
+        "--peers-env",
+        type=Path,
+        metavar="DIR",
+        help="the peers' virtual environment, made where it is not there (in the cache folder)",
+    )
+    where.add_argument("--here", action="store_true", help="install nothing: use what is here")
+    bench.add_argument(
+        "--quick", action="store_true", help="a small trial; its figures mean nothing"
+    )
+    bench.add_argument(
+        "--strict", action="store_true", help="exit with 1 where a requirement or a peer is missing"
+    )
+    bench.add_argument(
+        "--write", type=Path, metavar="FILE.md", help="the page, its picture beside it"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="all values of all runs")
+    bench.set_defaults(run=_bench)
+
     show = commands.add_parser("show", help="print one recorded rollout")
     show.add_argument("file", type=Path, help="a JSONL file of rollouts")
     show.add_argument("--index", type=int, help="which line, from 0; negative: from the end")
@@ -130,6 +166,15 @@ def _roles(text: str) -> tuple[str, ...]:
     if not {*roles} <= {"user", "tool"}:
         raise argparse.ArgumentTypeError(f"{text!r} is none of user, tool and user,tool")
     return roles
+
+
+def _bench_rows(text: str) -> tuple[str, ...]:
+    from abut.bench.rows import ROWS
+
+    rows = tuple(text.split(","))
+    if unknown := [name for name in rows if name not in ROWS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(ROWS)}")
+    return rows
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -200,6 +245,31 @@ def _demo(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(summary.as_dict()) + "\n")
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from abut.bench.command import Order, run, tokenizer_folder
+    from abut.bench.peers import default_folder
+    from abut.bench.rows import ROWS
+
+    order = Order(
+        rows=args.rows or tuple(ROWS),
+        tokenizer=tokenizer_folder(args.tokenizer),
+        peers_env=None if args.here else args.peers_env or default_folder(),
+        quick=args.quick,
+        strict=args.strict,
+        write=args.write,
+        json=args.json,
+    )
+
+    def out(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    return run(order, out, say)
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -1,0 +1,63 @@
+"""Holds trajectories, in a process of its own: says by how many bytes per token it grew.
+
+Started by the row `memory`, with what is to hold them, the tokenizer's file and the sizes.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import abut
+from abut.bench.conversation import logprobs
+from abut.bench.loading import resident_bytes
+from abut.bench.texts import Replies
+
+REPLY_BYTES = 1_200
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Hold trajectories; prints by how many bytes per token the process grew."""
+    kind, path, rollouts, tokens = arguments
+    tokenizer = abut.Tokenizer.from_file(path)
+    texts = Replies(8, REPLY_BYTES, pool_bytes=200_000).take(64)
+    samples = [tokenizer.encode(text) for text in texts]
+    turns = [(text, ids, logprobs(len(ids))) for text, ids in zip(texts, samples, strict=True)]
+    hold = {"trajectory": _trajectory, "lists": _lists}[kind]
+    held = [hold(tokenizer, turns, int(tokens))]  # what the first one alone needs is not counted
+    before = resident_bytes()
+    held += [hold(tokenizer, turns, int(tokens)) for _ in range(int(rollouts))]
+    after = resident_bytes()
+    count = sum(_length(one) for one in held[1:])
+    grown = None if before is None or after is None else (after - before) / count
+    sys.stdout.write(json.dumps(grown) + "\n")
+
+
+def _trajectory(tokenizer: abut.Tokenizer, turns: list[Any], tokens: int) -> abut.Trajectory:
+    trajectory = abut.Trajectory(tokenizer)
+    while len(trajectory) < tokens:
+        text, ids, logs = turns[len(trajectory) % len(turns)]
+        trajectory.append_text(text)
+        trajectory.request()
+        trajectory.append_sampled(ids, logs)
+    return trajectory
+
+
+def _lists(tokenizer: abut.Tokenizer, turns: list[Any], tokens: int) -> list[list[Any]]:
+    ids: list[int] = []
+    mask: list[int] = []
+    logs: list[float] = []
+    while len(ids) < tokens:
+        _, sampled, logprob = turns[len(ids) % len(turns)]
+        ids += sampled.tolist() * 2
+        mask += [0] * len(sampled) + [1] * len(sampled)
+        logs += [0.0] * len(sampled) + logprob.tolist()
+    return [ids, mask, logs]
+
+
+def _length(held: Any) -> int:
+    return len(held[0]) if isinstance(held, list) else len(held)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Loading a tokenizer until its first encode, each time in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from abut.bench.figures import Row, require_same
+from abut.bench.stage import Stage
+
+PEER = "tokenizers"
+
+
+def measure(stage: Stage) -> Row:
+    """Load the same file by both, in turn."""
+    stage.peer(PEER)
+    row = Row(
+        "load",
+        f"load a tokenizer of {stage.tokenizer.vocab_size:,} tokens until the first encode",
+        equal="the token ids of that encode",
+    )
+    taken: dict[str, dict[str, list[float]]] = {}
+    for _ in range(stage.scale.load_rounds):
+        loaded = {name: _load(name, stage.tokenizer_json) for name in ("abut", PEER)}
+        require_same("the first encode", PEER, loaded["abut"]["ids"], loaded[PEER]["ids"])
+        for side, measured in loaded.items():
+            for case in ("time", "memory", "peak memory"):
+                if measured[case] is not None:
+                    taken.setdefault(case, {}).setdefault(side, []).append(measured[case])
+    for case, values in taken.items():
+        row.add(case, values, unit="s" if case == "time" else "B")
+        if case != "peak memory":
+            row.need_ratio(f"abut ÷ {PEER}, {case}", ("abut", case), (PEER, case), "at most", 1.5)
+    if "memory" in taken:
+        row.notes.append("Memory: what the process grew by; peak: what it had grown by at most.")
+    else:
+        row.notes.append("Memory is not measured: this system has no /proc/self/status.")
+    return row
+
+
+def _load(side: str, path: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "abut.bench.loading", side, str(path)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

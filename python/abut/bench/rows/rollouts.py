@@ -1,0 +1,317 @@
+"""Whole rollouts: everything but the model, which is a script, and the environment, which is one.
+
+abut plays them as its engine does, with threads and an event loop; the peers one after the other,
+or in lock-step, as theirs do. All hand over lists, as a trainer takes them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.bench.conversation import logprobs, tool_reply
+from abut.bench.figures import Row, require_same
+from abut.bench.peers import PeerMissing
+from abut.bench.stage import Stage
+from abut.bench.texts import Replies
+from abut.bench.timing import Check, Sides, interleave
+from abut.bench.trainer import trainer_stub
+from abut.engine import Engine, Limits
+from abut.env import Message
+from abut.rollout import RolloutConfig, RolloutTask
+from abut.sampler import Sample, SampleRequest
+
+TRL, TRL_ENV = "TRL _tool_call_loop", "trl-env rollout_func"
+TOOLS, USERS = "replies as tool messages, calls parsed", "replies as user turns"
+SYSTEM = "You look for where the time goes."
+WITHOUT_LIMIT = 10**9
+WARM_UP_ROLLOUTS = 2
+
+Columns = dict[str, list[list[Any]]]
+
+
+def measure(stage: Stage) -> Row:
+    """Play the same rollouts in every way."""
+    scale = stage.scale
+    row = Row(
+        "rollouts",
+        f"assemble {scale.rollouts} rollouts of {scale.turns} turns",
+        equal="prompt, completion, mask and logprobs of every rollout",
+        notes=[
+            f"Each turn samples about 300 tokens and gets {scale.reply_bytes:,} bytes of reply, "
+            "all of them different. The sampler answers at once, by a script.",
+            "trl-env leaves out the newline that the template writes behind a sampled "
+            "`<|im_end|>`; those of abut are taken out before the two are compared.",
+        ],
+    )
+    _measure(stage, row, TOOLS, TRL, _trl, _abut_with_tools)
+    _measure(stage, row, USERS, TRL_ENV, _trl_env, _abut_with_users)
+    return row
+
+
+@dataclass
+class Script:
+    """What is sampled and what is answered in each turn of each rollout."""
+
+    sampled: list[list[NDArray[np.int64]]]
+    sampled_lists: list[list[list[int]]]
+    replies: list[list[str]]
+    """The first is what the environment begins with."""
+    stage: Stage
+
+    @classmethod
+    def of(cls, stage: Stage, seed: int, rollouts: int) -> "Script":
+        """Write one; other texts for every seed."""
+        turns, size = stage.scale.turns, stage.scale.reply_bytes
+        texts = iter(Replies(seed, size).take(rollouts * (2 * turns + 1)))
+        sampled = []
+        for index in range(rollouts):
+            # A call at the end of the policy's text names what the tool is to answer.
+            calls = [
+                json.dumps({"name": "search", "arguments": {"query": f"{index}-{turn + 1}"}})
+                for turn in range(turns)
+            ]
+            spoken = [f"{next(texts)}\n<tool_call>\n{call}\n</tool_call>" for call in calls]
+            close = stage.processor.close_token_id
+            sampled.append([np.append(stage.tokenizer.encode(text), close) for text in spoken])
+        replies = [[next(texts) for _ in range(turns + 1)] for _ in range(rollouts)]
+        lists = [[ids.tolist() for ids in one] for one in sampled]
+        return cls(sampled, lists, replies, stage)
+
+    def reply(self, query: str) -> str:
+        """What the tool finds."""
+        index, turn = query.split("-")
+        return self.replies[int(index)][int(turn)]
+
+
+def _measure(
+    stage: Stage,
+    row: Row,
+    case: str,
+    peer: str,
+    make_peer: Callable[[Stage], Callable[[Script], Columns]],
+    ours: Callable[[Script], Columns],
+) -> None:
+    try:
+        theirs = make_peer(stage)
+    except PeerMissing as missing:
+        row.missing[peer] = str(missing)
+        theirs = None
+
+    def prepare(number: int) -> tuple[Sides, Check]:
+        count = WARM_UP_ROLLOUTS if number < 0 else stage.scale.rollouts
+        script = Script.of(stage, 20 + number, count)
+
+        def check(results: dict[str, Any]) -> None:
+            if theirs is not None:
+                _compare(peer, results["abut"], results[peer], stage)
+
+        sides: dict[str, Callable[[], Any]] = {"abut": lambda: ours(script)}
+        if theirs is not None:
+            sides[peer] = lambda: theirs(script)
+        return sides, check
+
+    row.add(case, interleave(prepare, stage.scale.rollout_rounds, collect=True))
+    row.need_faster(peer, case, 20)
+
+
+def _compare(peer: str, ours: Columns, theirs: Columns, stage: Stage) -> None:
+    for index, ids in enumerate(ours["completion_ids"]):
+        kept = np.ones(len(ids), dtype=bool)
+        if peer == TRL_ENV:
+            mask = np.asarray(ours["env_mask"][index])
+            kept[np.flatnonzero((mask[:-1] == 1) & (mask[1:] == 0)) + 1] = False
+            newline = stage.tokenizer.encode("\n")
+            separators = np.asarray(ids)[~kept]
+            require_same("separators", "a newline", separators, [*newline] * len(separators))
+        require_same(
+            f"prompt_ids of rollout {index}", peer, ours["prompt_ids"][index],
+            theirs["prompt_ids"][index],
+        )  # fmt: skip
+        for name in ("completion_ids", "env_mask", "logprobs"):
+            left, right = np.asarray(ours[name][index])[kept], theirs[name][index]
+            require_same(f"{name} of rollout {index}", peer, left, right)
+
+
+# ---- abut
+
+
+class _Env:
+    """Answers by the script; its seed is the number of the rollout."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._turn = 0
+        self.reward, self.alive = 0.0, True
+
+    def reset(self, seed: str) -> tuple["_Env", str | list[Message]]:
+        self._replies = self._script.replies[int(seed)]
+        return self, self._replies[0]
+
+    def step(self, action: str) -> tuple["_Env", str | list[Message]]:
+        self._turn += 1
+        self.alive = self._turn < self._script.stage.scale.turns
+        return self, self._answer(action)
+
+    def _answer(self, action: str) -> str | list[Message]:
+        return self._replies[self._turn]
+
+
+class _ToolEnv(_Env):
+    """Parses the call that the policy wrote, and answers it."""
+
+    def _answer(self, action: str) -> str | list[Message]:
+        calls = self._script.stage.processor.parse_tool_calls(action).calls
+        return [tool_reply(self._script.reply(call.arguments["query"])) for call in calls]
+
+
+class _Sampler:
+    """Says what the script says."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        ids = self._script.sampled[int(request.rollout_id)][request.turn]
+        return Sample(ids, logprobs(len(ids)), "stop")
+
+
+def _abut(script: Script, env: type[_Env], messages: list[Message]) -> Columns:
+    stage = script.stage
+    engine = Engine(
+        stage.tokenizer,
+        stage.processor,
+        _Sampler(script),
+        RolloutConfig(max_turns=stage.scale.turns, on_failure="raise"),
+        Limits(WITHOUT_LIMIT),
+    )
+    tasks = [
+        RolloutTask(index, str(index), lambda: env(script), messages, str(index), index)
+        for index in range(len(script.sampled))
+    ]
+    rows = [rollout.columns for rollout in engine.run(tasks)]
+    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
+    return {name: [getattr(row, name).tolist() for row in rows] for name in names}
+
+
+def _abut_with_tools(script: Script) -> Columns:
+    return _abut(script, _ToolEnv, [])
+
+
+def _abut_with_users(script: Script) -> Columns:
+    return _abut(script, _Env, [{"role": "system", "content": SYSTEM}])
+
+
+# ---- the peers
+
+
+def _trl(stage: Stage) -> Callable[[Script], Columns]:
+    """TRL's loop over tool calls; the first turn as its `_generate` makes it.
+
+    Raises:
+        PeerMissing: TRL is not installed, or does not know how this template writes tool calls.
+    """
+    trainer = trainer_stub(stage)
+    templates = stage.peer("trl", "trl.chat_template_utils")
+    try:
+        hf_tokenizer = templates.add_response_schema(stage.hf_tokenizer)
+    except ValueError as error:
+        raise PeerMissing(f"TRL cannot parse this template's tool calls: {error}") from error
+    trainer.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=WITHOUT_LIMIT))
+    trainer.max_completion_length = WITHOUT_LIMIT
+    trainer.max_tool_calling_iterations = stage.scale.turns - 1
+    trainer.use_vllm, trainer.vllm_mode = False, "server"
+    trainer.environment_factories, trainer.tools = None, None
+
+    def run(script: Script) -> Columns:
+        count = len(script.sampled)
+        trainer._sync_tool_dicts = [{"search": script.reply}] * count
+        trainer._async_tool_dicts = [{}] * count
+        turns = iter(range(stage.scale.turns))
+
+        def generate(*_: Any, **__: Any) -> tuple[list[list[int]], list[list[float]]]:
+            turn = next(turns)
+            ids = [list(one[turn]) for one in script.sampled_lists]
+            return ids, [logprobs(len(one)).tolist() for one in ids]
+
+        trainer._generate_single_turn = generate
+        prompts = [[{"role": "user", "content": replies[0]}] for replies in script.replies]
+        prompt_ids = [
+            hf_tokenizer.apply_chat_template(
+                prompt,
+                add_generation_prompt=True,
+                chat_template=trainer.chat_template,
+                return_dict=False,
+            )
+            for prompt in prompts
+        ]
+        completion_ids, logs = generate()
+        completions = [
+            [templates.parse_response(hf_tokenizer, ids, prefix=prompt, tools=None)]
+            for ids, prompt in zip(completion_ids, prompt_ids, strict=True)
+        ]
+        mask, _, completion_ids, logs, *_ = trainer._tool_call_loop(
+            prompts, prompt_ids, completion_ids, completions, logs, None, {}
+        )
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completion_ids,
+            "env_mask": mask,
+            "logprobs": logs,
+        }
+
+    return run
+
+
+def _trl_env(stage: Stage) -> Callable[[Script], Columns]:
+    """trl-env's `rollout_func`, with a processor that writes what this chat template writes.
+
+    Raises:
+        PeerMissing: trl-env is not installed, or does not import.
+    """
+    processors = stage.peer("trl-env", "trl_env.processor")
+    tokenizers = stage.peer("trl-env", "trl_env.tokenizer")
+    make_rollout_func = stage.peer("trl-env", "trl_env.rollout").make_rollout_func
+    processor = processors.Type1Processor(
+        processors.Type1ProcessorConfig(
+            prefix_system="<|im_start|>system\n",
+            suffix_system="<|im_end|>\n",
+            prefix_user="<|im_start|>user\n",
+            suffix_user="<|im_end|>\n<|im_start|>assistant\n",
+            begin_answer="</think>",
+            end_answer="<|im_end|>",
+        )
+    )
+
+    def run(script: Script) -> Columns:
+        spoken = iter([ids for one in script.sampled_lists for ids in one])
+
+        def generate(_: Sequence[int]) -> tuple[list[int], list[float]]:
+            ids = next(spoken)
+            return ids, logprobs(len(ids)).tolist()
+
+        decoder = SimpleNamespace(generate=generate)
+        rollout_func = make_rollout_func(
+            processor=processor,
+            tokenizer=tokenizers.TransformerTokenizer(stage.hf_tokenizer),
+            decoder_factory=SimpleNamespace(make_decoder=lambda trainer: decoder),
+            env_factory=lambda: _TrlEnv(script),
+            system_prompt=SYSTEM,
+            max_conversation_length=WITHOUT_LIMIT,
+        )
+        columns: Columns = rollout_func([str(index) for index in range(len(script.sampled))], None)
+        return columns
+
+    return run
+
+
+class _TrlEnv(_Env):
+    """The one environment in which trl-env plays all rollouts, one after the other."""
+
+    def reset(self, seed: str) -> tuple["_Env", str | list[Message]]:
+        self._turn, self.alive = 0, True
+        return super().reset(seed)

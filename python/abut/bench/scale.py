@@ -1,0 +1,65 @@
+"""How much of each kind of work is measured: what the table promises, or a small trial."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and rounds of all rows. Bytes are UTF-8."""
+
+    encode_bytes: int = 1_000_000
+    encode_rounds: int = 7
+    lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
+    """Tokens of the conversations to which a reply is appended."""
+    conversations: int = 5
+    """How many of each length."""
+    replies: int = 8
+    """How many replies are appended to each conversation."""
+    reply_bytes: int = 1_200
+    open_bytes: tuple[int, int] = (1_000, 1_000_000)
+    open_rounds: int = 5
+    open_appends: int = 20
+    seam_bytes: tuple[int, int] = (1_000, 1_000_000)
+    seam_rounds: int = 5
+    seam_calls: int = 20
+    rollouts: int = 512
+    turns: int = 32
+    rollout_rounds: int = 3
+    collate_rows: int = 512
+    collate_tokens: int = 8_192
+    collate_rounds: int = 7
+    stitch_calls: int = 128
+    stitch_tokens: int = 69_000
+    stitch_rounds: int = 5
+    load_rounds: int = 5
+    memory_rollouts: int = 64
+    memory_tokens: int = 120_000
+
+    @classmethod
+    def quick(cls) -> "Scale":
+        """A trial of all rows in seconds: it shows that they run, its figures mean nothing."""
+        return cls(
+            encode_bytes=20_000,
+            encode_rounds=2,
+            lengths=(500, 1_500),
+            conversations=1,
+            replies=2,
+            open_bytes=(1_000, 10_000),
+            open_rounds=2,
+            open_appends=2,
+            seam_bytes=(1_000, 10_000),
+            seam_rounds=2,
+            seam_calls=2,
+            rollouts=3,
+            turns=3,
+            rollout_rounds=1,
+            collate_rows=4,
+            collate_tokens=128,
+            collate_rounds=2,
+            stitch_calls=4,
+            stitch_tokens=800,
+            stitch_rounds=2,
+            load_rounds=1,
+            memory_rollouts=2,
+            memory_tokens=1_000,
+        )

@@ -1,0 +1,73 @@
+"""Timing: all sides in turn, round by round, so that what disturbs one disturbs all.
+
+Each round has work of its own that `prepare` makes outside the clock: where it makes another text
+each time, no cache has seen it.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+Sides: TypeAlias = Mapping[str, Callable[[], Any]]
+Check: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+def interleave(
+    prepare: Callable[[int], tuple[Sides, Check]], rounds: int, *, collect: bool = False
+) -> dict[str, list[float]]:
+    """Return the seconds of each side, one for each round in which it took part.
+
+    Args:
+        prepare: makes the sides of a round, and what checks their results. Round -1 warms up; its
+            times are thrown away.
+        rounds: how many are kept.
+        collect: leave Python's garbage collector on, for work that makes garbage by design.
+    """
+    seconds: dict[str, list[float]] = {}
+    for number in range(-1, rounds):
+        sides, check = prepare(number)
+        results: dict[str, Any] = {}
+        for name, side in sides.items():
+            gc.collect(0 if len(sides) > 1 else 1)
+            if not collect:
+                gc.disable()
+            try:
+                began = time.perf_counter()
+                results[name] = side()
+                taken = time.perf_counter() - began
+            finally:
+                gc.enable()
+            if number >= 0:
+                seconds.setdefault(name, []).append(taken)
+        check(results)
+    return seconds
+
+
+def together(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """The seconds of several calls of `interleave`, joined by side."""
+    joined: dict[str, list[float]] = {}
+    for taken in sides:
+        for name, values in taken.items():
+            joined.setdefault(name, []).extend(values)
+    return joined
+
+
+def stay_on_one_core() -> int | None:
+    """Pin this process to the last core that it may use; None where the system cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    return core
+
+
+SINGLE_THREADED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Environment variables that keep every side on one thread; libraries read them when they load."""

@@ -1,0 +1,54 @@
+"""Measures rows, one after the other, in a process where every side has one thread.
+
+Started by `abut.bench.command` in the peers' environment; writes one JSON object per line: first
+the machine, then each row as soon as it is there.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from abut.bench.figures import ResultsDiffer, Row
+from abut.bench.machine import describe
+from abut.bench.peers import PeerMissing
+from abut.bench.rows import ROWS
+from abut.bench.scale import Scale
+from abut.bench.stage import Stage
+from abut.bench.timing import stay_on_one_core
+
+
+def main(order: Mapping[str, Any]) -> None:
+    """Measure what was ordered: `rows`, `tokenizer`, `quick`, `reasons` of missing peers."""
+    # What a peer prints must not stand between the lines.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
+        os.dup2(2, 1)
+        core = stay_on_one_core()
+        scale = Scale.quick() if order["quick"] else Scale()
+        stage = Stage(Path(order["tokenizer"]), scale, order["reasons"])
+        _write(lines, {"machine": describe(stage, core)})
+        for name in order["rows"]:
+            _write(lines, {"row": measure(name, stage).as_dict()})
+
+
+def measure(name: str, stage: Stage) -> Row:
+    """Measure one row; where that fails the row says why, and the others are measured."""
+    try:
+        return ROWS[name](stage)
+    except (PeerMissing, ResultsDiffer) as error:
+        return Row(name, work=name, error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return Row(name, work=name, error=f"{type(error).__name__}: {error}")
+
+
+def _write(lines: Any, value: Mapping[str, Any]) -> None:
+    lines.write(json.dumps(value) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
