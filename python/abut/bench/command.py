@@ -61,6 +61,9 @@ def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) ->
     Raises:
         BenchError: the environment cannot be made, or the worker did not finish.
     """
+    for file in (order.write, order.json):
+        if file is not None:  # not after half an hour of measuring
+            file.parent.mkdir(parents=True, exist_ok=True)
     python, reasons = Path(sys.executable), dict[str, str]()
     if order.peers_env is not None:
         try:

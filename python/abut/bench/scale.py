@@ -21,7 +21,7 @@ class Scale:
     open_appends: int = 20
     seam_bytes: tuple[int, int] = (1_000, 1_000_000)
     seam_rounds: int = 5
-    seam_calls: int = 20
+    seam_calls: int = 4
     rollouts: int = 512
     turns: int = 32
     rollout_rounds: int = 3
@@ -31,6 +31,8 @@ class Scale:
     stitch_calls: int = 128
     stitch_tokens: int = 69_000
     stitch_rounds: int = 5
+    reply_tokens: int = 1_024
+    reply_rounds: int = 50
     load_rounds: int = 5
     memory_rollouts: int = 64
     memory_tokens: int = 120_000
@@ -59,6 +61,8 @@ class Scale:
             stitch_calls=4,
             stitch_tokens=800,
             stitch_rounds=2,
+            reply_tokens=16,
+            reply_rounds=2,
             load_rounds=1,
             memory_rollouts=2,
             memory_tokens=1_000,

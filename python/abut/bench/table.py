@@ -27,9 +27,9 @@ def lines(row: Row) -> Iterator[str]:
     for figure in row.figures:
         if figure.case != case:
             case = figure.case
-            yield f"  {case:<46}{'median':>11}{'min':>11}{'max':>11}  runs"
+            yield f"  {case:<46}{'median':>13}{'min':>13}{'max':>13}  runs"
         median, least, most = _spread(figure)
-        yield f"    {figure.side:<44}{median:>11}{least:>11}{most:>11}{len(figure.values):>6}"
+        yield f"    {figure.side:<44}{median:>13}{least:>13}{most:>13}{len(figure.values):>6}"
     for peer, reason in row.missing.items():
         yield f"    {peer}: not measured: {reason}"
     for need in row.needs:

@@ -30,7 +30,6 @@ def interleave(
         sides, check = prepare(number)
         results: dict[str, Any] = {}
         for name, side in sides.items():
-            gc.collect(0 if len(sides) > 1 else 1)
             if not collect:
                 gc.disable()
             try:

@@ -5,25 +5,16 @@ stands the append with `request()`, which hands all ids over as one array.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from abut.bench.conversation import Conversation, render, tool_reply
 from abut.bench.figures import Row, require_same
-from abut.bench.peers import PeerMissing
 from abut.bench.stage import Stage
 from abut.bench.texts import Replies
 from abut.bench.timing import Check, Sides, interleave, together
-from abut.bench.trainer import trainer_stub
-from abut.env import Message
+from abut.bench.turns import BRIDGE, RENDER, SUFFIX, TML, Turn, peer_turns
 
 ABUT, REQUEST = "abut", "abut and request()"
-SUFFIX = "TRL _get_tool_suffix_ids"
-RENDER = "apply_chat_template"
-BRIDGE = "renderers bridge_to_next_turn"
-TML = "tml-renderers render_for_completion"
-
-Turn: TypeAlias = Callable[[Conversation, Message], Callable[[], list[int]]]
-"""Makes what a peer does in one turn, and outside the clock what it would keep between turns."""
 
 
 def measure(stage: Stage) -> Row:
@@ -40,7 +31,7 @@ def measure(stage: Stage) -> Row:
             "tml-renderers gets its messages in its own type; making them is not counted.",
         ],
     )
-    peers = _peers(stage, row)
+    peers = peer_turns(stage, row)
     replies = Replies(2, scale.reply_bytes)
     for length in scale.lengths:
         rounds = []
@@ -52,13 +43,14 @@ def measure(stage: Stage) -> Row:
         pairs = zip(taken[ABUT], taken.pop(REQUEST), strict=True)
         taken[REQUEST] = [append + request for append, request in pairs]
         row.add(case(length), taken, tokens=length)
+    _alone(stage, row, replies, (scale.lengths[0], scale.lengths[-1]))
     _require(row, scale.lengths)
     return row
 
 
-def case(length: int) -> str:
+def case(length: int, *, alone: bool = False) -> str:
     """The name of a length."""
-    return f"to {length:,} tokens"
+    return f"to {length:,} tokens" + (", abut alone" if alone else "")
 
 
 def _turns(
@@ -92,63 +84,32 @@ def _turns(
     return prepare
 
 
-def _peers(stage: Stage, row: Row) -> dict[str, Turn]:
-    """What each peer does in a turn; the row notes those that are missing."""
-    makers = {SUFFIX: _suffix, BRIDGE: _bridge, TML: _tml}
-    found: dict[str, Turn] = {RENDER: _render}
-    for name, make in makers.items():
-        try:
-            found[name] = make(stage)
-        except PeerMissing as missing:
-            row.missing[name] = str(missing)
-    return found
+def _alone(stage: Stage, row: Row, replies: Replies, lengths: tuple[int, int]) -> None:
+    """A short and a long conversation by turns: how flat the append is.
 
+    Beside the peers it is not seen: what they leave in the caches depends on the length.
+    """
+    talks = {length: Conversation.of_length(stage, replies, length) for length in lengths}
 
-def _render(talk: Conversation, message: Message) -> Callable[[], list[int]]:
-    messages = [*talk.messages, message]
-    return lambda: render(talk.stage.hf_tokenizer, messages)
+    def prepare(number: int) -> tuple[Sides, Check]:
+        def appending(talk: Conversation) -> Callable[[], Any]:
+            (text,) = replies.take(1)
+            return lambda: talk.append(tool_reply(text))
 
+        def check(_: dict[str, Any]) -> None:
+            for talk in talks.values():
+                talk.answer(*replies.take(1))
 
-def _suffix(stage: Stage) -> Turn:
-    trainer = trainer_stub(stage)
+        sides = {case(length, alone=True): appending(talk) for length, talk in talks.items()}
+        return sides, check
 
-    def turn(talk: Conversation, message: Message) -> Callable[[], list[int]]:
-        return lambda: trainer._get_tool_suffix_ids([message])
-
-    return turn
-
-
-def _bridge(stage: Stage) -> Turn:
-    stage.require_qwen3()
-    renderer = stage.peer("renderers").Qwen3Renderer(stage.hf_tokenizer)
-
-    def turn(talk: Conversation, message: Message) -> Callable[[], list[int]]:
-        prompt, sampled = talk.prompt_ids.tolist(), talk.sampled_ids.tolist()
-
-        def next_prompt() -> list[int]:
-            ids: list[int] = renderer.bridge_to_next_turn(prompt, sampled, [message]).token_ids
-            return ids
-
-        return next_prompt
-
-    return turn
-
-
-def _tml(stage: Stage) -> Turn:
-    stage.require_qwen3()
-    chat = stage.peer("tml-renderers", "tml_renderers.chat")
-    renderer = stage.peer("tml-renderers", "tml_renderers.renderers").Qwen3()
-
-    def turn(talk: Conversation, message: Message) -> Callable[[], list[int]]:
-        messages = chat.OpenAIMessage.from_oss_messages([*talk.messages, message])
-
-        def next_prompt() -> list[int]:
-            spans, _ = renderer.render_for_completion(messages)
-            return [token for span in spans for token in span.span.tokens]
-
-        return next_prompt
-
-    return turn
+    taken = interleave(prepare, stage.scale.conversations * stage.scale.replies)
+    for name, values in taken.items():
+        row.add(name, {ABUT: values})
+    for length, talk in talks.items():  # what was appended before does not change
+        talk.append(tool_reply(*replies.take(1)))
+        whole = render(stage.hf_tokenizer, talk.messages)
+        require_same(case(length, alone=True), RENDER, talk.trajectory.ids, whole)
 
 
 def _require(row: Row, lengths: tuple[int, ...]) -> None:
@@ -156,7 +117,7 @@ def _require(row: Row, lengths: tuple[int, ...]) -> None:
     for length in (first, 30_000, last):
         if length in lengths:
             row.need_faster(SUFFIX, case(length), 20)
-    growth = f"abut {case(last)} ÷ {case(first)}"
-    row.need_ratio(growth, (ABUT, case(last)), (ABUT, case(first)), "at most", 1.2)
+    long, short = case(last, alone=True), case(first, alone=True)
+    row.need_ratio(f"{long} ÷ {short}", (ABUT, long), (ABUT, short), "at most", 1.2)
     for peer, times in ((RENDER, 2_000), (BRIDGE, 30), (TML, 500)):
         row.need_faster(peer, case(last), times)

@@ -1,0 +1,97 @@
+"""Reading what an engine answers: the bytes of a reply become arrays of ids and logprobs."""
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut import _native
+from abut.bench.conversation import logprobs
+from abut.bench.figures import Row, require_same
+from abut.bench.stage import Stage
+from abut.bench.timing import Check, Sides, interleave
+
+PEER = "json.loads and Python loops"
+CASE = "a reply"
+
+Read = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+def measure(stage: Stage) -> Row:
+    """Read replies of `/v1/completions`."""
+    tokens = stage.scale.reply_tokens
+    row = Row(
+        "engine_reply",
+        f"read a vLLM reply of {tokens:,} tokens with logprobs from bytes to arrays",
+        equal="ids and logprobs",
+        notes=["The reply is written in the form of vLLM's `/v1/completions`; other tokens each "
+               "round."],
+    )  # fmt: skip
+    rng = np.random.default_rng(9)
+
+    def prepare(number: int) -> tuple[Sides, Check]:
+        body = _reply(rng, stage, tokens)
+
+        def check(results: dict[str, Any]) -> None:
+            for name, ours, theirs in zip(
+                ("ids", "logprobs"), results["abut"], results[PEER], strict=True
+            ):
+                require_same(f"the {name} of a reply", PEER, ours, theirs)
+
+        return {"abut": lambda: _abut(body), PEER: lambda: _python(body)}, check
+
+    row.add(CASE, interleave(prepare, stage.scale.reply_rounds))
+    row.need_faster(PEER, CASE, 5)
+    return row
+
+
+def _abut(body: bytes) -> Read:
+    ((ids, logs, *_),) = _native.read_completions(body)  # type: ignore[attr-defined]
+    return ids, logs
+
+
+def _python(body: bytes) -> Read:
+    (choice,) = json.loads(body)["choices"]
+    ids = [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
+    if ids != choice["token_ids"]:
+        raise ValueError("the ids of the logprobs are not those of the sample")
+    logs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
+    return np.array(ids, dtype=np.int64), np.array(logs, dtype=np.float32)
+
+
+def _reply(rng: np.random.Generator, stage: Stage, tokens: int) -> bytes:
+    """A reply to a prompt of as many tokens, as vLLM writes it."""
+    ids = rng.integers(0, stage.tokenizer.vocab_size - 1_000, tokens).tolist()
+    prompt = rng.integers(0, stage.tokenizer.vocab_size - 1_000, tokens).tolist()
+    values = rng.permutation(logprobs(tokens)).tolist()
+    names = [f"token_id:{token}" for token in ids]
+    choice = {
+        "index": 0,
+        "text": stage.tokenizer.decode(ids),
+        "logprobs": {
+            "text_offset": list(range(0, 4 * tokens, 4)),
+            "token_logprobs": values,
+            "tokens": names,
+            "top_logprobs": [{n: v} for n, v in zip(names, values, strict=True)],
+        },
+        "finish_reason": "length",
+        "stop_reason": None,
+        "token_ids": ids,
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt,
+        "routed_experts": None,
+    }
+    usage = {"prompt_tokens": tokens, "total_tokens": 2 * tokens, "completion_tokens": tokens}
+    reply = {
+        "id": "cmpl-9a04ffde065c9506",
+        "object": "text_completion",
+        "created": 1_795_206_197,
+        "model": "policy",
+        "choices": [choice],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": usage,
+        "kv_transfer_params": None,
+    }
+    return json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
