@@ -8,7 +8,7 @@ from itertools import pairwise
 from abut.bench.figures import Figure, Row
 from abut.bench.table import number
 
-WIDTH, HEIGHT = 860, 460
+WIDTH, HEIGHT = 960, 460
 LEFT, RIGHT, TOP, BOTTOM = 80, 600, 50, 400
 # Told apart by colour-blind readers too.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#555555", "#7b3294")
@@ -24,7 +24,9 @@ def picture(row: Row) -> str | None:
     if not series:
         return None
     x = _Axis([tokens for line in series.values() for tokens, _ in line], LEFT, RIGHT)
-    y = _Axis([figure.median for line in series.values() for _, figure in line], BOTTOM, TOP)
+    y = _Axis(
+        [figure.median for line in series.values() for _, figure in line], BOTTOM, TOP, decades=True
+    )
     peers = [side for side in series if not side.startswith("abut")]
     colors = dict.fromkeys(series, OURS) | dict(zip(peers, COLORS, strict=False))
     ends = {side: y.at(line[-1][1].median) for side, line in series.items()}
@@ -55,8 +57,12 @@ def picture(row: Row) -> str | None:
 class _Axis:
     """A logarithmic axis between two places of the picture."""
 
-    def __init__(self, values: Sequence[float], first: float, last: float) -> None:
+    def __init__(
+        self, values: Sequence[float], first: float, last: float, *, decades: bool = False
+    ) -> None:
         self.low, self.high = math.log10(min(values)), math.log10(max(values))
+        if decades:  # begin and end on a power of ten
+            self.low, self.high = math.floor(self.low), math.ceil(self.high)
         self._first, self._last = first, last
 
     def at(self, value: float) -> float:

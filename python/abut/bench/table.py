@@ -96,9 +96,9 @@ def _spread(figure: Figure) -> tuple[str, str, str]:
 
 def _need_cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        for need in row.needs:
+        for index, need in enumerate(row.needs):
             met = "met" if need.met else "**missed**"
-            yield row.work, need.what, bound(need), value(need), met
+            yield row.work if index == 0 else "", need.what, bound(need), value(need), met
         if row.error is not None:
             yield row.work, "", "", "not measured, see below", ""
 
