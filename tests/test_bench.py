@@ -321,8 +321,14 @@ def test_the_peers_environment_has_what_is_here_and_the_abut_that_runs(tmp_path,
     assert said == ["installing none"]
 
 
-def test_an_environment_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_a_folder_of_something_else_is_not_made_an_environment(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
     quiet = [].append
-    with pytest.raises(BenchError, match="no environment for the peers can be made there"):
-        run(order(tmp_path, peers_env=tmp_path / "file"), quiet, quiet)
+    with pytest.raises(BenchError) as caught:
+        run(order(tmp_path, peers_env=tmp_path), quiet, quiet)
+    assert str(caught.value) == (
+        f"{tmp_path}: no environment for the peers can be made there: there is something else in "
+        "it\nhint: pass another folder with --peers-env, or --here to measure with what is "
+        "installed"
+    )
+    assert (tmp_path / "thesis.tex").exists()

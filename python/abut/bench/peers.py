@@ -104,7 +104,8 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, s
         Its Python, and for each peer that could not be installed the reason.
 
     Raises:
-        OSError, subprocess.CalledProcessError: no environment can be made there.
+        OSError, subprocess.CalledProcessError: no environment can be made there, or something
+            else is there.
     """
     scheme = sysconfig.get_paths("venv", vars={"base": str(folder), "platbase": str(folder)})
     python = Path(scheme["scripts"]) / ("python.exe" if os.name == "nt" else "python")
@@ -113,7 +114,8 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, s
     known = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
     if known.get("key") != key:
         say(f"making {folder} for the peers, over the packages of {sys.prefix}")
-        venv.create(folder, with_pip=True, clear=True)
+        _empty(folder)
+        venv.create(folder, with_pip=True)
         under = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         lines = [f"import site; site.addsitedir({path!r})\n" for path in sorted(under)]
         (site / "abut_bench_running.pth").write_text("".join(lines), encoding="utf-8")
@@ -129,6 +131,17 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, s
     shutil.copytree(own, site / "abut", ignore=shutil.ignore_patterns("__pycache__"))
     report.write_text(json.dumps(known, indent=1), encoding="utf-8")
     return python, known["reasons"]
+
+
+def _empty(folder: Path) -> None:
+    """Make the folder empty but for the mark that it is ours; what is not ours is never removed."""
+    mark = folder / _REPORT
+    if folder.exists() and any(folder.iterdir()):
+        if not mark.is_file():
+            raise FileExistsError("there is something else in it")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.write_text("{}", encoding="utf-8")
 
 
 def _key() -> str:
