@@ -41,7 +41,7 @@ impl ByteLevel {
             }
         }
         vocabulary.finish();
-        let mut merges = Merges::default();
+        let mut merges = Merges::new(file.merges.len());
         for (rank, (left, right)) in file.merges.iter().enumerate() {
             let (Some(mut left), Some(right)) = (to_bytes(left), to_bytes(right)) else { continue };
             let pair = (vocabulary.id_of(&left)?, vocabulary.id_of(&right)?);

@@ -105,27 +105,36 @@ impl Classes {
         if first < 128 {
             return Some((self.ascii[usize::from(first)], at + 1));
         }
+        self.beyond_ascii(text, at)
+    }
+
+    fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
     }
 
     /// Where the characters from byte `at` on that have one of these properties end.
     #[inline]
-    pub fn run(&self, text: &str, mut at: usize, of: Class) -> usize {
-        while let Some((class, end)) = self.at(text, at) {
-            if class & of == 0 {
-                break;
-            }
-            at = end;
-        }
-        at
+    pub fn run(&self, text: &str, at: usize, of: Class) -> usize {
+        self.run_while(text, at, |class| class & of != 0)
     }
 
     /// Where the characters from byte `at` on that have none of these properties end.
     #[inline]
-    pub fn run_without(&self, text: &str, mut at: usize, of: Class) -> usize {
-        while let Some((class, end)) = self.at(text, at) {
-            if class & of != 0 {
+    pub fn run_without(&self, text: &str, at: usize, of: Class) -> usize {
+        self.run_while(text, at, |class| class & of == 0)
+    }
+
+    #[inline]
+    fn run_while(&self, text: &str, mut at: usize, goes_on: impl Fn(Class) -> bool) -> usize {
+        let bytes = text.as_bytes();
+        while let Some(&byte) = bytes.get(at) {
+            let (class, end) = if byte < 128 {
+                (self.ascii[usize::from(byte)], at + 1)
+            } else {
+                self.beyond_ascii(text, at).expect("a character begins here")
+            };
+            if !goes_on(class) {
                 break;
             }
             at = end;

@@ -6,8 +6,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use rustc_hash::FxHashMap;
-
 /// Up to how many symbols all pairs are looked through for the next merge.
 const SHORT: usize = 24;
 const NONE: u64 = u64::MAX;
@@ -21,9 +19,10 @@ pub(super) struct Symbol {
 }
 
 /// For two neighbours: the rank of their merge, and the token that they become.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Merges {
-    pairs: FxHashMap<(u32, u32), u64>,
+    /// Pairs by hash, a power of two, at most half full: looked up far more often than all else.
+    table: Vec<(u64, u64)>,
 }
 
 /// Room to merge in, used again and again.
@@ -44,14 +43,33 @@ struct Link {
 }
 
 impl Merges {
+    /// Room for as many merges.
+    pub fn new(most: usize) -> Self {
+        Self { table: vec![(NONE, NONE); (2 * most).next_power_of_two()] }
+    }
+
     /// A later merge of the same pair replaces an earlier one.
     pub fn insert(&mut self, pair: (u32, u32), rank: u32, id: u32) {
-        self.pairs.insert(pair, u64::from(rank) << 32 | u64::from(id));
+        let slot = self.slot(pair_key(pair.0, pair.1));
+        self.table[slot] = (pair_key(pair.0, pair.1), pair_key(rank, id));
     }
 
     /// The merge of two neighbours; [`NONE`] sorts behind all others.
+    #[inline]
     fn of(&self, left: u32, right: u32) -> u64 {
-        self.pairs.get(&(left, right)).copied().unwrap_or(NONE)
+        self.table[self.slot(pair_key(left, right))].1
+    }
+
+    /// Where a pair stands, or would stand.
+    #[inline]
+    fn slot(&self, key: u64) -> usize {
+        let mask = self.table.len() - 1;
+        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let mut slot = usize::try_from(hash).expect("half of the bits") & mask;
+        while self.table[slot].0 != key && self.table[slot].0 != NONE {
+            slot = (slot + 1) & mask;
+        }
+        slot
     }
 
     /// Merges the symbols on the bench until nothing merges any more.
@@ -135,6 +153,12 @@ impl Merges {
     fn shrunk(symbols: Vec<Symbol>) -> Bench {
         Bench { symbols, ..Bench::default() }
     }
+}
+
+/// Two halves: of a pair its left and right, of a merge its rank and token.
+#[inline]
+fn pair_key(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
 }
 
 /// The token of a merge.

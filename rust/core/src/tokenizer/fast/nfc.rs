@@ -9,30 +9,45 @@ use super::class::{CLASSES, COMPOSES};
 
 /// The text in NFC; `None` where it already is.
 pub(super) fn normalized(text: &str) -> Option<String> {
-    let composes = |c: char| !c.is_ascii() && CLASSES.of(c) & COMPOSES != 0;
-    if text.is_ascii() || !text.contains(composes) {
-        return None;
-    }
     let mut out: Option<String> = None;
-    let mut written = 0;
-    let mut rest = 0;
-    while let Some(found) = text[rest..].find(composes).map(|found| rest + found) {
-        let before = text[rest..found].chars().next_back().map_or(0, char::len_utf8);
+    let (mut written, mut at) = (0, 0);
+    while let Some(found) = next_composing(text, at) {
+        let before = text[at..found].chars().next_back().map_or(0, char::len_utf8);
         let start = found - before;
-        let end = text[found..].find(|c| !composes(c)).map_or(text.len(), |len| found + len);
-        let piece = &text[start..end];
-        if is_nfc_quick(piece.chars()) != IsNormalized::Yes {
-            let composed: String = piece.nfc().map(|(c, _)| c).collect();
-            if composed != piece {
-                let out = out.get_or_insert_with(|| String::with_capacity(text.len()));
-                out.push_str(&text[written..start]);
-                out.push_str(&composed);
-                written = end;
-            }
+        at = CLASSES.run(text, found, COMPOSES);
+        let piece = &text[start..at];
+        if is_nfc_quick(piece.chars()) == IsNormalized::Yes {
+            continue;
         }
-        rest = end;
+        let composed: String = piece.nfc().map(|(c, _)| c).collect();
+        if composed != piece {
+            let out = out.get_or_insert_with(|| String::with_capacity(text.len()));
+            out.push_str(&text[written..start]);
+            out.push_str(&composed);
+            written = at;
+        }
     }
     out.map(|out| out + &text[written..])
+}
+
+/// The first character from byte `at` on that NFC may change.
+fn next_composing(text: &str, mut at: usize) -> Option<usize> {
+    const STEP: usize = 16;
+    let (bytes, classes) = (text.as_bytes(), &*CLASSES);
+    loop {
+        // Most text is ASCII, or has long stretches of it.
+        while bytes[at..].first_chunk::<STEP>().is_some_and(|chunk| chunk.is_ascii()) {
+            at += STEP;
+        }
+        at += bytes[at..].iter().take_while(|byte| byte.is_ascii()).count();
+        while !bytes.get(at)?.is_ascii() {
+            let (class, end) = classes.at(text, at)?;
+            if class & COMPOSES != 0 {
+                return Some(at);
+            }
+            at = end;
+        }
+    }
 }
 
 #[cfg(test)]

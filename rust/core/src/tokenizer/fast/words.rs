@@ -15,13 +15,14 @@ use super::merges::Bench;
 /// Words of at most as many bytes are remembered.
 const MOST_BYTES: usize = 16;
 const MOST_IDS: usize = 3;
-const SLOTS: usize = 1 << 13;
+const SLOTS: usize = 1 << 15;
 const EMPTY: u32 = u32::MAX;
 
-/// The bytes of a short word as a number; those of a longer one have none.
+/// The bytes of a short word as numbers; a longer one has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Key {
-    bytes: u128,
+    low: u64,
+    high: u64,
     len: u8,
 }
 
@@ -33,21 +34,26 @@ impl Key {
         if len > MOST_BYTES {
             return None;
         }
-        let mut bytes = [0; MOST_BYTES];
         let bytes = if let Some(chunk) = text[start..].first_chunk::<MOST_BYTES>() {
             u128::from_le_bytes(*chunk) & (u128::MAX >> (8 * (MOST_BYTES - len)))
         } else {
+            let mut bytes = [0; MOST_BYTES];
             bytes[..len].copy_from_slice(&text[start..end]);
             u128::from_le_bytes(bytes)
         };
-        Some(Self { bytes, len: u8::try_from(len).expect("at most 16") })
+        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
+        let len = u8::try_from(len).expect("at most 16");
+        Some(Self { low: half(bytes), high: half(bytes >> 64), len })
     }
 
     #[inline]
     fn slot(self) -> usize {
-        let mixed = (self.bytes ^ (self.bytes >> 61))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
-        usize::try_from(mixed >> (128 - SLOTS.ilog2())).expect("less than all slots")
+        const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
+        const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
+        let mixed = (self.low.wrapping_mul(FIRST) ^ self.high ^ u64::from(self.len))
+            .rotate_left(32)
+            .wrapping_mul(SECOND);
+        usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("less than all slots")
     }
 }
 
