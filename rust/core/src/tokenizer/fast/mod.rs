@@ -65,13 +65,11 @@ impl Fast {
     /// Writes the tokens of a segment that holds no added token with `normalized=false`. Where it
     /// is `false` nothing was written, and the general encoder has to.
     pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> bool {
-        let normalized = if self.composes { nfc::normalized(segment.text) } else { None };
-        let text = match &normalized {
-            None => segment.text,
-            // Which bytes a token came from is known for text that stays as it is.
-            Some(_) if out.with_spans || segment.normalized.is_some() => return false,
-            Some(text) => text,
-        };
+        let composed = if self.composes { nfc::composed(segment.text) } else { None };
+        if composed.is_some() && segment.normalized.is_some() {
+            return false;
+        }
+        let text = composed.as_ref().map_or(segment.text, |composed| &composed.text);
         let before = out.ids.len();
         self.pool.with(|scratch| {
             let mut from = 0;
@@ -82,6 +80,13 @@ impl Fast {
             }
             self.encode_slice(text, from..text.len(), segment.offset, scratch, out);
         });
+        if let Some(composed) = composed.filter(|_| out.with_spans) {
+            for span in &mut out.spans[before..] {
+                let own = span.start - segment.offset..span.end - segment.offset;
+                let original = composed.original(&own);
+                *span = segment.offset + original.start..segment.offset + original.end;
+            }
+        }
         // The general encoder knows how to keep the model from writing a control token.
         let mints = |id: &u32| segment.mintable.contains_key(id);
         if !segment.mintable.is_empty() && out.ids[before..].iter().any(mints) {

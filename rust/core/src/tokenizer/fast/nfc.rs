@@ -3,13 +3,71 @@
 //! Invariant: a character without the class COMPOSES is itself in NFC, and nothing before it
 //! changes with it; so text is normalized in pieces that begin with such a character.
 
-use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+use std::ops::Range;
+
+use tokenizers::NormalizedString;
+use tokenizers::tokenizer::normalizer::Range as Span;
+use unicode_normalization_alignments::{IsNormalized, is_nfc_quick};
 
 use super::class::{CLASSES, COMPOSES};
 
+/// Text that NFC changed, and where its characters came from.
+#[derive(Debug, Default)]
+pub(super) struct Composed {
+    pub text: String,
+    /// The characters of the pieces that changed, in order, and the end of each such piece.
+    moved: Vec<Moved>,
+}
+
+/// The bytes of a character, and the bytes that it stands for.
+#[derive(Debug)]
+struct Moved {
+    bytes: Range<usize>,
+    original: Range<usize>,
+}
+
+impl Composed {
+    /// The bytes that a range of whole characters stands for.
+    pub fn original(&self, range: &Range<usize>) -> Range<usize> {
+        let start = match self.at_or_before(range.start) {
+            None => range.start,
+            Some(moved) if range.start < moved.bytes.end => moved.original.start,
+            Some(moved) => range.start - moved.bytes.end + moved.original.end,
+        };
+        let end = match self.at_or_before(range.end - 1) {
+            None => range.end,
+            Some(moved) if range.end <= moved.bytes.end => moved.original.end,
+            Some(moved) => range.end - moved.bytes.end + moved.original.end,
+        };
+        start..end
+    }
+
+    fn at_or_before(&self, byte: usize) -> Option<&Moved> {
+        let next = self.moved.partition_point(|moved| moved.bytes.start <= byte);
+        self.moved[..next].last()
+    }
+
+    /// Takes over a piece of the original, from byte `start` on, as it became.
+    fn push(&mut self, piece: &NormalizedString, start: usize) {
+        let base = self.text.len();
+        for (at, c) in piece.get().char_indices() {
+            let bytes = at..at + c.len_utf8();
+            let original = piece.convert_offsets(Span::Normalized(bytes.clone()));
+            let original = original.expect("a character of the piece");
+            self.moved.push(Moved {
+                bytes: base + bytes.start..base + bytes.end,
+                original: start + original.start..start + original.end,
+            });
+        }
+        self.text.push_str(piece.get());
+        let (end, original) = (self.text.len(), start + piece.get_original().len());
+        self.moved.push(Moved { bytes: end..end, original: original..original });
+    }
+}
+
 /// The text in NFC; `None` where it already is.
-pub(super) fn normalized(text: &str) -> Option<String> {
-    let mut out: Option<String> = None;
+pub(super) fn composed(text: &str) -> Option<Composed> {
+    let mut out: Option<Composed> = None;
     let (mut written, mut at) = (0, 0);
     while let Some(found) = next_composing(text, at) {
         let before = text[at..found].chars().next_back().map_or(0, char::len_utf8);
@@ -19,15 +77,19 @@ pub(super) fn normalized(text: &str) -> Option<String> {
         if is_nfc_quick(piece.chars()) == IsNormalized::Yes {
             continue;
         }
-        let composed: String = piece.nfc().map(|(c, _)| c).collect();
-        if composed != piece {
-            let out = out.get_or_insert_with(|| String::with_capacity(text.len()));
-            out.push_str(&text[written..start]);
-            out.push_str(&composed);
+        let mut normalized = NormalizedString::from(piece);
+        normalized.nfc();
+        if normalized.get() != piece {
+            let out = out.get_or_insert_default();
+            out.text.push_str(&text[written..start]);
+            out.push(&normalized, start);
             written = at;
         }
     }
-    out.map(|out| out + &text[written..])
+    if let Some(out) = &mut out {
+        out.text.push_str(&text[written..]);
+    }
+    out
 }
 
 /// The first character from byte `at` on that NFC may change.
@@ -70,12 +132,22 @@ mod tests {
                 text.push_str(parts[part]);
             }
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(3);
-            let whole: String = text.nfc().map(|(c, _)| c).collect();
-            let ours = normalized(&text);
-            assert_eq!(ours.is_some(), whole != text, "{text:?}");
-            changed += u32::from(ours.is_some());
-            assert_eq!(ours.unwrap_or_else(|| text.clone()), whole, "{text:?}");
+            let mut whole = NormalizedString::from(text.as_str());
+            whole.nfc();
+            let ours = composed(&text);
+            assert_eq!(ours.is_some(), whole.get() != text, "{text:?}");
+            let Some(ours) = ours else { continue };
+            changed += 1;
+            assert_eq!(ours.text, whole.get(), "{text:?}");
+            let places: Vec<usize> =
+                ours.text.char_indices().map(|(at, _)| at).chain([ours.text.len()]).collect();
+            for (index, &start) in places.iter().enumerate() {
+                for &end in &places[index + 1..] {
+                    let expected = whole.convert_offsets(Span::Normalized(start..end));
+                    assert_eq!(Some(ours.original(&(start..end))), expected, "{text:?} {start}");
+                }
+            }
         }
-        assert!(changed > 5000);
+        assert!(changed > 2000, "{changed}");
     }
 }
