@@ -28,7 +28,7 @@ pub(super) const SPACE: Class = 1 << 5;
 pub(super) const NEWLINE: Class = 1 << 6;
 /// `\p{P}`, `\p{S}`.
 pub(super) const SIGN: Class = 1 << 7;
-/// What DeepSeek's second pattern cuts out.
+/// What the second pattern of `DeepSeek` cuts out.
 pub(super) const HAN_OR_KANA: Class = 1 << 8;
 /// NFC may change it, or what stands before it together with it.
 pub(super) const COMPOSES: Class = 1 << 9;
@@ -52,7 +52,7 @@ const BLOCK: usize = 256;
 pub(super) struct Classes {
     ascii: [Class; 128],
     blocks: Vec<u16>,
-    classes: Vec<Class>,
+    in_blocks: Vec<Class>,
 }
 
 pub(super) static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::new);
@@ -80,21 +80,21 @@ impl Classes {
             }
         }
         let mut known = rustc_hash::FxHashMap::default();
-        let (mut blocks, mut classes) = (Vec::new(), Vec::new());
+        let (mut blocks, mut in_blocks) = (Vec::new(), Vec::new());
         for block in all.chunks(BLOCK) {
             let next = u16::try_from(known.len()).expect("fewer than all blocks");
             blocks.push(*known.entry(block).or_insert_with(|| {
-                classes.extend_from_slice(block);
+                in_blocks.extend_from_slice(block);
                 next
             }));
         }
         let ascii = std::array::from_fn(|code| all[code]);
-        Self { ascii, blocks, classes }
+        Self { ascii, blocks, in_blocks }
     }
 
     pub fn of(&self, c: char) -> Class {
         let code = c as usize;
-        self.classes[usize::from(self.blocks[code / BLOCK]) * BLOCK + code % BLOCK]
+        self.in_blocks[usize::from(self.blocks[code / BLOCK]) * BLOCK + code % BLOCK]
     }
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end

@@ -12,13 +12,13 @@ use super::class::{
 /// A pattern that is known by its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pattern {
-    /// GPT-2, RoBERTa, GPT-NeoX, OLMo.
+    /// GPT-2 and models of its time.
     Gpt2,
     /// GPT-4, Llama 3, GLM-4, Qwen: an optional sign before letters, numbers in groups.
     Cl100k { digits: usize, marks_are_letters: bool },
     /// GPT-4o, gpt-oss, Llama 4, Tekken: words end where the case changes.
     O200k { digits: usize, contractions: bool },
-    /// DeepSeek V3, R1: numbers, then Han and kana, then the rest, one after the other.
+    /// `DeepSeek` V3, R1: numbers, then Han and kana, then the rest, one after the other.
     DeepSeekV3,
 }
 

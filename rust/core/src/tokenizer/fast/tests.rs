@@ -77,7 +77,9 @@ fn text(state: &mut u64, most: usize) -> String {
             0 => text.push_str(SPELLED[below(state, SPELLED.len())]),
             1 => text.push(chars[below(state, chars.len())]),
             2 => {
-                text.extend(char::from_u32(u32::try_from(below(state, 0x11_0000)).expect("a code")))
+                text.extend(char::from_u32(
+                    u32::try_from(below(state, 0x11_0000)).expect("a code"),
+                ));
             }
             _ => text.push(few[below(state, few.len())]),
         }
