@@ -187,7 +187,9 @@ class Tokenizer:
     def profile(self) -> dict[str, Any]:
         """Return what is known without encoding anything.
 
-        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder, opaque_because (why an append
+        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
+        knows, else "hf": `tokenizers` itself), demoted_because (why "fast" is not used although it
+        knows the shape: its tokens of a probe text were others), opaque_because (why an append
         encodes the open text again; None where a window is enough), and the lists hard_tokens,
         control_tokens, textual_tokens, mintable_tokens (control tokens that the model's own
         vocabulary could spell, and is kept from).

@@ -185,18 +185,22 @@ impl OpenText {
         for part in parts {
             ends.push(ends.last().copied().unwrap_or(0) + part.text.len());
         }
-        encoded
-            .spans
-            .iter()
-            .map(|span| {
-                let first = ends.partition_point(|&end| end <= span.start).min(parts.len() - 1);
-                let last =
-                    ends.partition_point(|&end| end < span.end).clamp(first, parts.len() - 1);
-                let touched = &parts[first..=last];
-                let content = touched.iter().find(|part| part.kind == PartKind::Content);
-                of_part(content.unwrap_or(&touched[0]))
-            })
-            .collect()
+        // Most tokens lie in the part that the one before lies in.
+        let (mut within, mut written_by) = (0..0, 0);
+        let of_span = |span: &Range<usize>| {
+            if within.start <= span.start && span.start < span.end && span.end <= within.end {
+                return written_by;
+            }
+            let first = ends.partition_point(|&end| end <= span.start).min(parts.len() - 1);
+            let last = ends.partition_point(|&end| end < span.end).clamp(first, parts.len() - 1);
+            let touched = &parts[first..=last];
+            let content = touched.iter().find(|part| part.kind == PartKind::Content);
+            within =
+                if first == last { ends[first] - touched[0].text.len()..ends[first] } else { 0..0 };
+            written_by = of_part(content.unwrap_or(&touched[0]));
+            written_by
+        };
+        encoded.spans.iter().map(of_span).collect()
     }
 
     /// Forgets the first `bytes` bytes and their tokens.

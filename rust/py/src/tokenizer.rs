@@ -1,11 +1,12 @@
 //! `abut.Tokenizer`.
 
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use abut_core::{Edge, Tokenizer};
 use numpy::PyArray1;
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
@@ -15,6 +16,21 @@ use crate::seam::PySeam;
 
 #[pyclass(name = "Tokenizer", module = "abut", frozen)]
 pub struct PyTokenizer(pub Arc<Tokenizer>);
+
+impl PyTokenizer {
+    /// Warns where text will be encoded more slowly than its shape promises.
+    fn new(py: Python<'_>, tokenizer: Tokenizer) -> PyResult<Self> {
+        if let Some(reason) = &tokenizer.profile().demoted_because {
+            let message = format!(
+                "the fast encoder is not used for this tokenizer: {reason}. Its tokens are exact, but \
+                 encoding is slower\nhint: please report the tokenizer, so that the encoder can learn it"
+            );
+            let message = CString::new(message.replace('\0', "\u{fffd}"))?;
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;
+        }
+        Ok(Self(Arc::new(tokenizer)))
+    }
+}
 
 #[pymethods]
 impl PyTokenizer {
@@ -29,7 +45,7 @@ impl PyTokenizer {
         let json = text_in(json)?;
         let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(json, &overrides));
-        tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| error::to_py(&e))
+        Self::new(py, tokenizer.map_err(|e| error::to_py(&e))?)
     }
 
     #[staticmethod]
@@ -55,7 +71,7 @@ impl PyTokenizer {
         })?;
         let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(&json, &overrides));
-        tokenizer.map(|tokenizer| Self(Arc::new(tokenizer))).map_err(|e| located(e.to_string()))
+        Self::new(py, tokenizer.map_err(|e| located(e.to_string()))?)
     }
 
     #[staticmethod]
@@ -169,6 +185,7 @@ impl PyTokenizer {
         dict.set_item("vocab_size", profile.vocab_size)?;
         dict.set_item("opaque_because", &profile.opaque_because)?;
         dict.set_item("encoder", profile.encoder)?;
+        dict.set_item("demoted_because", &profile.demoted_because)?;
         dict.set_item("hard_tokens", &profile.hard)?;
         dict.set_item("control_tokens", &profile.control)?;
         dict.set_item("textual_tokens", &profile.textual)?;

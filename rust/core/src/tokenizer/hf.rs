@@ -38,6 +38,18 @@ pub(crate) struct Segment<'a> {
 }
 
 impl Segment<'_> {
+    /// Where added tokens with `normalized=true` stand, in text that its normalizer leaves alone.
+    pub fn cuts_of_unchanged(&self) -> Vec<(Range<usize>, u32)> {
+        let Some(cutter) = self.normalized else { return Vec::new() };
+        let cuts = cutter.cut(self.text, self.joined.any_scaffold(), |range| {
+            let whole = self.offset + range.start..self.offset + range.end;
+            let run = self.joined.run_around(&whole)?;
+            let start = run.start.saturating_sub(self.offset);
+            Some(start..(run.end - self.offset).min(self.text.len()))
+        });
+        cuts.into_iter().map(|cut| (cut.range, cutter.token(cut.token).id)).collect()
+    }
+
     fn cannot_avoid(&self, id: u32, text: &str) -> Error {
         Error::CannotAvoid { token: self.mintable[&id].clone(), id, text: text.to_owned() }
     }
@@ -191,7 +203,7 @@ impl Pipeline {
                     continue;
                 }
             }
-            let whole = if segment.joined.with_spans { original(range) } else { 0..0 };
+            let whole = if out.with_spans { original(range) } else { 0..0 };
             out.push(id, whole);
         }
         Ok(())

@@ -13,6 +13,7 @@ use tokenizers::{Model, NormalizedString, Normalizer};
 
 use super::added::{AddedToken, Overrides, RawAddedToken};
 use super::edge::{Edge, EdgePreTokenizer, normalizer_at};
+use super::fast::Fast;
 use super::hf::Pipeline;
 use crate::error::{Error, Result};
 
@@ -55,6 +56,8 @@ pub(crate) struct ModelSettings {
 /// Everything that was read.
 pub(crate) struct Loaded {
     pub pipeline: Pipeline,
+    /// An encoder of our own, where the tokenizer has a shape that it knows.
+    pub fast: Option<Fast>,
     pub added: Vec<AddedToken>,
     /// What the tokens with `normalized=true` match, by id.
     pub normalized_patterns: BTreeMap<u32, String>,
@@ -102,7 +105,9 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
         }
         normalized_patterns.insert(token.id, pattern.get().to_owned());
     }
+    let fast = Fast::new(&file.normalizer, &file.pre_tokenizer, &model, file.model);
     Ok(Loaded {
+        fast,
         pipeline: Pipeline { normalizers, pre_tokenizers, model },
         added,
         normalized_patterns,

@@ -6,6 +6,7 @@
 mod added;
 mod bytes;
 mod edge;
+mod fast;
 mod hf;
 mod load;
 mod profile;
@@ -30,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
 use bytes::{Spelling, byte_table, is_own};
+use fast::Fast;
 use hf::{Pipeline, Segment};
 
 /// What becomes of control tokens that a text spells.
@@ -47,7 +49,9 @@ pub enum AddedMode {
 #[derive(Debug, Default)]
 pub(crate) struct Encoded {
     pub ids: Vec<u32>,
-    /// The bytes of the joined text that each token came from; `0..0` where it has one part only.
+    /// Whether it matters which bytes a token came from.
+    pub with_spans: bool,
+    /// The bytes of the joined text that each token came from, where that matters.
     pub spans: Vec<Range<usize>>,
     /// The hard tokens that were cut out, in order.
     pub hard: Vec<HardCut>,
@@ -64,7 +68,15 @@ pub(crate) struct HardCut {
 impl Encoded {
     fn push(&mut self, id: u32, span: Range<usize>) {
         self.ids.push(id);
-        self.spans.push(span);
+        if self.with_spans {
+            self.spans.push(span);
+        }
+    }
+
+    /// Keeps the first `tokens` tokens.
+    fn truncate(&mut self, tokens: usize) {
+        self.ids.truncate(tokens);
+        self.spans.truncate(tokens);
     }
 
     /// Counts bytes and tokens from an earlier place.
@@ -86,6 +98,7 @@ impl Encoded {
 /// A `tokenizer.json`, ready for exact assembly.
 pub struct Tokenizer {
     pipeline: Pipeline,
+    fast: Option<Fast>,
     raw: Cutter,
     normalized: Option<Cutter>,
     /// For each token of `raw`: hard or not.
@@ -134,7 +147,7 @@ impl Tokenizer {
         );
         let why_opaque = anchors.as_ref().err().cloned();
         let profile = Profile::new(&loaded, &raw, &hard, &mintable, vocab_size, why_opaque);
-        Ok(Self {
+        let mut tokenizer = Self {
             spelling: Spelling::detect(
                 &loaded.settings,
                 [&loaded.normalizer, &loaded.pre_tokenizer, &loaded.decoder],
@@ -143,6 +156,7 @@ impl Tokenizer {
             normalized: (!normalized.is_empty())
                 .then(|| Cutter::new(normalized, &normalized_patterns)),
             pipeline: loaded.pipeline,
+            fast: loaded.fast,
             hard,
             hard_ids,
             control,
@@ -153,7 +167,31 @@ impl Tokenizer {
             bytes: OnceLock::new(),
             anchors: anchors.ok(),
             profile,
-        })
+        };
+        tokenizer.compare_encoders()?;
+        Ok(tokenizer)
+    }
+
+    /// Leaves all text to the general encoder where the other one differs from it.
+    fn compare_encoders(&mut self) -> Result<()> {
+        let Some(fast) = self.fast.take() else { return Ok(()) };
+        let probe = Joined::new([Part::content(&fast.probe())]);
+        let expected = self.encode_joined(&probe, Edge::Start)?.ids;
+        self.fast = Some(fast);
+        let ids = self.encode_joined(&probe, Edge::Start)?.ids;
+        if ids == expected {
+            self.profile.encoder = "fast";
+        } else {
+            let first = ids.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+            let spelled = self.decode_bytes(&expected[first..expected.len().min(first + 3)])?;
+            self.profile.demoted_because = Some(format!(
+                "it differs from tokenizers at {:?}",
+                String::from_utf8_lossy(&spelled)
+            ));
+            self.profile.encoder = "hf";
+            self.fast = None;
+        }
+        Ok(())
     }
 
     /// The tokens of `text`, which begins the conversation. Never adds BOS or EOS.
@@ -330,7 +368,7 @@ impl Tokenizer {
 
     fn encode_segments(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
         let cuts = cut_joined(&self.raw, joined);
-        let mut out = Encoded::default();
+        let mut out = Encoded { with_spans: joined.with_spans, ..Encoded::default() };
         let mut from = 0;
         for cut in cuts {
             self.encode_segment(joined, from..cut.range.start, edge, &mut out)?;
@@ -364,6 +402,9 @@ impl Tokenizer {
             unk_id: self.unk_id,
             joined,
         };
+        if self.fast.as_ref().is_some_and(|fast| fast.encode(&segment, out)) {
+            return Ok(());
+        }
         self.pipeline.encode(&segment, out)
     }
 

@@ -20,8 +20,10 @@ pub struct Profile {
     pub vocab_size: usize,
     /// Why appending encodes the whole open segment again; `None` where a window is enough.
     pub opaque_because: Option<String>,
-    /// The encoder in use.
+    /// The encoder in use: "fast" for the shapes that it knows, else "hf".
     pub encoder: &'static str,
+    /// Why "fast", which knows the shape, is not used: it was compared with "hf" and differed.
+    pub demoted_because: Option<String>,
     /// Added tokens that no text around them can change.
     pub hard: Vec<String>,
     /// Added tokens that only scaffold may become.
@@ -51,6 +53,7 @@ impl Profile {
             vocab_size,
             opaque_because,
             encoder: "hf",
+            demoted_because: None,
             hard: raw
                 .iter()
                 .zip(hard)

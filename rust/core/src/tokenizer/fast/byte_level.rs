@@ -1,0 +1,118 @@
+//! Byte-pair encoding over bytes: GPT-2's way of writing a vocabulary.
+
+use rustc_hash::FxHashMap;
+use serde_json::value::RawValue;
+
+use super::merges::{Merges, Symbol};
+use super::model_file::ModelFile;
+use super::words::{Key, Scratch, Vocabulary};
+use crate::tokenizer::bytes::byte_chars;
+
+/// A model whose smallest tokens are the 256 bytes.
+#[derive(Debug)]
+pub(super) struct ByteLevel {
+    bytes: [u32; 256],
+    merges: Merges,
+    vocabulary: Vocabulary,
+    /// A word that the vocabulary has is one token, whatever the merges would make of it.
+    ignore_merges: bool,
+}
+
+impl ByteLevel {
+    /// `None` where the model lacks a byte or has two tokens for one id.
+    pub fn new(model: &RawValue, ignore_merges: bool) -> Option<Self> {
+        let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
+        let mut buffer = Vec::new();
+        // Text never spells an entry with characters that stand for no byte.
+        let mut to_bytes = |entry: &str| -> Option<Vec<u8>> {
+            buffer.clear();
+            for c in entry.chars() {
+                buffer.push(*inverse.get(&c)?);
+            }
+            Some(buffer.clone())
+        };
+        let file = ModelFile::new(model).ok()?;
+        let mut vocabulary = Vocabulary::new(file.vocab.len());
+        for (entry, id) in &file.vocab {
+            if let Some(bytes) = to_bytes(entry) {
+                if !vocabulary.insert(&bytes, *id) {
+                    return None;
+                }
+            }
+        }
+        vocabulary.finish();
+        let mut merges = Merges::new(file.merges.len());
+        for (rank, (left, right)) in file.merges.iter().enumerate() {
+            let (Some(mut left), Some(right)) = (to_bytes(left), to_bytes(right)) else { continue };
+            let pair = (vocabulary.id_of(&left)?, vocabulary.id_of(&right)?);
+            left.extend_from_slice(&right);
+            merges.insert(pair, u32::try_from(rank).ok()?, vocabulary.id_of(&left)?);
+        }
+        let mut bytes = [0; 256];
+        for (byte, id) in (0..=255).zip(&mut bytes) {
+            *id = vocabulary.id_of(&[byte])?;
+        }
+        Some(Self { bytes, merges, vocabulary, ignore_merges })
+    }
+
+    /// Writes the tokens of the word from `start` to `end`.
+    #[inline]
+    pub fn encode(
+        &self,
+        text: &[u8],
+        start: usize,
+        end: usize,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        let key = Key::of(text, start, end);
+        match key.and_then(|key| scratch.recall(key)) {
+            Some(&[id]) => ids.push(id),
+            Some(known) => ids.extend_from_slice(known),
+            None => self.encode_new(&text[start..end], key, scratch, ids),
+        }
+    }
+
+    fn encode_new(&self, word: &[u8], key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        let from = ids.len();
+        let entry = self.vocabulary.id_of(word);
+        match entry {
+            Some(id) if self.ignore_merges || self.vocabulary.is_whole(id) == Some(true) => {
+                ids.push(id);
+            }
+            _ => {
+                let bench = &mut scratch.bench;
+                let symbol = |(at, byte): (usize, &u8)| Symbol {
+                    id: self.bytes[usize::from(*byte)],
+                    end: at + 1,
+                };
+                bench.symbols.clear();
+                bench.symbols.extend(word.iter().enumerate().map(symbol));
+                self.merges.apply(bench);
+                ids.extend(bench.symbols.iter().map(|symbol| symbol.id));
+                if let Some(id) = entry {
+                    self.vocabulary.set_whole(id, ids[from..] == [id]);
+                }
+            }
+        }
+        if let Some(key) = key {
+            scratch.remember(key, &ids[from..]);
+        }
+    }
+
+    /// The text of every so many entries, where they are text.
+    pub fn sample(&self) -> String {
+        const STEP: usize = 251;
+        let ids = (0..self.vocabulary.len()).step_by(STEP);
+        let texts = ids.filter_map(|id| {
+            let id = u32::try_from(id).expect("ids are u32");
+            std::str::from_utf8(self.vocabulary.bytes_of(id)).ok()
+        });
+        texts.collect()
+    }
+
+    /// How many bytes a token stands for.
+    pub fn len_of(&self, id: u32) -> usize {
+        self.vocabulary.bytes_of(id).len()
+    }
+}

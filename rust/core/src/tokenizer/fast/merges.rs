@@ -1,0 +1,167 @@
+//! Byte-pair merges by rank.
+//!
+//! Invariant: of all neighbours that can merge the pair of the lowest rank does, the leftmost of
+//! several, until none is left: what `tokenizers` does with the same table.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Up to how many symbols all pairs are looked through for the next merge.
+const SHORT: usize = 24;
+const NONE: u64 = u64::MAX;
+
+/// A token of a word, so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Symbol {
+    pub id: u32,
+    /// Where it ends in the word, in bytes.
+    pub end: usize,
+}
+
+/// For two neighbours: the rank of their merge, and the token that they become.
+#[derive(Debug)]
+pub(super) struct Merges {
+    /// Pairs by hash, a power of two, at most half full: looked up far more often than all else.
+    table: Vec<(u64, u64)>,
+}
+
+/// Room to merge in, used again and again.
+#[derive(Debug, Default)]
+pub(super) struct Bench {
+    pub symbols: Vec<Symbol>,
+    /// For each symbol but the last: the merge with the next one.
+    ranked: Vec<u64>,
+    queue: BinaryHeap<Reverse<(u64, usize)>>,
+    links: Vec<Link>,
+}
+
+/// The neighbours of a symbol among those that are left.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    before: usize,
+    after: usize,
+}
+
+impl Merges {
+    /// Room for as many merges.
+    pub fn new(most: usize) -> Self {
+        Self { table: vec![(NONE, NONE); (2 * most).next_power_of_two()] }
+    }
+
+    /// A later merge of the same pair replaces an earlier one.
+    pub fn insert(&mut self, pair: (u32, u32), rank: u32, id: u32) {
+        let slot = self.slot(pair_key(pair.0, pair.1));
+        self.table[slot] = (pair_key(pair.0, pair.1), pair_key(rank, id));
+    }
+
+    /// The merge of two neighbours; [`NONE`] sorts behind all others.
+    #[inline]
+    fn of(&self, left: u32, right: u32) -> u64 {
+        self.table[self.slot(pair_key(left, right))].1
+    }
+
+    /// Where a pair stands, or would stand.
+    #[inline]
+    fn slot(&self, key: u64) -> usize {
+        let mask = self.table.len() - 1;
+        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let mut slot = usize::try_from(hash).expect("half of the bits") & mask;
+        while self.table[slot].0 != key && self.table[slot].0 != NONE {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    /// Merges the symbols on the bench until nothing merges any more.
+    pub fn apply(&self, bench: &mut Bench) {
+        if bench.symbols.len() <= SHORT { self.apply_short(bench) } else { self.apply_long(bench) }
+    }
+
+    fn apply_short(&self, bench: &mut Bench) {
+        let Bench { symbols, ranked, .. } = bench;
+        ranked.clear();
+        ranked.extend(symbols.windows(2).map(|pair| self.of(pair[0].id, pair[1].id)));
+        while let Some((at, &merge)) = ranked.iter().enumerate().min_by_key(|(_, merge)| **merge) {
+            if merge == NONE {
+                break;
+            }
+            symbols[at] = Symbol { id: id_of(merge), end: symbols[at + 1].end };
+            symbols.remove(at + 1);
+            ranked.remove(at);
+            if at < ranked.len() {
+                ranked[at] = self.of(symbols[at].id, symbols[at + 1].id);
+            }
+            if at > 0 {
+                ranked[at - 1] = self.of(symbols[at - 1].id, symbols[at].id);
+            }
+        }
+    }
+
+    /// The same with a queue: time grows as `n log n`.
+    fn apply_long(&self, bench: &mut Bench) {
+        let Bench { symbols, ranked, queue, links } = bench;
+        let count = symbols.len();
+        links.clear();
+        links.extend((0..count).map(|at| Link { before: at.wrapping_sub(1), after: at + 1 }));
+        ranked.clear();
+        ranked.extend(symbols.windows(2).map(|pair| self.of(pair[0].id, pair[1].id)));
+        ranked.push(NONE);
+        queue.clear();
+        let known = ranked.iter().enumerate().filter(|(_, merge)| **merge != NONE);
+        queue.extend(known.map(|(at, merge)| Reverse((*merge, at))));
+        while let Some(Reverse((merge, at))) = queue.pop() {
+            // An entry whose neighbours have changed since.
+            if ranked[at] != merge {
+                continue;
+            }
+            let gone = links[at].after;
+            symbols[at] = Symbol { id: id_of(merge), end: symbols[gone].end };
+            let Link { before, .. } = links[at];
+            let after = links[gone].after;
+            links[at].after = after;
+            ranked[gone] = NONE;
+            // What was removed is known by its link to itself.
+            links[gone].after = gone;
+            ranked[at] = if after < count {
+                links[after].before = at;
+                self.of(symbols[at].id, symbols[after].id)
+            } else {
+                NONE
+            };
+            let mut renew = |at: usize, merge: u64| {
+                if merge != NONE {
+                    queue.push(Reverse((merge, at)));
+                }
+            };
+            renew(at, ranked[at]);
+            if before < count {
+                ranked[before] = self.of(symbols[before].id, symbols[at].id);
+                renew(before, ranked[before]);
+            }
+        }
+        let mut at = 0;
+        symbols.retain(|_| {
+            at += 1;
+            links[at - 1].after != at - 1
+        });
+        if count > 1 << 16 {
+            // A word of a megabyte is no reason to keep room for the next.
+            *bench = Self::shrunk(std::mem::take(&mut bench.symbols));
+        }
+    }
+
+    fn shrunk(symbols: Vec<Symbol>) -> Bench {
+        Bench { symbols, ..Bench::default() }
+    }
+}
+
+/// Two halves: of a pair its left and right, of a merge its rank and token.
+#[inline]
+fn pair_key(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// The token of a merge.
+fn id_of(merge: u64) -> u32 {
+    u32::try_from(merge & u64::from(u32::MAX)).expect("the lower half")
+}

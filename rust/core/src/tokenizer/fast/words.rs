@@ -1,0 +1,217 @@
+//! The tokens of one word, found without merging where they are known.
+//!
+//! Invariant: a word's tokens depend on nothing but its bytes, so what was found once holds for
+//! good. What is remembered is bounded: one flag for each entry of the vocabulary, and a table of
+//! fixed size for each thread that encodes at the same time.
+
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustc_hash::FxHasher;
+
+use super::merges::Bench;
+
+/// Words of at most as many bytes are remembered.
+const MOST_BYTES: usize = 16;
+const MOST_IDS: usize = 3;
+const SLOTS: usize = 1 << 15;
+const EMPTY: u32 = u32::MAX;
+
+/// The bytes of a short word as numbers; a longer one has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Key {
+    low: u64,
+    high: u64,
+    len: u8,
+}
+
+impl Key {
+    /// The word from `start` to `end`.
+    #[inline]
+    pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
+        let len = end - start;
+        if len > MOST_BYTES {
+            return None;
+        }
+        let bytes = if let Some(chunk) = text[start..].first_chunk::<MOST_BYTES>() {
+            u128::from_le_bytes(*chunk) & (u128::MAX >> (8 * (MOST_BYTES - len)))
+        } else {
+            let mut bytes = [0; MOST_BYTES];
+            bytes[..len].copy_from_slice(&text[start..end]);
+            u128::from_le_bytes(bytes)
+        };
+        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
+        let len = u8::try_from(len).expect("at most 16");
+        Some(Self { low: half(bytes), high: half(bytes >> 64), len })
+    }
+
+    #[inline]
+    fn slot(self) -> usize {
+        const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
+        const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
+        let mixed = (self.low.wrapping_mul(FIRST) ^ self.high ^ u64::from(self.len))
+            .rotate_left(32)
+            .wrapping_mul(SECOND);
+        usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("less than all slots")
+    }
+}
+
+/// A word and its tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    key: Key,
+    count: u8,
+    ids: [u32; MOST_IDS],
+}
+
+/// What one thread works with.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    slots: Box<[Slot]>,
+    pub bench: Bench,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self { slots: vec![Slot::default(); SLOTS].into_boxed_slice(), bench: Bench::default() }
+    }
+
+    /// The tokens of a word that was remembered.
+    #[inline]
+    pub fn recall(&self, key: Key) -> Option<&[u32]> {
+        let slot = &self.slots[key.slot()];
+        (slot.key == key).then(|| &slot.ids[..usize::from(slot.count)])
+    }
+
+    /// Remembers a word in place of one that shares its slot, where there is room for its tokens.
+    pub fn remember(&mut self, key: Key, ids: &[u32]) {
+        if ids.len() > MOST_IDS {
+            return;
+        }
+        let slot = &mut self.slots[key.slot()];
+        slot.key = key;
+        slot.count = u8::try_from(ids.len()).expect("few");
+        slot.ids[..ids.len()].copy_from_slice(ids);
+    }
+}
+
+/// Scratches that no thread is using.
+#[derive(Debug, Default)]
+pub(super) struct Pool(Mutex<Vec<Scratch>>);
+
+impl Pool {
+    /// Lends one to `work`.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let idle = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = idle().pop();
+        let mut scratch = taken.unwrap_or_else(Scratch::new);
+        let result = work(&mut scratch);
+        idle().push(scratch);
+        result
+    }
+}
+
+/// The entries of a vocabulary, by their bytes.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    bytes: Vec<u8>,
+    /// Of each id the place in `bytes`; empty where the vocabulary has a hole.
+    places: Vec<(u32, u32)>,
+    /// Ids by hash; a power of two, at most half full.
+    table: Vec<(u32, u32)>,
+    /// Whether the merges make one token of the entry: unknown, yes, no.
+    whole: Vec<AtomicU8>,
+}
+
+const YES: u8 = 1;
+const NO: u8 = 2;
+
+impl Vocabulary {
+    pub fn new(entries: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(entries * 8),
+            places: Vec::with_capacity(entries),
+            table: vec![(EMPTY, 0); (2 * entries).next_power_of_two()],
+            whole: Vec::new(),
+        }
+    }
+
+    /// Adds an entry; `false` where its id or its bytes are taken, or ids are far apart.
+    pub fn insert(&mut self, bytes: &[u8], id: u32) -> bool {
+        let index = id as usize;
+        if index >= self.table.len() || bytes.is_empty() || self.id_of(bytes).is_some() {
+            return false;
+        }
+        if index >= self.places.len() {
+            self.places.resize(index + 1, (0, 0));
+        }
+        if self.places[index] != (0, 0) {
+            return false;
+        }
+        let place = |len: usize| u32::try_from(len).expect("vocabularies are far smaller");
+        self.places[index] = (place(self.bytes.len()), place(self.bytes.len() + bytes.len()));
+        self.bytes.extend_from_slice(bytes);
+        let hash = hash(bytes);
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        while self.table[slot].0 != EMPTY {
+            slot = (slot + 1) & mask;
+        }
+        self.table[slot] = (id, hash);
+        true
+    }
+
+    /// No more entries will come.
+    pub fn finish(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.places.shrink_to_fit();
+        self.whole.resize_with(self.places.len(), AtomicU8::default);
+    }
+
+    /// One more than the highest id.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The bytes of an id; empty where there are none.
+    pub fn bytes_of(&self, id: u32) -> &[u8] {
+        let (start, end) = self.places[id as usize];
+        &self.bytes[start as usize..end as usize]
+    }
+
+    pub fn id_of(&self, bytes: &[u8]) -> Option<u32> {
+        let hash = hash(bytes);
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let (id, found) = self.table[slot];
+            if id == EMPTY {
+                return None;
+            }
+            if found == hash && self.bytes_of(id) == bytes {
+                return Some(id);
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    /// Whether the entry is known to be one token.
+    pub fn is_whole(&self, id: u32) -> Option<bool> {
+        match self.whole[id as usize].load(Ordering::Relaxed) {
+            0 => None,
+            known => Some(known == YES),
+        }
+    }
+
+    pub fn set_whole(&self, id: u32, whole: bool) {
+        self.whole[id as usize].store(if whole { YES } else { NO }, Ordering::Relaxed);
+    }
+}
+
+fn hash(bytes: &[u8]) -> u32 {
+    let mut hasher = FxHasher::default();
+    hasher.write(bytes);
+    let hash = hasher.finish();
+    u32::try_from((hash ^ (hash >> 32)) & u64::from(u32::MAX)).expect("the lower half")
+}
