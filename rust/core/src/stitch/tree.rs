@@ -97,7 +97,7 @@ impl<'a> Tree<'a> {
 
     /// Whether any token is below zero. Each is the same as one of an edge.
     pub fn is_any_negative(&self) -> bool {
-        self.nodes.iter().any(|node| {
+        self.nodes[ROOT + 1..].iter().any(|node| {
             let edge = self.nodes[node.parent].depth..node.depth;
             self.calls[node.call].slices(edge).into_iter().any(is_any_negative)
         })
