@@ -212,7 +212,7 @@ def test_a_budget_ends_the_rollout_and_is_never_exceeded(stage: Stage, limit: st
 
 def test_a_prompt_beyond_the_context_fails_and_is_never_truncated(stage: Stage) -> None:
     played = stage.play(context=5, max_failed_frac=1.0, retries=0)
-    length = len(played.one.prompt_ids or [])
+    length = len(played.one.prompt_ids)
     assert not played.sampler.calls
     assert played.one.columns is None
     assert played.one.error == (

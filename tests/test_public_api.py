@@ -174,6 +174,7 @@ Tokenizer
   decode(ids)
   decode_bytes(ids)
   encode(text, *, added='parse')
+  encode_batch(texts, *, added='parse')
   encode_parts(parts, *, at_start=True)
   from_file(path, *, control=None, textual=None)
   from_pretrained(source, *, control=None, textual=None)

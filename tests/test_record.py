@@ -48,7 +48,7 @@ def test_the_record_of_a_failed_rollout_has_its_error_and_prompt(
     (record,) = written(tmp_path / "r.jsonl", rollout)
     assert record["error"] == "EnvError: Broken.step raised ValueError: boom"
     assert (record["reward"], record["attempts"], record["stop_reason"]) == (None, 2, "error")
-    assert record["prompt_ids"] == rollout.prompt_ids
+    assert record["prompt_ids"] == rollout.prompt_ids.tolist()
     assert record["completion_ids"] == record["env_mask"] == record["logprobs"] == []
 
 

@@ -136,6 +136,7 @@ NEGATIVE = (
         ),
         (([1, -100], [2], [-0.5]), NEGATIVE.format(1, -100)),
         (([1, 5], [2, -1], [-0.5, -0.5]), NEGATIVE.format(3, -1)),
+        (([1, -5], [], []), NEGATIVE.format(1, -5)),
     ],
 )
 def test_a_malformed_call_is_named(policy: Any, call: Any, text: str) -> None:
@@ -165,7 +166,13 @@ def test_an_empty_completion_with_logprobs_is_malformed(policy: Any) -> None:
         ),
         (
             ([1], [[2]], [-0.5]),
-            "call 0: completion_ids must be a one-dimensional array or list of ints, got list",
+            "call 0: completion_ids must be a one-dimensional array or list of ints, "
+            "got a list with list at index 0",
+        ),
+        (
+            ([1], [2, True], [-0.5, -0.5]),
+            "call 0: completion_ids must be a one-dimensional array or list of ints, "
+            "got a list with bool at index 1",
         ),
         (
             ([1], [2], -0.5),

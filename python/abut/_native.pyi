@@ -147,6 +147,18 @@ class Tokenizer:
             TokenizerError: the text has no tokens, or no UTF-8.
         """
 
+    def encode_batch(
+        self, texts: Sequence[str], *, added: _Added = "parse"
+    ) -> list[NDArray[np.int64]]:
+        """Return what `encode` returns for each text, in order; uses all cores.
+
+        Ctrl-C ends it between two texts.
+
+        Raises:
+            ControlTokenError: as `encode`, for the first text that has an error; names its index.
+            TokenizerError: the same.
+        """
+
     def encode_parts(self, parts: Sequence[Part], *, at_start: bool = True) -> NDArray[np.int64]:
         """Return the `(T,)` tokens of the joined text; only scaffold becomes control tokens.
 
@@ -212,9 +224,11 @@ class Turn:
 
 @final
 class Trajectory:
-    """Tokens in the order in which the engine saw and sampled them. For one thread at a time.
+    """Tokens in the order in which the engine saw and sampled them.
 
     A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
+    Other threads go on while a call works; one that calls the same trajectory gets a
+    `TrajectoryError`.
     """
 
     def __new__(cls, tokenizer: Tokenizer) -> Trajectory: ...
@@ -237,7 +251,12 @@ class Trajectory:
         """
 
     def request(self) -> NDArray[np.int64]:
-        """Return all ids so far, `(T,)`, which the engine gets. Freezes them."""
+        """Return all ids so far, `(T,)`, which the engine gets. Freezes them.
+
+        A read-only view that stays as it is: all requests of a trajectory share one array, and a
+        turn writes only the ids that it adds. `torch.tensor(ids)` copies it; `torch.from_numpy`
+        would share it, and warns that it is read-only.
+        """
 
     def append_sampled(self, ids: _Ids, logprobs: NDArray[np.float32] | Sequence[float]) -> Seam:
         """Append what the engine sampled, verbatim.
@@ -307,6 +326,8 @@ class Columns:
 
 def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any]]:
     """Pad rows to rectangles: prompts on the left, completions on the right.
+
+    Costs about as much as copying as many bytes.
 
     Returns:
         `prompt_ids`, `prompt_mask` `(B, P)` and `completion_ids`, `completion_mask`, `logprobs`,

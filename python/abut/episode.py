@@ -9,10 +9,9 @@ import asyncio
 import inspect
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from abut._native import Seam, Trajectory
 from abut.env import (
@@ -127,7 +126,7 @@ class Episode:
             turn=len(self.rollout.turns),
         )
         if self.rollout.prompt_ids is None:
-            self.rollout.prompt_ids = request.prompt_ids.tolist()
+            self.rollout.prompt_ids = request.prompt_ids
         if request.max_tokens < 1:
             raise EnvError(
                 f"the prompt has {len(request.prompt_ids)} tokens and leaves no room for a sample"
@@ -205,7 +204,11 @@ class Episode:
             ids = ids[: stops[0]]
         if sample.stop_string is None:
             return tokenizer.decode(ids)
-        spoken = tokenizer.decode_bytes(ids)
+
+        def bytes_before(token: int) -> bytes:
+            return tokenizer.decode_bytes(ids[:token])
+
+        spoken = bytes_before(len(ids))
         at = spoken.find(sample.stop_string.encode())
         if at < 0 or not sample.stop_string:
             raise SamplerError(
@@ -213,10 +216,9 @@ class Episode:
                 f"ended on the stop string {sample.stop_string!r}, which is not in its text\n"
                 "hint: return all sampled ids, those of the stop string included"
             )
-        ends = np.cumsum([len(tokenizer.decode_bytes([int(id_)])) for id_ in ids])
-        token = int(np.searchsorted(ends, at, side="right"))
+        token = bisect_right(range(1, len(ids)), at, key=lambda end: len(bytes_before(end)))
         turn.stop_token, turn.stop_string = turn.start + token, sample.stop_string
-        turn.stop_inside = at > int(ends[token - 1] if token else 0)
+        turn.stop_inside = at > len(bytes_before(token))
         return spoken[:at].decode("utf-8", errors="replace")
 
     def _answer(self, sample: Sample, returned: Any, env_s: float) -> bool:
@@ -286,7 +288,7 @@ class Episode:
         if rollout.sampled_tokens:
             rollout.columns = self._trajectory.columns()
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
-            rollout.provenance = self._trajectory.provenance[:length].tolist()
+            rollout.provenance = self._trajectory.provenance[:length]
         rewards = rollout.step_rewards
         if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
             rewards.pop()  # there was no action, so the env's last step is that of the turn before

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from abut.rollout import Rollout
 
 SCHEMA_VERSION = 1
@@ -30,11 +32,11 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "rollout_id": rollout.rollout_id,
         **extra,
-        "prompt_ids": _list(columns.prompt_ids) if columns else rollout.prompt_ids,
+        "prompt_ids": _list(columns.prompt_ids if columns else rollout.prompt_ids),
         "completion_ids": _list(columns.completion_ids) if columns else [],
         "env_mask": _list(columns.env_mask) if columns else [],
         "logprobs": [round(p, 6) for p in columns.logprobs.tolist()] if columns else [],
-        "provenance": list(rollout.provenance),
+        "provenance": _list(rollout.provenance),
         "turns": [
             {
                 "start": turn.start,
@@ -105,5 +107,5 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
             yield record
 
 
-def _list(array: Any) -> list[int]:
-    return array.tolist()  # type: ignore[no-any-return]
+def _list(numbers: Any) -> list[int] | None:
+    return None if numbers is None else np.asarray(numbers).tolist()

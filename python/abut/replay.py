@@ -210,7 +210,7 @@ class _Play:
 
     def answer(self, turn: int, answer: Message, new: list[Message], *, cut: bool) -> str | None:
         """Sample the answer, and close it where it was cut; returns what differs."""
-        request = self._trajectory.request().tolist()[self._ours :]
+        request = self._trajectory.request()[self._ours :].tolist()
         sample = answer["content"] + ("" if cut else self._end(new))
         self._send([Scaffold(sample)])
         whole = self._whole()

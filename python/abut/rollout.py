@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from abut._native import Columns
 from abut.env import EnvFactory, Message
 
@@ -149,9 +152,9 @@ class Rollout:
     index: int
     columns: Columns | None = None
     """None where nothing was sampled."""
-    provenance: Sequence[int] = ()
+    provenance: NDArray[np.uint8] | Sequence[int] = ()
     """One code per token of `columns`, prompt and completion; see `abut.PROVENANCE`."""
-    prompt_ids: Sequence[int] | None = None
+    prompt_ids: NDArray[np.int64] | Sequence[int] | None = None
     """The first request, where there was one."""
     reward: float | None = None
     turns: list[TurnRecord] = field(default_factory=list)

@@ -23,7 +23,7 @@ class SampleRequest:
     """One turn of one rollout."""
 
     prompt_ids: Ids
-    """`(T,)` int64: all ids of the trajectory so far."""
+    """`(T,)` int64, read-only: all ids of the trajectory so far. `torch.tensor(ids)` copies it."""
     max_tokens: int
     """At most so many sampled tokens."""
     stop_token_ids: tuple[int, ...]

@@ -16,6 +16,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from abut._native import Tokenizer
 from abut.engine import Engine, Limits
 from abut.env import EnvFactory, Message, check_env_factory
@@ -231,6 +233,7 @@ class RolloutFunc:
         return [*system, *messages], str(seed), columns
 
     def _row(self, rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, Any]:
+        # Lists: TRL walks through them in Python, and promises them to reward functions.
         columns = rollout.columns
         if columns is not None and not rollout.failed:
             return {
@@ -240,10 +243,10 @@ class RolloutFunc:
                 "env_mask": columns.env_mask.tolist(),
             }
         prompt_ids = rollout.prompt_ids
+        if prompt_ids is None:
+            prompt_ids = _canonical_prompt(task, engine)
         return {
-            "prompt_ids": list(
-                _canonical_prompt(task, engine) if prompt_ids is None else prompt_ids
-            ),
+            "prompt_ids": np.asarray(prompt_ids).tolist(),
             "completion_ids": [engine.processor.close_token_id],
             "logprobs": [0.0],
             "env_mask": [0],

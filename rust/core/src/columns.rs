@@ -40,6 +40,9 @@ impl Row<'_> {
                 return Err(Error::ColumnLength { row: index, name, len, expected });
             }
         }
+        if self.agrees() {
+            return Ok(());
+        }
         let wrong = (0..expected).find_map(|at| {
             let (mask, logprob) = (self.env_mask[at], self.logprobs[at]);
             let problem = match mask {
@@ -52,64 +55,130 @@ impl Row<'_> {
         });
         wrong.map_or(Ok(()), Err)
     }
+
+    /// Whether masks and logprobs are what they can be, without a branch for each token.
+    fn agrees(&self) -> bool {
+        let wrong = |mask: u8, logprob: f32| {
+            // Without its sign, a sampled logprob is below infinity and any other is 0.
+            let bound = if mask == 1 { f32::INFINITY.to_bits() << 1 } else { 1 };
+            u8::from(mask > 1) | u8::from(logprob.to_bits() << 1 >= bound)
+        };
+        let pairs = self.env_mask.iter().zip(self.logprobs);
+        pairs.fold(0, |any, (&mask, &logprob)| any | wrong(mask, logprob)) == 0
+    }
 }
 
-/// Rows padded to rectangles, row-major: prompts on the left, completions on the right.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
+/// The shape of rows that are padded to rectangles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
     /// How many rows.
     pub rows: usize,
     /// The longest prompt.
     pub prompt_len: usize,
     /// The longest completion.
     pub completion_len: usize,
-    /// `(rows, prompt_len)`.
-    pub prompt_ids: Vec<i64>,
-    /// `(rows, prompt_len)`: 1 where it is no padding.
-    pub prompt_mask: Vec<u8>,
-    /// `(rows, completion_len)`.
-    pub completion_ids: Vec<i64>,
-    /// `(rows, completion_len)`: 1 where it is no padding.
-    pub completion_mask: Vec<u8>,
-    /// `(rows, completion_len)`.
-    pub logprobs: Vec<f32>,
-    /// `(rows, completion_len)`: 1 where the policy sampled the token.
-    pub env_mask: Vec<u8>,
 }
 
-/// Pads rows to rectangles.
+impl Shape {
+    /// That of these rows.
+    #[must_use]
+    pub fn of(rows: &[Row<'_>]) -> Self {
+        let longest = |len: fn(&Row<'_>) -> usize| rows.iter().map(len).max().unwrap_or(0);
+        Self {
+            rows: rows.len(),
+            prompt_len: longest(|row| row.prompt_ids.len()),
+            completion_len: longest(|row| row.completion_ids.len()),
+        }
+    }
+}
+
+/// Room for rows padded to rectangles, row-major: prompts on the left, completions on the right.
+/// Borrowed: where large arrays lie decides what it costs to write them the first time.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// `(rows, prompt_len)`.
+    pub prompt_ids: &'a mut [i64],
+    /// `(rows, prompt_len)`: 1 where it is no padding.
+    pub prompt_mask: &'a mut [u8],
+    /// `(rows, completion_len)`.
+    pub completion_ids: &'a mut [i64],
+    /// `(rows, completion_len)`: 1 where it is no padding.
+    pub completion_mask: &'a mut [u8],
+    /// `(rows, completion_len)`.
+    pub logprobs: &'a mut [f32],
+    /// `(rows, completion_len)`: 1 where the policy sampled the token.
+    pub env_mask: &'a mut [u8],
+}
+
+/// Pads rows to rectangles; each value is written once.
 ///
 /// # Errors
-/// As [`Row::check`], for each row.
-pub fn collate(columns: &[Row<'_>], pad_id: i64) -> Result<Batch> {
-    for (index, row) in columns.iter().enumerate() {
+/// As [`Row::check`], for each row; the batch is of no use then.
+///
+/// # Panics
+/// Where the room is not that of [`Shape::of`] these rows.
+pub fn collate(rows: &[Row<'_>], pad_id: i64, batch: &mut Batch<'_>) -> Result<()> {
+    let Shape { prompt_len, completion_len, .. } = Shape::of(rows);
+    for (index, row) in rows.iter().enumerate() {
+        // Row by row: what was checked is still near when it is copied.
         row.check(index)?;
+        let prompt = index * prompt_len..(index + 1) * prompt_len;
+        let padding = prompt_len - row.prompt_ids.len();
+        let (pad, ids) = batch.prompt_ids[prompt.clone()].split_at_mut(padding);
+        pad.fill(pad_id);
+        ids.copy_from_slice(row.prompt_ids);
+        let (pad, mask) = batch.prompt_mask[prompt].split_at_mut(padding);
+        pad.fill(0);
+        mask.fill(1);
+
+        let completion = index * completion_len..(index + 1) * completion_len;
+        let len = row.completion_ids.len();
+        let (ids, pad) = batch.completion_ids[completion.clone()].split_at_mut(len);
+        ids.copy_from_slice(row.completion_ids);
+        pad.fill(pad_id);
+        let (mask, pad) = batch.completion_mask[completion.clone()].split_at_mut(len);
+        mask.fill(1);
+        pad.fill(0);
+        let (logprobs, pad) = batch.logprobs[completion.clone()].split_at_mut(len);
+        logprobs.copy_from_slice(row.logprobs);
+        pad.fill(0.0);
+        let (mask, pad) = batch.env_mask[completion].split_at_mut(len);
+        mask.copy_from_slice(row.env_mask);
+        pad.fill(0);
     }
-    let prompt_len = columns.iter().map(|row| row.prompt_ids.len()).max().unwrap_or(0);
-    let completion_len = columns.iter().map(|row| row.completion_ids.len()).max().unwrap_or(0);
-    let rows = columns.len();
-    let mut batch = Batch {
-        rows,
-        prompt_len,
-        completion_len,
-        prompt_ids: vec![pad_id; rows * prompt_len],
-        prompt_mask: vec![0; rows * prompt_len],
-        completion_ids: vec![pad_id; rows * completion_len],
-        completion_mask: vec![0; rows * completion_len],
-        logprobs: vec![0.0; rows * completion_len],
-        env_mask: vec![0; rows * completion_len],
-    };
-    for (row, columns) in columns.iter().enumerate() {
-        let end = (row + 1) * prompt_len;
-        let prompt = end - columns.prompt_ids.len()..end;
-        batch.prompt_ids[prompt.clone()].copy_from_slice(columns.prompt_ids);
-        batch.prompt_mask[prompt].fill(1);
-        let start = row * completion_len;
-        let completion = start..start + columns.completion_ids.len();
-        batch.completion_ids[completion.clone()].copy_from_slice(columns.completion_ids);
-        batch.completion_mask[completion.clone()].fill(1);
-        batch.logprobs[completion.clone()].copy_from_slice(columns.logprobs);
-        batch.env_mask[completion].copy_from_slice(columns.env_mask);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_and_a_logprob_agree_where_the_message_finds_nothing_wrong() {
+        let tiny = f32::from_bits(1);
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let logprobs =
+            [0.0, -0.0, tiny, -tiny, -1.0, 1.0, f32::MIN, f32::MAX, inf, -inf, nan, -nan];
+        let mut agreed = 0;
+        for mask in [0, 1, 2, 255] {
+            for logprob in logprobs {
+                let (ids, logprobs, env_mask) = ([7], [logprob], [mask]);
+                let row = Row {
+                    prompt_ids: &[],
+                    completion_ids: &ids,
+                    logprobs: &logprobs,
+                    env_mask: &env_mask,
+                };
+                let expected = match mask {
+                    0 => logprob == 0.0,
+                    1 => logprob.is_finite(),
+                    _ => false,
+                };
+                assert_eq!(row.agrees(), expected, "{mask} {logprob}");
+                assert_eq!(row.check(0).is_ok(), expected, "{mask} {logprob}");
+                agreed += usize::from(expected);
+            }
+        }
+        assert_eq!(agreed, 2 + 8);
     }
-    Ok(batch)
 }

@@ -21,7 +21,7 @@ mod stitch;
 mod tokenizer;
 mod trajectory;
 
-pub use columns::{Batch, Columns, Row, collate};
+pub use columns::{Batch, Columns, Row, Shape, collate};
 pub use error::{Error, Result, SampleOf};
 pub use parts::{Part, PartKind};
 pub use seam::{Merge, Seam, SeamKind};

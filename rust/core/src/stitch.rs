@@ -22,6 +22,7 @@ use crate::columns::Columns;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 pub use call::Call;
+use call::is_any_negative;
 pub use cause::Cause;
 use cause::Difference;
 use rewritten::Beginnings;
@@ -136,14 +137,22 @@ pub fn stitch(
     on_drift: OnDrift,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Stitched> {
-    for (index, call) in calls.iter().enumerate() {
-        call.check(index)?;
+    if !calls.iter().all(Call::is_aligned) {
+        check(calls)?;
     }
     let links = Links::new(calls, on_drift);
+    if links.any_negative {
+        check(calls)?;
+    }
     if on_drift == OnDrift::Error {
         links.refuse_drift(tokenizer)?;
     }
     Ok(links.join(on_drift, tokenizer))
+}
+
+/// Refuses the first malformed call.
+fn check(calls: &[Call<'_>]) -> Result<()> {
+    calls.iter().enumerate().try_for_each(|(index, call)| call.check(index))
 }
 
 /// Who follows whom.
@@ -157,6 +166,8 @@ struct Links<'a> {
     link: Vec<Link>,
     /// By call: the one that goes on with its chain.
     next: Vec<Option<usize>>,
+    /// Whether any call has an id below zero: then it is malformed, and this means nothing.
+    any_negative: bool,
     work: usize,
 }
 
@@ -177,8 +188,11 @@ impl<'a> Links<'a> {
                 if head[call] == call { Link::from(tree.place(node)) } else { link[head[call]] };
         }
         let work = tree.work;
+        let mut not_in_tree = calls.iter().filter(|call| call.completion_ids.is_empty());
+        let any_negative =
+            tree.is_any_negative() || not_in_tree.any(|call| is_any_negative(call.prompt_ids));
         let next = vec![None; calls.len()];
-        let mut links = Self { calls, kept, order, head, link, next, work };
+        let mut links = Self { calls, kept, order, head, link, next, any_negative, work };
         links.find_rewritten();
         links.choose_next(on_drift);
         links

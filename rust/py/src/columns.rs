@@ -1,11 +1,14 @@
 //! `abut.Columns` and `abut.collate`.
 
-use abut_core::{Columns, Row};
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods, ToPyArray};
+use abut_core::{Batch, Columns, Row, Shape};
+use numpy::{
+    Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray2,
+    PyUntypedArrayMethods,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::convert::{int64_in, logprobs_in};
+use crate::arrays::Numbers;
 use crate::error;
 
 #[pyclass(name = "Columns", module = "abut", frozen)]
@@ -70,16 +73,11 @@ impl PyColumns {
         logprobs: &Bound<'_, PyAny>,
         env_mask: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        // A value that is no byte becomes one that is no mask either, which the core refuses.
-        let mask =
-            int64_in(env_mask)?.into_iter().map(|mask| u8::try_from(mask).unwrap_or(u8::MAX));
         let columns = Self {
-            prompt_ids: not_negative("prompt_ids", int64_in(prompt_ids)?)?.to_pyarray(py).unbind(),
-            completion_ids: not_negative("completion_ids", int64_in(completion_ids)?)?
-                .to_pyarray(py)
-                .unbind(),
-            logprobs: logprobs_in(logprobs)?.to_pyarray(py).unbind(),
-            env_mask: PyArray1::from_iter(py, mask).unbind(),
+            prompt_ids: not_negative("prompt_ids", prompt_ids)?.unbind(),
+            completion_ids: not_negative("completion_ids", completion_ids)?.unbind(),
+            logprobs: Numbers::of("logprobs", logprobs)?.into_array(py)?.unbind(),
+            env_mask: mask_in(env_mask)?.unbind(),
         };
         Borrowed::new(py, &columns)?.row()?.check(0).map_err(|e| error::to_py(&e))?;
         Ok(columns)
@@ -107,14 +105,26 @@ impl PyColumns {
     }
 }
 
-fn not_negative(name: &str, ids: Vec<i64>) -> PyResult<Vec<i64>> {
+fn not_negative<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    let numbers = Numbers::<i64>::of(name, value)?;
+    let ids = numbers.as_slice()?;
     match ids.iter().position(|&id| id < 0) {
-        None => Ok(ids),
+        None => numbers.into_array(value.py()),
         Some(index) => Err(error::trajectory(format!(
             "{name}[{index}] is {}: an id is not negative\nhint: leave padding out of a row",
             ids[index]
         ))),
     }
+}
+
+fn mask_in<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<u8>>> {
+    if let Ok(mask) = value.extract::<PyReadonlyArray1<'_, u8>>() {
+        return Ok(PyArray1::from_vec(value.py(), mask.as_array().to_vec()));
+    }
+    let mask = Numbers::<i64>::of("env_mask", value)?;
+    // A value that is no byte becomes one that is no mask either, which the core refuses.
+    let bytes = mask.as_slice()?.iter().map(|&mask| u8::try_from(mask).unwrap_or(u8::MAX));
+    Ok(PyArray1::from_vec(value.py(), bytes.collect()))
 }
 
 #[pyfunction]
@@ -129,21 +139,33 @@ pub fn collate<'py>(
         .map(|columns| Borrowed::new(py, columns.get()))
         .collect::<PyResult<Vec<_>>>()?;
     let rows = borrowed.iter().map(Borrowed::row).collect::<PyResult<Vec<_>>>()?;
-    let batch = py.detach(|| abut_core::collate(&rows, pad_id)).map_err(|e| error::to_py(&e))?;
-    let prompts = [batch.rows, batch.prompt_len];
-    let completions = [batch.rows, batch.completion_len];
+    let Shape { rows: count, prompt_len, completion_len } = Shape::of(&rows);
+    let mut prompt_ids = room(py, [count, prompt_len])?;
+    let mut prompt_mask = room(py, [count, prompt_len])?;
+    let mut completion_ids = room(py, [count, completion_len])?;
+    let mut completion_mask = room(py, [count, completion_len])?;
+    let mut logprobs = room(py, [count, completion_len])?;
+    let mut env_mask = room(py, [count, completion_len])?;
+    let mut batch = Batch {
+        prompt_ids: prompt_ids.as_slice_mut()?,
+        prompt_mask: prompt_mask.as_slice_mut()?,
+        completion_ids: completion_ids.as_slice_mut()?,
+        completion_mask: completion_mask.as_slice_mut()?,
+        logprobs: logprobs.as_slice_mut()?,
+        env_mask: env_mask.as_slice_mut()?,
+    };
+    py.detach(|| abut_core::collate(&rows, pad_id, &mut batch)).map_err(|e| error::to_py(&e))?;
     let dict = PyDict::new(py);
-    dict.set_item("prompt_ids", PyArray1::from_vec(py, batch.prompt_ids).reshape(prompts)?)?;
-    dict.set_item("prompt_mask", PyArray1::from_vec(py, batch.prompt_mask).reshape(prompts)?)?;
-    dict.set_item(
-        "completion_ids",
-        PyArray1::from_vec(py, batch.completion_ids).reshape(completions)?,
-    )?;
-    dict.set_item(
-        "completion_mask",
-        PyArray1::from_vec(py, batch.completion_mask).reshape(completions)?,
-    )?;
-    dict.set_item("logprobs", PyArray1::from_vec(py, batch.logprobs).reshape(completions)?)?;
-    dict.set_item("env_mask", PyArray1::from_vec(py, batch.env_mask).reshape(completions)?)?;
+    dict.set_item("prompt_ids", &**prompt_ids)?;
+    dict.set_item("prompt_mask", &**prompt_mask)?;
+    dict.set_item("completion_ids", &**completion_ids)?;
+    dict.set_item("completion_mask", &**completion_mask)?;
+    dict.set_item("logprobs", &**logprobs)?;
+    dict.set_item("env_mask", &**env_mask)?;
     Ok(dict)
+}
+
+/// Memory of NumPy's own: it asks for large pages, so that a batch is written at the speed of a copy.
+fn room<T: Element>(py: Python<'_>, shape: [usize; 2]) -> PyResult<PyReadwriteArray2<'_, T>> {
+    Ok(PyArray2::zeros(py, shape, false).try_readwrite()?)
 }

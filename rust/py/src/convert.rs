@@ -1,99 +1,14 @@
-//! Python values in and out: NumPy arrays without a detour through lists, texts, typed parts.
+//! Texts, modes and typed parts, as the core has them.
 
 use std::collections::HashSet;
 
-use abut_core::{AddedMode, Error, Overrides, Part, PartKind, Provenance};
-use numpy::{
-    PyArray1, PyArrayDescrMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
-};
+use abut_core::{AddedMode, Overrides, Part, PartKind, Provenance};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyList, PyMemoryView, PyString, PyTuple, PyType};
+use pyo3::types::{PyList, PyString, PyTuple, PyType};
 
 use crate::error;
-
-/// Ids as the core has them. Arrays of int64 are read in place; other sequences of ints are taken
-/// as they are.
-pub fn ids_in(value: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<Vec<u32>> {
-    let unknown = |position, id| error::to_py(&Error::UnknownId { position, id, vocab_size });
-    int64_in(value)?
-        .into_iter()
-        .enumerate()
-        .map(|(position, id)| u32::try_from(id).map_err(|_| unknown(position, id)))
-        .collect()
-}
-
-/// Integers, one-dimensional; nothing that only can be read as integers, such as bool or bytes.
-pub fn int64_in(value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, i64>>() {
-        return Ok(array.as_array().to_vec());
-    }
-    let wrong = || {
-        PyTypeError::new_err(format!(
-            "ids must be a one-dimensional array or list of ints, got {}",
-            describe(value)
-        ))
-    };
-    refuse_lookalikes(value).map_err(|()| wrong())?;
-    value.extract::<Vec<i64>>().map_err(|_| wrong())
-}
-
-/// Logprobs as the core has them; None becomes NaN, which the core refuses by index.
-pub fn logprobs_in(value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
-    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, f32>>() {
-        return Ok(array.as_array().to_vec());
-    }
-    let wrong = || {
-        PyTypeError::new_err(format!(
-            "logprobs must be a one-dimensional array or list of floats, got {}",
-            describe(value)
-        ))
-    };
-    refuse_lookalikes(value).map_err(|()| wrong())?;
-    let values = value.extract::<Vec<Option<f32>>>().map_err(|_| wrong())?;
-    Ok(values.into_iter().map(|logprob| logprob.unwrap_or(f32::NAN)).collect())
-}
-
-/// Bytes and bools convert to numbers without complaint, and an empty array has any shape.
-fn refuse_lookalikes(value: &Bound<'_, PyAny>) -> Result<(), ()> {
-    let bytes = value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>();
-    if bytes || value.is_instance_of::<PyMemoryView>() || value.is_instance_of::<PyString>() {
-        return Err(());
-    }
-    if let Ok(array) = value.cast::<PyUntypedArray>() {
-        return if array.ndim() == 1 && array.dtype().kind() != b'b' { Ok(()) } else { Err(()) };
-    }
-    let bools = value
-        .try_iter()
-        .map_err(|_| ())?
-        .any(|item| item.is_ok_and(|item| item.is_instance_of::<PyBool>()));
-    if bools { Err(()) } else { Ok(()) }
-}
-
-/// What a value is, as far as it helps: of an array its shape and dtype, of a list what it holds.
-fn describe(value: &Bound<'_, PyAny>) -> String {
-    if let Ok(array) = value.cast::<PyUntypedArray>() {
-        return format!("an array of shape {:?} and dtype {}", array.shape(), array.dtype());
-    }
-    let odd = value.try_iter().ok().and_then(|items| {
-        items
-            .flatten()
-            .enumerate()
-            .find(|(_, item)| item.is_instance_of::<PyBool>() || item.extract::<i64>().is_err())
-    });
-    match odd {
-        Some((index, item)) if value.is_instance_of::<PyList>() => {
-            format!("a list with {} at index {index}", type_name(&item))
-        }
-        _ => type_name(value),
-    }
-}
-
-/// Ids as an int64 array.
-pub fn ids_out<'py>(py: Python<'py>, ids: &[u32]) -> Bound<'py, PyArray1<i64>> {
-    PyArray1::from_iter(py, ids.iter().map(|&id| i64::from(id)))
-}
 
 /// Added tokens that belong to another class, from any iterable of str.
 pub fn overrides_in(
@@ -121,6 +36,24 @@ pub fn text_in<'a>(value: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
                 .to_owned(),
         )
     })
+}
+
+/// Texts, in order.
+pub fn texts_in<'py>(texts: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyString>>> {
+    let ordered = texts.is_instance_of::<PyList>() || texts.is_instance_of::<PyTuple>();
+    if !ordered {
+        return Err(PyTypeError::new_err(format!(
+            "texts must be a list of str, got {}",
+            type_name(texts)
+        )));
+    }
+    let text = |(index, text): (usize, PyResult<Bound<'py, PyAny>>)| {
+        text?.cast_into::<PyString>().map_err(|e| {
+            let got = type_name(&e.into_inner());
+            PyTypeError::new_err(format!("texts must be a list of str, got {got} at index {index}"))
+        })
+    };
+    texts.try_iter()?.enumerate().map(text).collect()
 }
 
 /// A text and what becomes of the control tokens that it spells.

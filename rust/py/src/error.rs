@@ -57,3 +57,8 @@ pub fn trajectory(message: String) -> PyErr {
         trajectory_error(py).map_or_else(|e| e, |class| PyErr::from_type(class.clone(), message))
     })
 }
+
+/// The error of one text of a batch: of the same class, and names the text.
+pub fn in_text(py: Python<'_>, index: usize, error: &PyErr) -> PyErr {
+    PyErr::from_type(error.get_type(py), format!("text {index}: {}", error.value(py)))
+}

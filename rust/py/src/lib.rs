@@ -2,9 +2,13 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts owned arguments")]
 
+mod arrays;
+mod batch;
 mod columns;
 mod convert;
+mod detach;
 mod error;
+mod requests;
 mod seam;
 mod stitch;
 mod tokenizer;

@@ -4,7 +4,7 @@ use abut_core::{Merge, Seam};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
-use crate::convert::ids_out;
+use crate::arrays::ids_out;
 
 #[pyclass(name = "Seam", module = "abut", frozen, eq)]
 #[derive(PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! `abut.stitch`.
 
 use abut_core::{Call, OnDrift, Transition};
-use numpy::{PyReadonlyArray1, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arrays::Numbers;
 use crate::columns::PyColumns;
-use crate::convert::{logprobs_in, type_name};
+use crate::convert::type_name;
 use crate::error;
 use crate::tokenizer::PyTokenizer;
 
@@ -154,9 +154,9 @@ pub fn stitch(
 
 /// One call, its arrays borrowed where they are as the core reads them.
 struct Recorded<'py> {
-    prompt_ids: Ids<'py>,
-    completion_ids: Ids<'py>,
-    logprobs: Vec<f32>,
+    prompt_ids: Numbers<'py, i64>,
+    completion_ids: Numbers<'py, i64>,
+    logprobs: Numbers<'py, f32>,
 }
 
 impl<'py> Recorded<'py> {
@@ -169,11 +169,9 @@ impl<'py> Recorded<'py> {
             )));
         };
         Ok(Self {
-            prompt_ids: Ids::new(index, "prompt_ids", prompt_ids)?,
-            completion_ids: Ids::new(index, "completion_ids", completion_ids)?,
-            logprobs: logprobs_in(logprobs).map_err(|e| {
-                PyTypeError::new_err(format!("call {index}: {}", e.value(call.py())))
-            })?,
+            prompt_ids: Numbers::of(&format!("call {index}: prompt_ids"), prompt_ids)?,
+            completion_ids: Numbers::of(&format!("call {index}: completion_ids"), completion_ids)?,
+            logprobs: Numbers::of(&format!("call {index}: logprobs"), logprobs)?,
         })
     }
 
@@ -181,34 +179,7 @@ impl<'py> Recorded<'py> {
         Ok(Call {
             prompt_ids: self.prompt_ids.as_slice()?,
             completion_ids: self.completion_ids.as_slice()?,
-            logprobs: &self.logprobs,
+            logprobs: self.logprobs.as_slice()?,
         })
-    }
-}
-
-enum Ids<'py> {
-    Array(PyReadonlyArray1<'py, i64>),
-    Copied(Vec<i64>),
-}
-
-impl<'py> Ids<'py> {
-    fn new(index: usize, name: &str, value: &Bound<'py, PyAny>) -> PyResult<Self> {
-        match value.extract::<PyReadonlyArray1<'_, i64>>() {
-            Ok(array) if array.is_contiguous() => Ok(Self::Array(array)),
-            Ok(array) => Ok(Self::Copied(array.as_array().to_vec())),
-            Err(_) => value.extract().map(Self::Copied).map_err(|_| {
-                PyTypeError::new_err(format!(
-                    "call {index}: {name} must be a one-dimensional array or list of ints, got {}",
-                    type_name(value)
-                ))
-            }),
-        }
-    }
-
-    fn as_slice(&self) -> PyResult<&[i64]> {
-        match self {
-            Self::Array(array) => Ok(array.as_slice()?),
-            Self::Copied(ids) => Ok(ids),
-        }
     }
 }

@@ -10,7 +10,9 @@ use pyo3::exceptions::{PyOSError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
-use crate::convert::{Parts, ids_in, ids_out, mode_of, overrides_in, text_in};
+use crate::arrays::{ids_in, widened};
+use crate::batch;
+use crate::convert::{Parts, mode_of, overrides_in, text_in, texts_in};
 use crate::error;
 use crate::seam::PySeam;
 
@@ -99,8 +101,30 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let (text, mode) = mode_of(text, added)?;
-        let ids = py.detach(|| self.0.encode(text, mode)).map_err(|e| error::to_py(&e))?;
-        Ok(ids_out(py, &ids))
+        let ids = py.detach(|| Ok(widened(&self.0.encode(text, mode)?)));
+        ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
+    }
+
+    #[pyo3(signature = (texts, *, added = "parse"))]
+    fn encode_batch<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        added: &str,
+    ) -> PyResult<Vec<Bound<'py, PyArray1<i64>>>> {
+        let strings = texts_in(texts)?;
+        let texts = strings
+            .iter()
+            .enumerate()
+            .map(|(index, text)| mode_of(text, added).map_err(|e| error::in_text(py, index, &e)))
+            .collect::<PyResult<Vec<_>>>()?;
+        let threads = batch::threads(texts.len(), texts.iter().map(|(text, _)| text.len()).sum());
+        let answers = batch::answers(py, texts.len(), threads, |index| {
+            let (text, mode) = texts[index];
+            Ok(widened(&self.0.encode(text, mode)?))
+        })?;
+        let ids = answers.map_err(|(index, e)| error::in_text(py, index, &error::to_py(&e)))?;
+        Ok(ids.into_iter().map(|ids| PyArray1::from_vec(py, ids)).collect())
     }
 
     #[pyo3(signature = (parts, *, at_start = true))]
@@ -113,8 +137,8 @@ impl PyTokenizer {
         let parts = Parts::new(parts)?;
         let parts = parts.borrow()?;
         let edge = if at_start { Edge::Start } else { Edge::Segment };
-        let ids = py.detach(|| self.0.encode_parts(&parts, edge)).map_err(|e| error::to_py(&e))?;
-        Ok(ids_out(py, &ids))
+        let ids = py.detach(|| Ok(widened(&self.0.encode_parts(&parts, edge)?)));
+        ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
     fn decode_bytes<'py>(
@@ -123,14 +147,17 @@ impl PyTokenizer {
         ids: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let ids = ids_in(ids, self.0.vocab_size())?;
-        let bytes = self.0.decode_bytes(&ids).map_err(|e| error::to_py(&e))?;
+        let bytes = py.detach(|| self.0.decode_bytes(&ids)).map_err(|e| error::to_py(&e))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
-    fn decode(&self, ids: &Bound<'_, PyAny>) -> PyResult<String> {
+    fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<String> {
         let ids = ids_in(ids, self.0.vocab_size())?;
-        let bytes = self.0.decode_bytes(&ids).map_err(|e| error::to_py(&e))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let text = py.detach(|| {
+            let whole = String::from_utf8(self.0.decode_bytes(&ids)?);
+            Ok(whole.unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+        });
+        text.map_err(|e| error::to_py(&e))
     }
 
     fn control_spellings(

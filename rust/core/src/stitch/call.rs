@@ -22,13 +22,18 @@ impl<'a> Call<'a> {
         if self.prompt_ids.is_empty() {
             return Err(Error::EmptyPrompt { call });
         }
-        let negative = |&id: &i64| id < 0;
-        let sampled_from = self.prompt_ids.len();
-        let in_prompt = self.prompt_ids.iter().position(negative);
-        let in_sample = || self.completion_ids.iter().position(negative);
-        if let Some(token) = in_prompt.or_else(|| Some(sampled_from + in_sample()?)) {
+        if let Some(token) = self.tokens(0..self.len()).position(|id| id < 0) {
             return Err(Error::NegativeId { call, token, id: self.token(token) });
         }
+        self.check_logprobs(call)
+    }
+
+    /// As [`Call::check`], but for negative ids, which the tree finds without a look at all tokens.
+    pub(super) fn is_aligned(&self) -> bool {
+        !self.prompt_ids.is_empty() && self.check_logprobs(0).is_ok()
+    }
+
+    fn check_logprobs(&self, call: usize) -> Result<()> {
         logprob::check(SampleOf::Call(call), self.completion_ids, self.logprobs)
     }
 
@@ -70,7 +75,7 @@ impl<'a> Call<'a> {
         at
     }
 
-    fn slices(&self, range: Range<usize>) -> [&'a [i64]; 2] {
+    pub(super) fn slices(&self, range: Range<usize>) -> [&'a [i64]; 2] {
         let edge = self.prompt_ids.len();
         let end = range.end.min(self.len());
         let start = range.start.min(end);
@@ -81,9 +86,14 @@ impl<'a> Call<'a> {
     }
 }
 
+/// Without a branch for each token: the sign of all of them together.
+pub(super) fn is_any_negative(ids: &[i64]) -> bool {
+    ids.iter().fold(0, |all, id| all | id) < 0
+}
+
 fn common_prefix(a: &[i64], b: &[i64]) -> usize {
     // Whole blocks compare several tokens at a time.
-    const BLOCK: usize = 64;
+    const BLOCK: usize = 256;
     let pairs = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
     let blocks = pairs.take_while(|(a, b)| a == b).count() * BLOCK;
     blocks + a[blocks..].iter().zip(&b[blocks..]).take_while(|(a, b)| a == b).count()

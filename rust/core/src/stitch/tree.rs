@@ -7,6 +7,7 @@
 use rustc_hash::FxHashMap;
 
 use super::Call;
+use super::call::is_any_negative;
 
 /// A set of calls of which only its size, and its member where it has one, is ever asked.
 #[derive(Debug, Clone, Copy, Default)]
@@ -92,6 +93,14 @@ impl<'a> Tree<'a> {
             }
         }
         (tree, prompt_ends)
+    }
+
+    /// Whether any token is below zero. Each is the same as one of an edge.
+    pub fn is_any_negative(&self) -> bool {
+        self.nodes[ROOT + 1..].iter().any(|node| {
+            let edge = self.nodes[node.parent].depth..node.depth;
+            self.calls[node.call].slices(edge).into_iter().any(is_any_negative)
+        })
     }
 
     /// Where the prompt that ends at node `prompt` stands: the deepest node above it at which a

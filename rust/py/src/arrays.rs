@@ -1,0 +1,216 @@
+//! Numbers in and out: NumPy arrays in one pass, lists without a reference to each item.
+//!
+//! Invariant: nothing is taken that only can be read as a number, such as a bool or bytes.
+
+use abut_core::Error;
+use numpy::{
+    Element, PyArray1, PyArrayDescrMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
+};
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyList, PyMemoryView, PyString};
+
+use crate::convert::type_name;
+use crate::detach::copying;
+use crate::error;
+
+/// What ids and logprobs are made of.
+pub trait Number: Element + Copy {
+    /// What a message calls them.
+    const PLURAL: &'static str;
+    /// The kinds of dtypes that all of them can be converted from without a look at each value.
+    const KINDS: &'static [u8];
+
+    /// The number that an item of a list is.
+    fn from_item(item: &Bound<'_, PyAny>) -> Option<Self>;
+
+    /// Of an object of exactly the type that lists mostly hold; `None` for any other.
+    ///
+    /// # Safety
+    /// `item` is an object, and the GIL is held.
+    unsafe fn from_exact(item: *mut ffi::PyObject) -> Option<Self>;
+}
+
+impl Number for i64 {
+    const PLURAL: &'static str = "ints";
+    const KINDS: &'static [u8] = b"iu";
+
+    fn from_item(item: &Bound<'_, PyAny>) -> Option<Self> {
+        if item.is_instance_of::<PyBool>() { None } else { item.extract().ok() }
+    }
+
+    unsafe fn from_exact(item: *mut ffi::PyObject) -> Option<Self> {
+        // SAFETY: the caller's. No code of Python runs: an exact int is its own __index__.
+        unsafe {
+            if ffi::PyLong_CheckExact(item) == 0 {
+                return None;
+            }
+            let number = ffi::PyLong_AsLongLong(item);
+            // -1 is also what too large a number gives, with an exception set.
+            if number == -1 && !ffi::PyErr_Occurred().is_null() {
+                ffi::PyErr_Clear();
+                return None;
+            }
+            Some(number)
+        }
+    }
+}
+
+impl Number for f32 {
+    const PLURAL: &'static str = "floats";
+    const KINDS: &'static [u8] = b"f";
+
+    /// None becomes NaN, which the core refuses by index.
+    fn from_item(item: &Bound<'_, PyAny>) -> Option<Self> {
+        if item.is_none() {
+            return Some(Self::NAN);
+        }
+        if item.is_instance_of::<PyBool>() { None } else { item.extract().ok() }
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "logprobs are float32")]
+    unsafe fn from_exact(item: *mut ffi::PyObject) -> Option<Self> {
+        // SAFETY: the caller's. An exact float always has its value.
+        unsafe {
+            let exact = ffi::PyFloat_CheckExact(item) != 0;
+            exact.then(|| ffi::PyFloat_AsDouble(item) as Self)
+        }
+    }
+}
+
+/// One-dimensional numbers, borrowed where they lie as the core reads them.
+pub enum Numbers<'py, T: Number> {
+    Borrowed(PyReadonlyArray1<'py, T>),
+    Copied(Vec<T>),
+}
+
+impl<'py, T: Number> Numbers<'py, T> {
+    /// The numbers of an array, a list or another sequence; `None` where it is no such thing.
+    pub fn new(value: &Bound<'py, PyAny>) -> Option<Self> {
+        if let Ok(list) = value.cast_exact::<PyList>() {
+            return from_list(list).map(Self::Copied);
+        }
+        if let Ok(array) = value.cast::<PyUntypedArray>() {
+            return Self::from_array(array);
+        }
+        let bytes = value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>();
+        if bytes || value.is_instance_of::<PyMemoryView>() || value.is_instance_of::<PyString>() {
+            return None;
+        }
+        Self::from_items(value)
+    }
+
+    fn from_array(array: &Bound<'py, PyUntypedArray>) -> Option<Self> {
+        let dtype = array.dtype();
+        // An empty array has any shape, and bools convert to numbers without complaint.
+        if array.ndim() != 1 || dtype.kind() == b'b' {
+            return None;
+        }
+        let own = T::get_dtype(array.py());
+        if array.is_contiguous() && dtype.is_equiv_to(&own) {
+            return array.extract().ok().map(Self::Borrowed);
+        }
+        let any_fits = dtype.kind() != b'u' || dtype.itemsize() < size_of::<i64>();
+        if any_fits && T::KINDS.contains(&dtype.kind()) {
+            let converted = array.call_method1("astype", (own, "C")).ok()?;
+            return converted.extract().ok().map(Self::Borrowed);
+        }
+        Self::from_items(array)
+    }
+
+    fn from_items(value: &Bound<'py, PyAny>) -> Option<Self> {
+        let items = value.extract::<Vec<Bound<'py, PyAny>>>().ok()?;
+        items.iter().map(T::from_item).collect::<Option<_>>().map(Self::Copied)
+    }
+
+    /// Those of an argument of that name.
+    pub fn of(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Self> {
+        Self::new(value).ok_or_else(|| {
+            let (what, got) = (T::PLURAL, describe::<T>(value));
+            PyTypeError::new_err(format!(
+                "{name} must be a one-dimensional array or list of {what}, got {got}"
+            ))
+        })
+    }
+
+    pub fn as_slice(&self) -> PyResult<&[T]> {
+        match self {
+            Self::Borrowed(array) => Ok(array.as_slice()?),
+            Self::Copied(numbers) => Ok(numbers),
+        }
+    }
+
+    /// An array that nobody else has.
+    pub fn into_array(self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<T>>> {
+        match self {
+            Self::Borrowed(array) => Ok(PyArray1::from_slice(py, array.as_slice()?)),
+            Self::Copied(numbers) => Ok(PyArray1::from_vec(py, numbers)),
+        }
+    }
+}
+
+/// The numbers of a list. Each costs two calls of the stable ABI; a reference to its item would
+/// cost three more.
+fn from_list<T: Number>(list: &Bound<'_, PyList>) -> Option<Vec<T>> {
+    let mut numbers = Vec::with_capacity(list.len());
+    for index in 0..list.len() {
+        let at = ffi::Py_ssize_t::try_from(index).ok()?;
+        // SAFETY: the GIL is held, and no code of Python runs while the item is borrowed.
+        let exact = unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), at);
+            if item.is_null() {
+                ffi::PyErr_Clear();
+                return None;
+            }
+            T::from_exact(item)
+        };
+        // What another item says of itself is code of Python, which may even shorten the list.
+        numbers.push(exact.or_else(|| T::from_item(&list.get_item(index).ok()?))?);
+    }
+    Some(numbers)
+}
+
+/// What a value is, as far as it helps: of an array its shape and dtype, of a list what it holds.
+fn describe<T: Number>(value: &Bound<'_, PyAny>) -> String {
+    if let Ok(array) = value.cast::<PyUntypedArray>() {
+        return format!("an array of shape {:?} and dtype {}", array.shape(), array.dtype());
+    }
+    let odd = value
+        .cast::<PyList>()
+        .ok()
+        .and_then(|items| items.iter().enumerate().find(|(_, item)| T::from_item(item).is_none()));
+    match odd {
+        Some((index, item)) => format!("a list with {} at index {index}", type_name(&item)),
+        None => type_name(value),
+    }
+}
+
+/// Ids as the core has them.
+pub fn ids_in(value: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<Vec<u32>> {
+    let numbers = Numbers::<i64>::of("ids", value)?;
+    let ids = numbers.as_slice()?;
+    let mut all = 0;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "judged below")]
+    let narrow = copying(value.py(), ids.len(), || {
+        // One look at all bits of all ids; which one does not fit is asked only where one does not.
+        let narrow = ids.iter().inspect(|&&id| all |= id).map(|&id| id as u32);
+        narrow.collect::<Vec<u32>>()
+    });
+    if u32::try_from(all).is_ok() {
+        return Ok(narrow);
+    }
+    let fits = |&id: &i64| u32::try_from(id).is_ok();
+    let position = ids.iter().take_while(|id| fits(id)).count();
+    Err(error::to_py(&Error::UnknownId { position, id: ids[position], vocab_size }))
+}
+
+/// Ids as an int64 array.
+pub fn ids_out<'py>(py: Python<'py>, ids: &[u32]) -> Bound<'py, PyArray1<i64>> {
+    PyArray1::from_vec(py, copying(py, ids.len(), || widened(ids)))
+}
+
+/// Ids as NumPy has them.
+pub fn widened(ids: &[u32]) -> Vec<i64> {
+    ids.iter().map(|&id| id.into()).collect()
+}

@@ -1,0 +1,76 @@
+//! One call for many texts: all cores, one release of the GIL, answers in order.
+//!
+//! Invariant: the answers are those of one call after the other. Of several texts that fail, the
+//! first is named, whichever thread was done first.
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use abut_core::Error;
+use pyo3::prelude::*;
+
+/// How often Ctrl-C is looked for; it is noticed between two texts.
+const SIGNALS: Duration = Duration::from_millis(50);
+/// Bytes of text that are worth a thread.
+const THREAD_BYTES: usize = 32 * 1024;
+
+/// As many threads as have something to do.
+pub fn threads(texts: usize, bytes: usize) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    cores.min(texts).min(bytes / THREAD_BYTES).max(1)
+}
+
+/// The answers to `0..count`, or the first that is an error, with its index.
+pub fn answers<T: Send>(
+    py: Python<'_>,
+    count: usize,
+    threads: usize,
+    answer: impl Fn(usize) -> Result<T, Error> + Sync,
+) -> PyResult<Result<Vec<T>, (usize, Error)>> {
+    let next = AtomicUsize::new(0);
+    // Nothing from here on is wanted: behind the first error, nothing; after Ctrl-C, nothing at all.
+    let end = AtomicUsize::new(count);
+    let work = |after_each: &mut dyn FnMut()| {
+        let mut answered = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= end.load(Ordering::Relaxed) {
+                return answered;
+            }
+            let result = answer(index);
+            if result.is_err() {
+                end.fetch_min(index, Ordering::Relaxed);
+            }
+            answered.push((index, result));
+            after_each();
+        }
+    };
+    let mut interrupt = None;
+    let mut answered = py.detach(|| {
+        let mut looked = Instant::now();
+        let mut look_for_signals = || {
+            if looked.elapsed() >= SIGNALS {
+                interrupt = Python::attach(|py| py.check_signals().err());
+                looked = Instant::now();
+            }
+            if interrupt.is_some() {
+                end.store(0, Ordering::Relaxed);
+            }
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut || {}))).collect();
+            let mut answered = work(&mut look_for_signals);
+            for other in others {
+                answered.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            }
+            answered
+        })
+    });
+    if let Some(interrupt) = interrupt {
+        return Err(interrupt);
+    }
+    answered.sort_unstable_by_key(|&(index, _)| index);
+    Ok(answered.into_iter().map(|(index, result)| result.map_err(|e| (index, e))).collect())
+}
