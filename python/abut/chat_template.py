@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from abut.content_rule import compared
 from abut.errors import TemplateError
 from abut.increment import Increment, Prover
+from abut.message_form import Form, form_of
 from abut.parts import Part, Scaffold
 from abut.placeholder import Masked, Message, Plan, free_stem, json_or_none, mask
 from abut.probe_messages import both, user
@@ -29,6 +30,7 @@ from abut.template_report import (
 from abut.thinking import ThinkingFormat, find_thinking
 from abut.tool_calls import Parse, ParsedCalls, tool_call_parser
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
 # What `apply_chat_template` takes besides variables, and abut gives it or must not.
@@ -99,6 +101,7 @@ class ChatTemplateProcessor:
         self._tools = options["tools"]
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
+        self._forms: dict[Form, Increment] = {}
         self._opening_plans: dict[str, Plan] = {}
         self._openings: dict[str, list[Part]] = {}
 
@@ -179,7 +182,7 @@ class ChatTemplateProcessor:
         Raises:
             TemplateError: as `increment`.
         """
-        end = self._proved(self._masked(messages)).end if messages else self._end
+        end = self._proved_for(messages)[0].end if messages else self._end
         if after is None:
             return [Scaffold(end.text)]
         if after == self._render.control[end.stop]:
@@ -197,8 +200,10 @@ class ChatTemplateProcessor:
             TemplateError: what the template writes here depends on the history, or it changes a
                 content in a way that cannot be replayed; with the reason and both texts.
         """
-        masked = self._masked(messages)
-        return self._proved(masked).parts(self._render, messages, masked)
+        proved, masked = self._proved_for(messages)
+        if masked is None:
+            return proved.with_contents([message["content"] for message in messages])
+        return proved.parts(self._render, messages, masked)
 
     def verdicts(self) -> tuple[NextVerdict, ...]:
         """For each kind of next messages: can they be appended, and if not, why."""
@@ -265,6 +270,18 @@ class ChatTemplateProcessor:
     def _masked(self, messages: Sequence[Message]) -> Masked:
         return mask(messages, self._render.pattern, free_stem(messages))
 
+    def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
+        """The increment, and the masked messages; None where it only needs their contents."""
+        form = form_of(messages)
+        if form is not None and (known := self._forms.get(form)) is not None:
+            return known, None
+        masked = self._masked(messages)
+        proved = self._proved(masked)
+        only_contents = len(masked.contents) == len(masked.texts)
+        if form is not None and only_contents and proved.rules is not None:
+            _remember(self._forms, form, proved)
+        return proved, masked
+
     def _proved(self, masked: Masked) -> Increment:
         key = masked.shape()
         proved = None if key is None else self._increments.get(key)
@@ -314,7 +331,7 @@ def _unique(ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(i) for i in ids))
 
 
-def _remember(cache: dict[str, _T], key: str | None, value: _T) -> None:
+def _remember(cache: dict[_K, _T], key: _K | None, value: _T) -> None:
     if key is None:
         return
     if len(cache) >= _REMEMBERED:

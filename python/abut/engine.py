@@ -6,10 +6,10 @@ failing environment costs its own rollout at the most.
 """
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import queue
-import random
 import re
 import threading
 import time
@@ -72,6 +72,9 @@ class Engine:
         self.limits = limits
         self.stop_token_ids = tuple(dict.fromkeys((*processor.stop_token_ids, *stop_token_ids)))
         self._sampler = sampler
+        # Asked once: a look at a protocol costs as much as an append.
+        self.in_process = isinstance(sampler, BatchSampler)
+        """Whether turns are sampled by a model in this process, which no clock can interrupt."""
         self._progress = progress
         self._unfinished = 0
         self._close_hangs = False
@@ -154,12 +157,8 @@ class Engine:
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
         """Return the own seed of one turn: the same for the same config, task and attempt."""
         parts = f"{self.config.seed}/{task.rollout_id}/{attempt}/{turn}"
-        return random.Random(parts).getrandbits(63)
-
-    @property
-    def in_process(self) -> bool:
-        """Whether turns are sampled by a model in this process, which no clock can interrupt."""
-        return isinstance(self._sampler, BatchSampler)
+        digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
 
     def claim(self, env: Any) -> None:
         """Note that a rollout has this environment.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from abut.content_rule import ContentRule, compared, find_rules, replayed
 from abut.errors import TemplateError
-from abut.parts import Part
+from abut.parts import Content, Part, Scaffold
 from abut.placeholder import Masked, Message, Plan, not_written
 from abut.probe_messages import assistant, both, roles, user
 from abut.rendering import Rendering
@@ -69,6 +69,17 @@ class Increment:
                 "hint: give the messages the form that the template writes"
             )
         return masked.fill(self.plan, texts)
+
+    def with_contents(self, contents: Sequence[str]) -> list[Part]:
+        """The increment of messages of which `contents`, none of them blank, are all that varies.
+
+        Only where there are `rules`.
+        """
+        texts = replayed(self.rules or (), contents)
+        return [
+            Scaffold(piece) if isinstance(piece, str) else Content(texts[piece])
+            for piece in self.plan
+        ]
 
     def written(self, rendering: Rendering, new: Sequence[Message]) -> str:
         """What the template writes for `new` in the place of the plan."""

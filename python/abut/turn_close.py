@@ -3,6 +3,7 @@
 One function for the engine, the audit and the replay: what is certified is what training writes.
 """
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -19,8 +20,10 @@ Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
 
 def stops_in(ids: Ids, stop_token_ids: Collection[int]) -> list[int]:
     """The places of the stop tokens in a sample; at the first of them the turn ended."""
-    places: list[int] = np.flatnonzero(np.isin(ids, list(stop_token_ids))).tolist()
-    return places
+    # One comparison for each of the few stop tokens: `np.isin` costs several times as much.
+    sampled = np.asarray(ids)
+    places = [np.flatnonzero(sampled == token).tolist() for token in stop_token_ids]
+    return sorted(itertools.chain.from_iterable(places))
 
 
 def turn_close(

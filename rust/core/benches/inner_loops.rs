@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use abut_core::{
-    AddedMode, Call, Columns, OnDrift, Overrides, Part, Provenance, Row, Tokenizer, Trajectory,
-    collate, stitch,
+    AddedMode, Batch, Call, Columns, OnDrift, Overrides, Part, Provenance, Row, Shape, Tokenizer,
+    Trajectory, collate, stitch,
 };
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -211,8 +211,23 @@ fn pad(criterion: &mut Criterion) {
             env_mask: &row.env_mask,
         })
         .collect();
+    let Shape { rows: count, prompt_len, completion_len } = Shape::of(&rows);
+    let (prompts, completions) = (count * prompt_len, count * completion_len);
+    let mut ids = (vec![0; prompts], vec![0; completions]);
+    let mut masks = (vec![0; prompts], vec![0; completions], vec![0; completions]);
+    let mut logprobs = vec![0.0; completions];
     criterion.bench_function("collate 64 x 8192 tokens", |bencher| {
-        bencher.iter(|| collate(black_box(&rows), 0).unwrap());
+        bencher.iter(|| {
+            let mut batch = Batch {
+                prompt_ids: &mut ids.0,
+                prompt_mask: &mut masks.0,
+                completion_ids: &mut ids.1,
+                completion_mask: &mut masks.1,
+                logprobs: &mut logprobs,
+                env_mask: &mut masks.2,
+            };
+            collate(black_box(&rows), 0, &mut batch).unwrap();
+        });
     });
 }
 

@@ -253,6 +253,20 @@ impl Trajectory {
         if right.is_empty() || self.barrier == self.ids.len() {
             return Ok(Seam::clean(SeamKind::Barrier, ids.to_vec()));
         }
+        // What follows its first anchor changes no verdict, only what would have been written.
+        let mut tokens = 16;
+        while tokens < right.len() {
+            let near = self.tokenizer.parts_of_ids(&right[..tokens], false)?;
+            let anchored = |near: &Joined| self.tokenizer.first_anchor(&near.text).is_some();
+            if let Some(near) = near.filter(anchored) {
+                let seam = self.seam_after_frozen(&near, ids.to_vec())?;
+                if seam.exact {
+                    return Ok(seam);
+                }
+                break;
+            }
+            tokens *= 4;
+        }
         match self.tokenizer.parts_of_ids(right, false)? {
             None => Ok(Seam::broken(ids.to_vec())),
             Some(right) => self.seam_after_frozen(&right, ids.to_vec()),

@@ -1,15 +1,22 @@
 //! When the GIL is released: for all work that may take longer than about 20 us.
 //!
-//! Work on text and ids of any length releases it always: its time depends on more than the length.
-//! Mere copies do from a length on: who gives the GIL back may wait 5 ms for it behind a busy
-//! thread, so giving it back for less costs more than keeping it.
+//! Who gives the GIL back may wait 5 ms for it behind a busy thread, and every time costs a switch:
+//! giving it back for less than that costs more than keeping it. Work on text of any length gives
+//! it back always: its time depends on more than the length.
 
 use pyo3::prelude::*;
 
 /// Tokens that are copied in about 20 us, from one array to the next.
 const COPIED_TOKENS: usize = 16 * 1024;
+/// Tokens that are looked up in about 20 us, each in a table of the vocabulary.
+const LOOKED_UP_TOKENS: usize = 1024;
 
 /// Copies `tokens` tokens, without the GIL where they are many.
 pub fn copying<T: Send>(py: Python<'_>, tokens: usize, copy: impl FnOnce() -> T + Send) -> T {
     if tokens > COPIED_TOKENS { py.detach(copy) } else { copy() }
+}
+
+/// Looks up `tokens` tokens, without the GIL where they are many.
+pub fn looking_up<T: Send>(py: Python<'_>, tokens: usize, look_up: impl FnOnce() -> T + Send) -> T {
+    if tokens > LOOKED_UP_TOKENS { py.detach(look_up) } else { look_up() }
 }

@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use crate::arrays::{ids_in, widened};
 use crate::batch;
 use crate::convert::{Parts, mode_of, overrides_in, text_in, texts_in};
+use crate::detach::looking_up;
 use crate::error;
 use crate::seam::PySeam;
 
@@ -147,13 +148,14 @@ impl PyTokenizer {
         ids: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let ids = ids_in(ids, self.0.vocab_size())?;
-        let bytes = py.detach(|| self.0.decode_bytes(&ids)).map_err(|e| error::to_py(&e))?;
+        let bytes = looking_up(py, ids.len(), || self.0.decode_bytes(&ids));
+        let bytes = bytes.map_err(|e| error::to_py(&e))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<String> {
         let ids = ids_in(ids, self.0.vocab_size())?;
-        let text = py.detach(|| {
+        let text = looking_up(py, ids.len(), || {
             let whole = String::from_utf8(self.0.decode_bytes(&ids)?);
             Ok(whole.unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
         });

@@ -8,7 +8,7 @@ use pyo3::types::PyString;
 use crate::arrays::{Numbers, ids_in, ids_out};
 use crate::columns::PyColumns;
 use crate::convert::{Parts, mode_of, provenance_in};
-use crate::detach::copying;
+use crate::detach::{copying, looking_up};
 use crate::error;
 use crate::requests::Requests;
 use crate::seam::PySeam;
@@ -119,10 +119,8 @@ impl PyTrajectory {
         let logprobs = logprobs.as_slice()?;
         let mut this = changing(slf)?;
         let inner = &mut this.inner;
-        slf.py()
-            .detach(|| inner.append_sampled(&ids, logprobs))
-            .map(PySeam)
-            .map_err(|e| error::to_py(&e))
+        let seam = looking_up(slf.py(), ids.len(), || inner.append_sampled(&ids, logprobs));
+        seam.map(PySeam).map_err(|e| error::to_py(&e))
     }
 
     #[getter]

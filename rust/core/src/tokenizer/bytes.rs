@@ -61,29 +61,46 @@ impl Spelling {
     }
 }
 
-/// The bytes of every id; `None` where the vocabulary has a hole.
-pub(crate) fn byte_table(
-    spelling: &Spelling,
-    model: &ModelWrapper,
-    added: &[AddedToken],
-) -> Vec<Option<Box<[u8]>>> {
-    let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
-    let mut table: Vec<Option<Box<[u8]>>> = Vec::new();
-    let mut put = |id: u32, bytes: Vec<u8>| {
-        let index = id as usize;
-        if table.len() <= index {
-            table.resize(index + 1, None);
+/// The bytes of every id, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct ByteTable {
+    bytes: Vec<u8>,
+    /// Of each id where its bytes begin and end; [`HOLE`] where the vocabulary has none.
+    places: Vec<(u32, u32)>,
+}
+
+const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
+
+impl ByteTable {
+    pub fn new(spelling: &Spelling, model: &ModelWrapper, added: &[AddedToken]) -> Self {
+        let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
+        let mut table = Self::default();
+        for (token, id) in model.get_vocab() {
+            table.put(id, &spelling.bytes(&token, &inverse));
         }
-        table[index] = Some(bytes.into_boxed_slice());
-    };
-    for (token, id) in model.get_vocab() {
-        put(id, spelling.bytes(&token, &inverse));
+        // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
+        for token in added.iter().filter(|token| !is_own(token, model)) {
+            table.put(token.id, token.content.as_bytes());
+        }
+        table
     }
-    // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
-    for token in added.iter().filter(|token| !is_own(token, model)) {
-        put(token.id, token.content.clone().into_bytes());
+
+    fn put(&mut self, id: u32, bytes: &[u8]) {
+        let index = id as usize;
+        if self.places.len() <= index {
+            self.places.resize(index + 1, HOLE);
+        }
+        let place = |len: usize| u32::try_from(len).expect("vocabularies are far smaller");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.places[index] = (place(start), place(self.bytes.len()));
     }
-    table
+
+    /// `None` for an id that the tokenizer does not have.
+    pub fn get(&self, id: u32) -> Option<&[u8]> {
+        let &(start, end) = self.places.get(id as usize).filter(|place| **place != HOLE)?;
+        Some(&self.bytes[start as usize..end as usize])
+    }
 }
 
 /// Whether a textual added token stands in the model's vocabulary under the same id: text may

@@ -30,7 +30,7 @@ use crate::anchor::{Anchors, Reach};
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 use crate::segment::{Cutter, cut_joined, hard_tokens};
-use bytes::{Spelling, byte_table, is_own};
+use bytes::{ByteTable, Spelling, is_own};
 use fast::Fast;
 use hf::{Pipeline, Segment};
 
@@ -110,7 +110,7 @@ pub struct Tokenizer {
     added: Vec<AddedToken>,
     vocab_size: usize,
     spelling: Spelling,
-    bytes: OnceLock<Vec<Option<Box<[u8]>>>>,
+    bytes: OnceLock<ByteTable>,
     /// Where text can be taken up again; `None` where no place is known.
     anchors: Option<Anchors>,
     profile: Profile,
@@ -219,8 +219,7 @@ impl Tokenizer {
         let table = self.byte_table();
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for (position, &id) in ids.iter().enumerate() {
-            let piece = table.get(id as usize).and_then(Option::as_deref);
-            bytes.extend_from_slice(piece.ok_or(Error::UnknownId {
+            bytes.extend_from_slice(table.get(id).ok_or(Error::UnknownId {
                 position,
                 id: id.into(),
                 vocab_size: self.vocab_size,
@@ -235,8 +234,7 @@ impl Tokenizer {
     /// [`Error::UnknownId`] for the first one.
     pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
         let table = self.byte_table();
-        let known = |&id: &u32| table.get(id as usize).is_some_and(Option::is_some);
-        match ids.iter().position(|id| !known(id)) {
+        match ids.iter().position(|&id| table.get(id).is_none()) {
             None => Ok(()),
             Some(position) => Err(Error::UnknownId {
                 position,
@@ -423,8 +421,8 @@ impl Tokenizer {
         }
     }
 
-    fn byte_table(&self) -> &[Option<Box<[u8]>>] {
-        self.bytes.get_or_init(|| byte_table(&self.spelling, &self.pipeline.model, &self.added))
+    fn byte_table(&self) -> &ByteTable {
+        self.bytes.get_or_init(|| ByteTable::new(&self.spelling, &self.pipeline.model, &self.added))
     }
 }
 

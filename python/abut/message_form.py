@@ -1,0 +1,32 @@
+"""The form of messages: all that they say but for their contents.
+
+What was proved of messages holds for all of the same form, so the usual turn, a reply like those
+before it, is neither masked nor looked through again.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from abut.placeholder import Message
+
+Form: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
+
+
+def form_of(messages: Sequence[Message]) -> Form | None:
+    """The form; None where messages hold more than text.
+
+    A `tool_call_id` is new with every call, and a content that is only whitespace is a case of its
+    own for many templates: such messages have none either.
+    """
+    form = []
+    for message in messages:
+        if type(message) is not dict or "tool_call_id" in message:
+            return None
+        content = message.get("content")
+        if type(content) is not str or not content or content.isspace():
+            return None
+        others = tuple(item for item in message.items() if item[0] != "content")
+        if not all(type(value) is str for _, value in others):
+            return None
+        form.append(others)
+    return tuple(form)
