@@ -102,13 +102,7 @@ impl ByteLevel {
 
     /// The text of every so many entries, where they are text.
     pub fn sample(&self) -> String {
-        const STEP: usize = 251;
-        let ids = (0..self.vocabulary.len()).step_by(STEP);
-        let texts = ids.filter_map(|id| {
-            let id = u32::try_from(id).expect("ids are u32");
-            std::str::from_utf8(self.vocabulary.bytes_of(id)).ok()
-        });
-        texts.collect()
+        self.vocabulary.sample()
     }
 
     /// How many bytes a token stands for.

@@ -169,9 +169,12 @@ impl Vocabulary {
         self.whole.resize_with(self.places.len(), AtomicU8::default);
     }
 
-    /// One more than the highest id.
-    pub fn len(&self) -> usize {
-        self.places.len()
+    /// The text of every so many entries, where they are text.
+    pub fn sample(&self) -> String {
+        const STEP: usize = 251;
+        let entries = self.places.iter().step_by(STEP);
+        let bytes = entries.map(|&(start, end)| &self.bytes[start as usize..end as usize]);
+        bytes.filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect()
     }
 
     /// The bytes of an id; empty where there are none.
