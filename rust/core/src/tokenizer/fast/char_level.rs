@@ -9,7 +9,7 @@ use rustc_hash::FxHashSet;
 use serde_json::value::RawValue;
 use tokenizers::models::bpe::BPE;
 
-use super::merges::{Bench, Merges, Symbol};
+use super::merges::{Merges, Symbol};
 use super::model_file::ModelFile;
 use super::neighbours::Neighbours;
 use super::words::{Key, Scratch, Vocabulary};
@@ -54,7 +54,7 @@ impl CharLevel {
         }
         vocabulary.finish();
         let unknown = Unknown::new(&vocabulary, bpe)?;
-        let mut merges = Merges::default();
+        let mut merges = Merges::new(file.merges.len());
         let mut pairs = FxHashSet::default();
         let written: FxHashSet<u32> = unknown.tokens().iter().copied().collect();
         let mut unknown_stands_apart = matches!(unknown, Unknown::Bytes(_));
@@ -97,14 +97,17 @@ impl CharLevel {
                 Some(known) if !out.with_spans => return out.ids.extend_from_slice(known),
                 _ => {}
             }
-            self.merge(&text[start..end], &mut scratch.bench);
             let from = out.ids.len();
-            out.ids.extend(scratch.bench.symbols.iter().map(|symbol| symbol.id));
+            let run = &text[start..end];
+            let lay_out = |symbols: &mut Vec<Symbol>| self.lay_out(run, symbols);
+            let bench = &mut scratch.bench;
+            let tokens = self.vocabulary.tokens(&self.merges, run.as_bytes(), bench, lay_out);
+            out.ids.extend(tokens.iter().map(|token| token.id));
             if out.with_spans {
                 let mut at = start;
-                for symbol in &scratch.bench.symbols {
-                    out.spans.push(span(at..start + symbol.end));
-                    at = start + symbol.end;
+                for token in tokens {
+                    out.spans.push(span(at..start + token.end));
+                    at = start + token.end;
                 }
             }
             if let Some(key) = key {
@@ -138,21 +141,6 @@ impl CharLevel {
     /// The token of one character.
     fn id_of(&self, c: &str) -> Option<u32> {
         self.vocabulary.id_of(c.as_bytes())
-    }
-
-    /// Leaves the tokens of a run on the bench.
-    fn merge(&self, run: &str, bench: &mut Bench) {
-        bench.symbols.clear();
-        let entry = self.vocabulary.id_of(run.as_bytes());
-        if let Some(id) = entry.filter(|id| self.vocabulary.is_whole(*id) == Some(true)) {
-            bench.symbols.push(Symbol { id, end: run.len() });
-            return;
-        }
-        self.lay_out(run, &mut bench.symbols);
-        self.merges.apply(bench);
-        if let Some(id) = entry {
-            self.vocabulary.set_whole(id, matches!(bench.symbols[..], [one] if one.id == id));
-        }
     }
 
     /// The tokens of a run before any merge.
