@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
@@ -191,7 +192,8 @@ fn part_of(rng: &mut Rng, words: &[String]) -> (String, bool) {
     (word[from..to].iter().collect(), from == 0)
 }
 
-fn model(rng: &mut Rng, words: &[String]) -> Value {
+/// The characters of the words, now and then only some, and a vocabulary of them.
+fn characters(rng: &mut Rng, words: &[String]) -> (BTreeSet<String>, Vocab) {
     let mut chars: BTreeSet<String> =
         words.iter().flat_map(|word| word.chars()).map(String::from).collect();
     for _ in 0..if rng.one_in(3) { chars.len() / 2 } else { 0 } {
@@ -202,6 +204,11 @@ fn model(rng: &mut Rng, words: &[String]) -> Value {
     for c in &chars {
         vocab.add(c.clone());
     }
+    (chars, vocab)
+}
+
+fn model(rng: &mut Rng, words: &[String]) -> Value {
+    let (chars, mut vocab) = characters(rng, words);
     match rng.below(10) {
         0 => unigram(rng, words, vocab),
         1 => word_piece(rng, words, vocab),
@@ -341,11 +348,19 @@ fn starts_with_space(content: &Value) -> bool {
     content.as_str().unwrap().starts_with(char::is_whitespace)
 }
 
-/// A random tokenizer, as the text of its file, and the characters of its texts.
+/// A random tokenizer, as the text of its file, and the characters of its texts. About half have a
+/// shape that the core has an encoder of its own for.
 pub fn tokenizer(rng: &mut Rng) -> (Value, Vec<char>) {
     let chars = alphabet(rng);
-    let normalizer = if rng.one_in(2) { Value::Null } else { normalizer(rng, 1) };
-    let pre_tokenizer = if rng.one_in(4) { Value::Null } else { pre_tokenizer(rng, 1) };
+    let shape = rng.pick(&[Shape::ByteLevel, Shape::SentencePiece, Shape::Any, Shape::Any]);
+    let (normalizer, pre_tokenizer) = match shape {
+        Shape::ByteLevel => byte_level(rng),
+        Shape::SentencePiece => sentence_piece(rng),
+        Shape::Any => (
+            if rng.one_in(2) { Value::Null } else { normalizer(rng, 1) },
+            if rng.one_in(4) { Value::Null } else { pre_tokenizer(rng, 1) },
+        ),
+    };
     let mut config = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
         "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null,
@@ -358,8 +373,63 @@ pub fn tokenizer(rng: &mut Rng) -> (Value, Vec<char>) {
         })
         .chain(["a".to_owned()])
         .collect();
-    config["model"] = model(rng, &sample);
+    config["model"] = match shape {
+        Shape::Any => model(rng, &sample),
+        Shape::ByteLevel => {
+            let bytes = ByteLevel::alphabet().into_iter().collect::<BTreeSet<char>>();
+            let unknown = ["?".to_owned()].into_iter();
+            bpe(rng, &sample, Vocab(unknown.chain(bytes.into_iter().map(String::from)).collect()))
+        }
+        Shape::SentencePiece => {
+            let vocab = characters(rng, &sample).1;
+            let mut model = bpe(rng, &sample, vocab);
+            model["ignore_merges"] = false.into();
+            model
+        }
+    };
     config["added_tokens"] =
         added_tokens(rng, &chars, &config["normalizer"], &config["model"]).into();
     (config, chars)
+}
+
+#[derive(Clone, Copy)]
+enum Shape {
+    ByteLevel,
+    SentencePiece,
+    Any,
+}
+
+/// Normalizer and pre-tokenizer of byte-level BPE behind the pattern of a widely used model.
+fn byte_level(rng: &mut Rng) -> (Value, Value) {
+    let patterns = match rng.below(6) {
+        5 => vec![PATTERNS[8], PATTERNS[9], PATTERNS[5]],
+        one => vec![PATTERNS[one]],
+    };
+    let split = |pattern| {
+        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+            "invert": false})
+    };
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": false});
+    let stages: Vec<Value> = patterns.into_iter().map(split).chain([bytes]).collect();
+    let normalizer = if rng.one_in(2) { Value::Null } else { json!({"type": "NFC"}) };
+    (normalizer, json!({"type": "Sequence", "pretokenizers": stages}))
+}
+
+/// Normalizer and pre-tokenizer as the files of Mistral, Llama 2 and Gemma have them.
+fn sentence_piece(rng: &mut Rng) -> (Value, Value) {
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    match rng.below(4) {
+        0 => (json!({"type": "Sequence", "normalizers": [prepend, spaces]}), Value::Null),
+        1 => (spaces, Value::Null),
+        _ => {
+            let scheme = rng.pick(&["always", "first", "never"]);
+            (
+                Value::Null,
+                json!({"type": "Metaspace", "replacement": "▁", "split": false,
+                "prepend_scheme": scheme}),
+            )
+        }
+    }
 }

@@ -139,12 +139,13 @@ fn added_tokens_begin_segments() {
             // Marked text is matched where the shape has no normalizer.
             let is_normalized = index < 3;
             let mut file = small(&mut state, traits, shape);
-            let added = ["<.>", "ab", "  ", "中日", "▁▁"].iter().enumerate().map(|(at, content)| {
-                let normalized = at % 2 == 1 && is_normalized;
-                json!({"id": 9000 + at, "content": content, "single_word": false,
+            let added =
+                ["<.>", "ab", "  ", "中日", "▁▁"].iter().enumerate().map(|(at, content)| {
+                    let normalized = at % 2 == 1 && is_normalized;
+                    json!({"id": 9000 + at, "content": content, "single_word": false,
                     "lstrip": at == 0, "rstrip": false, "normalized": normalized,
                     "special": at == 0})
-            });
+                });
             file["added_tokens"] = added.collect();
             let mut tokenizer = fast(&file);
             compare(&mut tokenizer, (0..rounds(400)).map(|_| small_text(&mut state, 30)));
