@@ -11,7 +11,7 @@ use crate::tokenizer::bytes::byte_chars;
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
 pub(super) struct ByteLevel {
-    bytes: [u32; 256],
+    bytes: Box<[u32; 256]>,
     merges: Merges,
     vocabulary: Vocabulary,
 }
@@ -49,8 +49,8 @@ impl ByteLevel {
             left.extend_from_slice(&right);
             merges.insert(pair, u32::try_from(rank).ok()?, vocabulary.id_of(&left)?);
         }
-        let mut bytes = [0; 256];
-        for (byte, id) in (0..=255).zip(&mut bytes) {
+        let mut bytes = Box::new([0; 256]);
+        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
             *id = vocabulary.id_of(&[byte])?;
         }
         Some(Self { bytes, merges, vocabulary })

@@ -39,7 +39,7 @@ enum Unknown {
 
 impl CharLevel {
     /// `None` where a whole text can be one token whatever its merges are, where unknown characters
-    /// are dropped or an error, or the vocabulary contradicts itself.
+    /// are dropped or an error, where `▁` is one of them, or the vocabulary contradicts itself.
     pub fn new(model: &RawValue, bpe: &BPE) -> Option<Self> {
         if bpe.ignore_merges {
             return None;
@@ -53,6 +53,8 @@ impl CharLevel {
             }
         }
         vocabulary.finish();
+        // Its bytes would not be those of the space that it stands for.
+        vocabulary.id_of(b" ")?;
         let unknown = Unknown::new(&vocabulary, bpe)?;
         let mut merges = Merges::new(file.merges.len());
         let mut pairs = FxHashSet::default();

@@ -64,8 +64,9 @@ impl Prefix {
     pub fn precedes(self, text: &str, edge: Edge) -> bool {
         let begins_with_space = text.starts_with([' ', SPACE_MARK]);
         match (self, edge) {
-            (Self::Nowhere, _) | (_, Edge::Continue | Edge::Interior) => false,
-            (Self::Start, Edge::Segment) => false,
+            (Self::Nowhere, _)
+            | (_, Edge::Continue | Edge::Interior)
+            | (Self::Start, Edge::Segment) => false,
             (Self::Start | Self::Segments, _) => !begins_with_space,
             (Self::SegmentsWithSpace, _) => true,
         }
