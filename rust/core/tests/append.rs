@@ -120,6 +120,8 @@ const ROUNDS: usize = 500;
 #[derive(Debug, Default)]
 struct Counts {
     tokenizers: u64,
+    /// By the encoder that they have.
+    encoders: BTreeMap<&'static str, u64>,
     /// Appends of text, by how their seam was decided.
     kinds: BTreeMap<&'static str, u64>,
     /// Appends of scaffold and content.
@@ -143,6 +145,7 @@ fn try_case(case: &Case, rng: &mut Rng, rounds: usize, counts: &mut Counts) -> O
         }
     }
     counts.tokenizers += 1;
+    *counts.encoders.entry(case.ours.profile().encoder).or_default() += 1;
     Ok(())
 }
 
@@ -202,6 +205,8 @@ fn text_in_pieces_is_the_whole_text() {
     fuzz(1, &mut counts, |counts| counts.appends() > 40_000);
     assert!(counts.kinds[SeamKind::Window.as_str()] > 5_000, "{counts:?}");
     assert!(counts.kinds[SeamKind::Merged.as_str()] > 500, "{counts:?}");
+    assert!(counts.encoders.values().all(|count| *count >= 3), "{counts:?}");
+    assert_eq!(counts.encoders.len(), 2, "{counts:?}");
 }
 
 #[test]

@@ -105,7 +105,13 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
         }
         normalized_patterns.insert(token.id, pattern.get().to_owned());
     }
-    let fast = Fast::new(&file.normalizer, &file.pre_tokenizer, &model, file.model);
+    let fast = Fast::new(
+        &file.normalizer,
+        &file.pre_tokenizer,
+        &model,
+        file.model,
+        !normalized_patterns.is_empty(),
+    );
     Ok(Loaded {
         fast,
         pipeline: Pipeline { normalizers, pre_tokenizers, model },

@@ -1,8 +1,12 @@
 //! Random tokenizers of every normalizer, pre-tokenizer and model, and text to try them with.
 
+mod models;
+
 use std::collections::BTreeSet;
 
+use models::{Vocab, bpe, characters, model};
 use serde_json::{Value, json};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
@@ -166,131 +170,6 @@ fn words(config: &Value, sample: &str) -> Vec<String> {
     splits.into_iter().map(|(word, _, _)| word.to_owned()).filter(|word| !word.is_empty()).collect()
 }
 
-/// The entries of a vocabulary, each once, in the order of their ids; the first is unknown.
-struct Vocab(Vec<String>);
-
-impl Vocab {
-    fn add(&mut self, piece: impl Into<String>) {
-        let piece = piece.into();
-        if !self.0.contains(&piece) {
-            self.0.push(piece);
-        }
-    }
-
-    fn json(&self) -> Value {
-        let entries = self.0.iter().enumerate();
-        Value::Object(entries.map(|(id, piece)| (piece.clone(), json!(id))).collect())
-    }
-}
-
-/// A part of a word, and whether it begins it.
-fn part_of(rng: &mut Rng, words: &[String]) -> (String, bool) {
-    let word: Vec<char> = rng.pick(words).chars().collect();
-    let from = rng.below(word.len());
-    let to = (from + 1 + rng.below(5)).min(word.len());
-    (word[from..to].iter().collect(), from == 0)
-}
-
-fn model(rng: &mut Rng, words: &[String]) -> Value {
-    let mut chars: BTreeSet<String> =
-        words.iter().flat_map(|word| word.chars()).map(String::from).collect();
-    for _ in 0..if rng.one_in(3) { chars.len() / 2 } else { 0 } {
-        let unknown = chars.iter().nth(rng.below(chars.len())).unwrap().clone();
-        chars.remove(&unknown);
-    }
-    let mut vocab = Vocab(vec!["?".to_owned()]);
-    for c in &chars {
-        vocab.add(c.clone());
-    }
-    match rng.below(10) {
-        0 => unigram(rng, words, vocab),
-        1 => word_piece(rng, words, vocab),
-        2 => {
-            for word in words {
-                vocab.add(word.clone());
-            }
-            json!({"type": "WordLevel", "unk_token": "?", "vocab": vocab.json()})
-        }
-        3 => marked_bpe(rng, &chars, vocab),
-        _ => bpe(rng, words, vocab),
-    }
-}
-
-fn unigram(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
-    for _ in 0..30 {
-        vocab.add(part_of(rng, words).0);
-    }
-    // Sums of the second kind are rounded.
-    let divisor = if rng.one_in(4) { 7.1 } else { 8.0 };
-    let score = |rng: &mut Rng| -f64::from(u32::try_from(rng.below(40)).unwrap()) / divisor;
-    let entries: Vec<Value> = vocab.0.iter().map(|piece| json!([piece, score(rng)])).collect();
-    json!({"type": "Unigram", "unk_id": 0, "vocab": entries, "byte_fallback": false})
-}
-
-fn word_piece(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
-    for _ in 0..30 {
-        let (text, begins) = part_of(rng, words);
-        vocab.add(if begins { text } else { format!("##{text}") });
-    }
-    json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100, "vocab": vocab.json()})
-}
-
-/// BPE that marks what continues or ends a word.
-fn marked_bpe(rng: &mut Rng, chars: &BTreeSet<String>, mut vocab: Vocab) -> Value {
-    for piece in chars {
-        vocab.add(format!("##{piece}"));
-        vocab.add(format!("{piece}</w>"));
-    }
-    let (prefix, suffix) =
-        if rng.one_in(2) { (json!("##"), Value::Null) } else { (Value::Null, json!("</w>")) };
-    json!({"type": "BPE", "dropout": null, "unk_token": "?", "fuse_unk": rng.one_in(2),
-        "continuing_subword_prefix": prefix, "end_of_word_suffix": suffix, "byte_fallback": false,
-        "ignore_merges": false, "vocab": vocab.json(), "merges": []})
-}
-
-fn bpe(rng: &mut Rng, words: &[String], mut vocab: Vocab) -> Value {
-    let byte_fallback = rng.one_in(3);
-    if byte_fallback {
-        (0..=255u8).for_each(|byte| vocab.add(format!("<0x{byte:02X}>")));
-    }
-    let mut merges: Vec<[String; 2]> = Vec::new();
-    for _ in 0..4 + rng.below(20) {
-        // Neighbours in a word, as far as the merges so far go, and one pair more.
-        let mut symbols: Vec<String> = rng.pick(words).chars().take(12).map(String::from).collect();
-        for [left, right] in &merges {
-            let mut at = 0;
-            while at + 1 < symbols.len() {
-                if symbols[at] == *left && symbols[at + 1] == *right {
-                    let tail = symbols.remove(at + 1);
-                    symbols[at].push_str(&tail);
-                }
-                at += 1;
-            }
-        }
-        if symbols.len() < 2 {
-            continue;
-        }
-        let at = rng.below(symbols.len() - 1);
-        let pair = [symbols[at].clone(), symbols[at + 1].clone()];
-        if pair.iter().all(|piece| vocab.0.contains(piece)) && !merges.contains(&pair) {
-            vocab.add(pair.concat());
-            merges.push(pair);
-        }
-    }
-    let ignore_merges = rng.one_in(4);
-    if ignore_merges {
-        // Words that no merge reaches.
-        for _ in 0..6 {
-            vocab.add(part_of(rng, words).0);
-        }
-    }
-    let unk = if rng.one_in(4) { Value::Null } else { json!("?") };
-    json!({"type": "BPE", "dropout": null, "unk_token": unk, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": rng.one_in(2), "byte_fallback": byte_fallback,
-        "ignore_merges": ignore_merges, "vocab": vocab.json(), "merges": merges})
-}
-
 fn added_tokens(rng: &mut Rng, chars: &[char], normalizer: &Value, model: &Value) -> Vec<Value> {
     let stage: Option<tokenizers::NormalizerWrapper> =
         (!normalizer.is_null()).then(|| serde_json::from_value(normalizer.clone()).unwrap());
@@ -341,11 +220,19 @@ fn starts_with_space(content: &Value) -> bool {
     content.as_str().unwrap().starts_with(char::is_whitespace)
 }
 
-/// A random tokenizer, as the text of its file, and the characters of its texts.
+/// A random tokenizer, as the text of its file, and the characters of its texts. About half have a
+/// shape that the core has an encoder of its own for.
 pub fn tokenizer(rng: &mut Rng) -> (Value, Vec<char>) {
     let chars = alphabet(rng);
-    let normalizer = if rng.one_in(2) { Value::Null } else { normalizer(rng, 1) };
-    let pre_tokenizer = if rng.one_in(4) { Value::Null } else { pre_tokenizer(rng, 1) };
+    let shape = rng.pick(&[Shape::ByteLevel, Shape::SentencePiece, Shape::Any, Shape::Any]);
+    let (normalizer, pre_tokenizer) = match shape {
+        Shape::ByteLevel => byte_level(rng),
+        Shape::SentencePiece => sentence_piece(rng),
+        Shape::Any => (
+            if rng.one_in(2) { Value::Null } else { normalizer(rng, 1) },
+            if rng.one_in(4) { Value::Null } else { pre_tokenizer(rng, 1) },
+        ),
+    };
     let mut config = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
         "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null,
@@ -358,8 +245,63 @@ pub fn tokenizer(rng: &mut Rng) -> (Value, Vec<char>) {
         })
         .chain(["a".to_owned()])
         .collect();
-    config["model"] = model(rng, &sample);
+    config["model"] = match shape {
+        Shape::Any => model(rng, &sample),
+        Shape::ByteLevel => {
+            let bytes = ByteLevel::alphabet().into_iter().collect::<BTreeSet<char>>();
+            let unknown = ["?".to_owned()].into_iter();
+            bpe(rng, &sample, Vocab(unknown.chain(bytes.into_iter().map(String::from)).collect()))
+        }
+        Shape::SentencePiece => {
+            let vocab = characters(rng, &sample).1;
+            let mut model = bpe(rng, &sample, vocab);
+            model["ignore_merges"] = false.into();
+            model
+        }
+    };
     config["added_tokens"] =
         added_tokens(rng, &chars, &config["normalizer"], &config["model"]).into();
     (config, chars)
+}
+
+#[derive(Clone, Copy)]
+enum Shape {
+    ByteLevel,
+    SentencePiece,
+    Any,
+}
+
+/// Normalizer and pre-tokenizer of byte-level BPE behind the pattern of a widely used model.
+fn byte_level(rng: &mut Rng) -> (Value, Value) {
+    let patterns = match rng.below(6) {
+        5 => vec![PATTERNS[8], PATTERNS[9], PATTERNS[5]],
+        one => vec![PATTERNS[one]],
+    };
+    let split = |pattern| {
+        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+            "invert": false})
+    };
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": false});
+    let stages: Vec<Value> = patterns.into_iter().map(split).chain([bytes]).collect();
+    let normalizer = if rng.one_in(2) { Value::Null } else { json!({"type": "NFC"}) };
+    (normalizer, json!({"type": "Sequence", "pretokenizers": stages}))
+}
+
+/// Normalizer and pre-tokenizer as the files of Mistral, Llama 2 and Gemma have them.
+fn sentence_piece(rng: &mut Rng) -> (Value, Value) {
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    match rng.below(4) {
+        0 => (json!({"type": "Sequence", "normalizers": [prepend, spaces]}), Value::Null),
+        1 => (spaces, Value::Null),
+        _ => {
+            let scheme = rng.pick(&["always", "first", "never"]);
+            (
+                Value::Null,
+                json!({"type": "Metaspace", "replacement": "▁", "split": false,
+                "prepend_scheme": scheme}),
+            )
+        }
+    }
 }

@@ -11,11 +11,9 @@ use crate::tokenizer::bytes::byte_chars;
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
 pub(super) struct ByteLevel {
-    bytes: [u32; 256],
+    bytes: Box<[u32; 256]>,
     merges: Merges,
     vocabulary: Vocabulary,
-    /// A word that the vocabulary has is one token, whatever the merges would make of it.
-    ignore_merges: bool,
 }
 
 impl ByteLevel {
@@ -41,6 +39,9 @@ impl ByteLevel {
             }
         }
         vocabulary.finish();
+        if ignore_merges {
+            vocabulary.ignore_merges();
+        }
         let mut merges = Merges::new(file.merges.len());
         for (rank, (left, right)) in file.merges.iter().enumerate() {
             let (Some(mut left), Some(right)) = (to_bytes(left), to_bytes(right)) else { continue };
@@ -48,11 +49,11 @@ impl ByteLevel {
             left.extend_from_slice(&right);
             merges.insert(pair, u32::try_from(rank).ok()?, vocabulary.id_of(&left)?);
         }
-        let mut bytes = [0; 256];
-        for (byte, id) in (0..=255).zip(&mut bytes) {
+        let mut bytes = Box::new([0; 256]);
+        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
             *id = vocabulary.id_of(&[byte])?;
         }
-        Some(Self { bytes, merges, vocabulary, ignore_merges })
+        Some(Self { bytes, merges, vocabulary })
     }
 
     /// Writes the tokens of the word from `start` to `end`.
@@ -75,26 +76,12 @@ impl ByteLevel {
 
     fn encode_new(&self, word: &[u8], key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         let from = ids.len();
-        let entry = self.vocabulary.id_of(word);
-        match entry {
-            Some(id) if self.ignore_merges || self.vocabulary.is_whole(id) == Some(true) => {
-                ids.push(id);
-            }
-            _ => {
-                let bench = &mut scratch.bench;
-                let symbol = |(at, byte): (usize, &u8)| Symbol {
-                    id: self.bytes[usize::from(*byte)],
-                    end: at + 1,
-                };
-                bench.symbols.clear();
-                bench.symbols.extend(word.iter().enumerate().map(symbol));
-                self.merges.apply(bench);
-                ids.extend(bench.symbols.iter().map(|symbol| symbol.id));
-                if let Some(id) = entry {
-                    self.vocabulary.set_whole(id, ids[from..] == [id]);
-                }
-            }
-        }
+        let tokens = self.vocabulary.tokens(&self.merges, word, &mut scratch.bench, |symbols| {
+            let symbol =
+                |(byte, end): (&u8, usize)| Symbol { id: self.bytes[usize::from(*byte)], end };
+            symbols.extend(word.iter().zip(1..).map(symbol));
+        });
+        ids.extend(tokens.iter().map(|token| token.id));
         if let Some(key) = key {
             scratch.remember(key, &ids[from..]);
         }
@@ -102,13 +89,7 @@ impl ByteLevel {
 
     /// The text of every so many entries, where they are text.
     pub fn sample(&self) -> String {
-        const STEP: usize = 251;
-        let ids = (0..self.vocabulary.len()).step_by(STEP);
-        let texts = ids.filter_map(|id| {
-            let id = u32::try_from(id).expect("ids are u32");
-            std::str::from_utf8(self.vocabulary.bytes_of(id)).ok()
-        });
-        texts.collect()
+        self.vocabulary.sample()
     }
 
     /// How many bytes a token stands for.

@@ -1,14 +1,18 @@
-//! The encoder for the shapes that most models have: byte-level BPE behind a pattern that is known.
+//! The encoders for the shapes that most models have: byte-level BPE behind a pattern that is known,
+//! and BPE over whole text, as SentencePiece does it.
 //!
 //! Invariant: what it writes is what the general encoder would write. It says where it does not
 //! know, segment by segment, and is compared with the general encoder when a tokenizer is loaded.
 
 mod byte_level;
+mod char_level;
 mod class;
 mod merges;
 mod model_file;
+mod neighbours;
 mod nfc;
 mod scan;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -20,10 +24,12 @@ use serde_json::value::RawValue;
 use tokenizers::models::ModelWrapper;
 
 use super::Encoded;
-use super::edge::{kind, stages};
+use super::edge::Edge;
 use super::hf::Segment;
 use byte_level::ByteLevel;
+use char_level::CharLevel;
 use scan::Pattern;
+use shape::{Prefix, Shape};
 use words::{Pool, Scratch};
 
 /// What encoders are compared with each other on: every script, class of character and case that
@@ -33,39 +39,54 @@ const PROBE: &str = include_str!("probe.txt");
 /// An encoder of our own.
 #[derive(Debug)]
 pub(crate) struct Fast {
-    composes: bool,
-    pattern: Pattern,
-    model: ByteLevel,
+    encoder: Encoder,
     pool: Pool,
 }
 
+/// One for each [`Shape`].
+#[derive(Debug)]
+enum Encoder {
+    Words { composes: bool, pattern: Pattern, model: ByteLevel },
+    Whole { prefix: Prefix, model: CharLevel },
+}
+
 impl Fast {
-    /// `None` where the tokenizer has another shape.
+    /// `None` where the tokenizer has another shape. `normalizes_added`: there are added tokens
+    /// with `normalized=true`.
     pub fn new(
         normalizer: &Value,
         pre_tokenizer: &Value,
         model: &ModelWrapper,
         file: &RawValue,
+        normalizes_added: bool,
     ) -> Option<Self> {
-        let composes = match normalizer {
-            Value::Null => false,
-            one if kind(one) == Some("NFC") => true,
-            _ => return None,
-        };
         let ModelWrapper::BPE(bpe) = model else { return None };
         let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
         if marked(&bpe.continuing_subword_prefix) || marked(&bpe.end_of_word_suffix) {
             return None;
         }
-        let pattern = pattern_of(pre_tokenizer)?;
-        let model = ByteLevel::new(file, bpe.ignore_merges)?;
-        Some(Self { composes, pattern, model, pool: Pool::default() })
+        let encoder = match Shape::of(normalizer, pre_tokenizer)? {
+            Shape::Words { composes, pattern } => Encoder::Words {
+                composes,
+                pattern,
+                model: ByteLevel::new(file, bpe.ignore_merges)?,
+            },
+            // Where in marked text an added token stands only the general encoder can say.
+            Shape::Whole { is_normalizer: true, .. } if normalizes_added => return None,
+            Shape::Whole { prefix, .. } => {
+                Encoder::Whole { prefix, model: CharLevel::new(file, bpe)? }
+            }
+        };
+        Some(Self { encoder, pool: Pool::default() })
     }
 
     /// Writes the tokens of a segment that holds no added token with `normalized=false`. Where it
     /// is `false` nothing was written, and the general encoder has to.
     pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> bool {
-        let composed = if self.composes { nfc::composed(segment.text) } else { None };
+        let composed = match self.encoder {
+            Encoder::Words { composes: true, .. } => nfc::composed(segment.text),
+            _ => None,
+        };
         if composed.is_some() && segment.normalized.is_some() {
             return false;
         }
@@ -74,11 +95,11 @@ impl Fast {
         self.pool.with(|scratch| {
             let mut from = 0;
             for (cut, id) in segment.cuts_of_unchanged() {
-                self.encode_slice(text, from..cut.start, segment.offset, scratch, out);
+                self.encode_slice(text, from..cut.start, segment, scratch, out);
                 out.push(id, segment.offset + cut.start..segment.offset + cut.end);
                 from = cut.end;
             }
-            self.encode_slice(text, from..text.len(), segment.offset, scratch, out);
+            self.encode_slice(text, from..text.len(), segment, scratch, out);
         });
         if let Some(composed) = composed.filter(|_| out.with_spans) {
             for span in &mut out.spans[before..] {
@@ -100,32 +121,67 @@ impl Fast {
         &self,
         text: &str,
         range: Range<usize>,
-        offset: usize,
+        segment: &Segment<'_>,
         scratch: &mut Scratch,
         out: &mut Encoded,
     ) {
-        let slice = &text[range.clone()];
-        let bytes = slice.as_bytes();
-        self.pattern.words(slice, |start, end| {
-            let from = out.ids.len();
-            self.model.encode(bytes, start, end, scratch, &mut out.ids);
-            if out.with_spans {
-                let mut at = start;
-                for &id in &out.ids[from..] {
-                    let end = at + self.model.len_of(id);
-                    let span = whole_characters(slice, at..end);
-                    let base = offset + range.start;
-                    out.spans.push(base + span.start..base + span.end);
-                    at = end;
-                }
+        let base = segment.offset + range.start;
+        // A later slice stands behind an added token.
+        let edge = if range.start == 0 { segment.edge } else { Edge::Segment };
+        let slice = &text[range];
+        match &self.encoder {
+            Encoder::Words { pattern, model, .. } => {
+                encode_words(*pattern, model, slice, base, scratch, out);
             }
-        });
+            Encoder::Whole { .. } if slice.is_empty() => {}
+            Encoder::Whole { prefix, model } if prefix.precedes(slice, edge) => {
+                // It came from the first character, as far as it came from any.
+                let prefixed = format!(" {slice}");
+                model.encode(&prefixed, scratch, out, |range| {
+                    let range = whole_characters(&prefixed, range.start.max(1)..range.end.max(2));
+                    base + range.start - 1..base + range.end - 1
+                });
+            }
+            Encoder::Whole { model, .. } => model.encode(slice, scratch, out, |range| {
+                let range = whole_characters(slice, range);
+                base + range.start..base + range.end
+            }),
+        }
     }
 
     /// Text to compare encoders on: the probe, and some of the vocabulary.
     pub fn probe(&self) -> String {
-        PROBE.to_owned() + &self.model.sample()
+        let sample = match &self.encoder {
+            Encoder::Words { model, .. } => model.sample(),
+            Encoder::Whole { model, .. } => model.sample(),
+        };
+        PROBE.to_owned() + &sample
     }
+}
+
+/// Writes the tokens of a text that begins at byte `base` of the whole.
+fn encode_words(
+    pattern: Pattern,
+    model: &ByteLevel,
+    text: &str,
+    base: usize,
+    scratch: &mut Scratch,
+    out: &mut Encoded,
+) {
+    let bytes = text.as_bytes();
+    pattern.words(text, |start, end| {
+        let from = out.ids.len();
+        model.encode(bytes, start, end, scratch, &mut out.ids);
+        if out.with_spans {
+            let mut at = start;
+            for &id in &out.ids[from..] {
+                let end = at + model.len_of(id);
+                let span = whole_characters(text, at..end);
+                out.spans.push(base + span.start..base + span.end);
+                at = end;
+            }
+        }
+    });
 }
 
 /// The characters that a range of bytes touches: a token for some bytes of a character stands for
@@ -139,29 +195,4 @@ fn whole_characters(text: &str, range: Range<usize>) -> Range<usize> {
         end += 1;
     }
     start..end
-}
-
-/// The known pattern of a pre-tokenizer that cuts by expressions and then spells bytes.
-fn pattern_of(pre_tokenizer: &Value) -> Option<Pattern> {
-    let stages = stages(pre_tokenizer, "pretokenizers");
-    let (last, splits) = stages.split_last()?;
-    let flag = |name: &str| last.get(name).and_then(Value::as_bool);
-    if kind(last) != Some("ByteLevel") || flag("add_prefix_space") != Some(false) {
-        return None;
-    }
-    if splits.is_empty() {
-        return (flag("use_regex") != Some(false)).then_some(Pattern::Gpt2);
-    }
-    if flag("use_regex") != Some(false) {
-        return None;
-    }
-    Pattern::of(&splits.iter().map(|stage| expression(stage)).collect::<Option<Vec<_>>>()?)
-}
-
-/// The expression of a stage that cuts at its matches and keeps all of the text.
-fn expression(stage: &Value) -> Option<&str> {
-    let isolates = stage.get("behavior").and_then(Value::as_str) == Some("Isolated")
-        && stage.get("invert").and_then(Value::as_bool) == Some(false);
-    let expression = stage.pointer("/pattern/Regex").and_then(Value::as_str);
-    expression.filter(|_| kind(stage) == Some("Split") && isolates)
 }

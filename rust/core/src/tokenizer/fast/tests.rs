@@ -1,4 +1,6 @@
-//! The fast encoder against the general one: ids and spans, for every pattern that it knows.
+//! The fast encoders against the general one: ids and spans, at every edge.
+
+mod char_level;
 
 use std::path::Path;
 
@@ -87,18 +89,26 @@ fn text(state: &mut u64, most: usize) -> String {
     text
 }
 
+/// How many texts, unless the environment says.
+fn rounds(usual: usize) -> usize {
+    std::env::var("ABUT_FAST_ROUNDS").map_or(usual, |n| n.parse().expect("a number"))
+}
+
 fn read(path: impl AsRef<Path>) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
 }
 
-/// The tokenizer that ships with abut, and a large one where the environment names it.
+/// A large tokenizer, where the environment names the folder that has it.
+fn large(name: &str) -> Option<Value> {
+    let folder = std::env::var_os("ABUT_TOKENIZERS")?;
+    let path = Path::new(&folder).join(name).join("tokenizer.json");
+    path.is_file().then(|| read(path))
+}
+
+/// The tokenizer that ships with abut, and Qwen3's.
 fn files() -> Vec<Value> {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
-    let large = std::env::var_os("ABUT_TOKENIZERS")
-        .map(|folder| Path::new(&folder).join("qwen3/tokenizer.json"));
-    let mut files = vec![read(own)];
-    files.extend(large.filter(|path| path.is_file()).map(read));
-    files
+    std::iter::once(read(own)).chain(large("qwen3")).collect()
 }
 
 fn with_splits(mut file: Value, splits: &[&str]) -> Tokenizer {
@@ -118,23 +128,26 @@ fn load(file: &Value) -> Tokenizer {
     Tokenizer::from_json(&file.to_string(), &Overrides::default()).expect("a tokenizer")
 }
 
-fn encode(tokenizer: &Tokenizer, joined: &Joined) -> Encoded {
-    tokenizer.encode_joined(joined, Edge::Start).expect("it can be written")
+fn encode(tokenizer: &Tokenizer, joined: &Joined, edge: Edge) -> Encoded {
+    tokenizer.encode_joined(joined, edge).expect("it can be written")
 }
 
 /// Panics where the two encoders differ; how many tokens there were.
 fn compare(tokenizer: &mut Tokenizer, texts: impl IntoIterator<Item = String>) -> usize {
     let mut tokens = 0;
     for (index, text) in texts.into_iter().enumerate() {
-        let mut joined = Joined::new([Part::content(&text)]);
+        let scaffold = index / 8 % 2 == 1;
+        let part = if scaffold { Part::scaffold(&text) } else { Part::content(&text) };
+        let mut joined = Joined::new([part]);
         joined.with_spans = index % 2 == 0;
-        let ours = encode(tokenizer, &joined);
+        let edge = Edge::ALL[index / 2 % 4];
+        let ours = encode(tokenizer, &joined, edge);
         let fast = tokenizer.fast.take();
         assert!(fast.is_some(), "the fast encoder is in use");
-        let expected = encode(tokenizer, &joined);
+        let expected = encode(tokenizer, &joined, edge);
         tokenizer.fast = fast;
-        assert_eq!(ours.ids, expected.ids, "{text:?}");
-        assert_eq!(ours.spans, expected.spans, "{text:?}");
+        assert_eq!(ours.ids, expected.ids, "{edge:?} {text:?}");
+        assert_eq!(ours.spans, expected.spans, "{edge:?} {text:?}");
         tokens += ours.ids.len();
     }
     tokens
@@ -143,7 +156,7 @@ fn compare(tokenizer: &mut Tokenizer, texts: impl IntoIterator<Item = String>) -
 #[test]
 fn every_pattern_is_known_and_cuts_as_the_regex_engine_does() {
     let mut state = 5;
-    let rounds = std::env::var("ABUT_FAST_ROUNDS").map_or(3000, |n| n.parse().expect("a number"));
+    let rounds = rounds(3000);
     for mut file in files() {
         for (index, splits) in SPLITS.iter().enumerate() {
             file["normalizer"] = if index % 3 == 0 { json!(null) } else { json!({"type": "NFC"}) };
@@ -236,7 +249,9 @@ fn threads_share_an_encoder() {
     let tokenizer = with_splits(files().remove(0), SPLITS[3]);
     let texts: Vec<String> = (0..200).map(|n| text(&mut (n + 1), 60)).collect();
     let all = || -> Vec<Vec<u32>> {
-        let ids = |text: &String| encode(&tokenizer, &Joined::new([Part::content(text)])).ids;
+        let ids = |text: &String| {
+            encode(&tokenizer, &Joined::new([Part::content(text)]), Edge::Start).ids
+        };
         texts.iter().map(ids).collect()
     };
     let expected = all();

@@ -5,12 +5,12 @@
 //! fixed size for each thread that encodes at the same time.
 
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustc_hash::FxHasher;
 
-use super::merges::Bench;
+use super::merges::{Bench, Merges, Symbol};
 
 /// Words of at most as many bytes are remembered.
 const MOST_BYTES: usize = 16;
@@ -120,12 +120,9 @@ pub(super) struct Vocabulary {
     places: Vec<(u32, u32)>,
     /// Ids by hash; a power of two, at most half full.
     table: Vec<(u32, u32)>,
-    /// Whether the merges make one token of the entry: unknown, yes, no.
-    whole: Vec<AtomicU8>,
+    /// Whether the entry is known to be one token as a word.
+    whole: Vec<AtomicBool>,
 }
-
-const YES: u8 = 1;
-const NO: u8 = 2;
 
 impl Vocabulary {
     pub fn new(entries: usize) -> Self {
@@ -166,12 +163,15 @@ impl Vocabulary {
     pub fn finish(&mut self) {
         self.bytes.shrink_to_fit();
         self.places.shrink_to_fit();
-        self.whole.resize_with(self.places.len(), AtomicU8::default);
+        self.whole.resize_with(self.places.len(), AtomicBool::default);
     }
 
-    /// One more than the highest id.
-    pub fn len(&self) -> usize {
-        self.places.len()
+    /// The text of every so many entries, where they are text.
+    pub fn sample(&self) -> String {
+        const STEP: usize = 251;
+        let entries = self.places.iter().step_by(STEP);
+        let bytes = entries.map(|&(start, end)| &self.bytes[start as usize..end as usize]);
+        bytes.filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect()
     }
 
     /// The bytes of an id; empty where there are none.
@@ -196,16 +196,34 @@ impl Vocabulary {
         }
     }
 
-    /// Whether the entry is known to be one token.
-    pub fn is_whole(&self, id: u32) -> Option<bool> {
-        match self.whole[id as usize].load(Ordering::Relaxed) {
-            0 => None,
-            known => Some(known == YES),
-        }
+    /// Every word that is an entry is one token, whatever the merges would make of it.
+    pub fn ignore_merges(&self) {
+        self.whole.iter().for_each(|whole| whole.store(true, Ordering::Relaxed));
     }
 
-    pub fn set_whole(&self, id: u32, whole: bool) {
-        self.whole[id as usize].store(if whole { YES } else { NO }, Ordering::Relaxed);
+    /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
+    pub fn tokens<'bench>(
+        &self,
+        merges: &Merges,
+        word: &[u8],
+        bench: &'bench mut Bench,
+        lay_out: impl FnOnce(&mut Vec<Symbol>),
+    ) -> &'bench [Symbol] {
+        bench.symbols.clear();
+        let entry = self.id_of(word).map(|id| (id, &self.whole[id as usize]));
+        match entry {
+            Some((id, whole)) if whole.load(Ordering::Relaxed) => {
+                bench.symbols.push(Symbol { id, end: word.len() });
+            }
+            _ => {
+                lay_out(&mut bench.symbols);
+                merges.apply(bench);
+                if let (Some((id, whole)), [one]) = (entry, &bench.symbols[..]) {
+                    whole.store(one.id == id, Ordering::Relaxed);
+                }
+            }
+        }
+        &bench.symbols
     }
 }
 

@@ -1,0 +1,51 @@
+//! Cutting text into runs that no merge crosses.
+//!
+//! Invariant: two characters that a token holds side by side were brought together by a merge whose
+//! left part ends with the one and whose right part begins with the other. Where no merge does
+//! that no token crosses the place, and each side has the tokens that it has alone. Holding pairs
+//! that no merge has only makes runs longer.
+
+/// The pairs of characters that merges bring together, and a few others.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    /// For each ASCII character: those that may follow it.
+    ascii: Box<[u128; 128]>,
+    /// One bit for each hash of a pair with other characters.
+    others: Box<[u64]>,
+}
+
+impl Neighbours {
+    pub fn new(pairs: &[(char, char)]) -> Self {
+        // Sparse, so that pairs seldom share a bit; a power of two.
+        let words = pairs.len().div_ceil(4).next_power_of_two();
+        let mut all = Self { ascii: Box::new([0; 128]), others: vec![0; words].into_boxed_slice() };
+        for &(left, right) in pairs {
+            if left.is_ascii() && right.is_ascii() {
+                all.ascii[left as usize] |= 1 << right as usize;
+            } else {
+                let (word, bit) = all.place(left, right);
+                all.others[word] |= bit;
+            }
+        }
+        all
+    }
+
+    /// Whether a merge may bring the two together.
+    #[inline]
+    pub fn meet(&self, left: char, right: char) -> bool {
+        if left.is_ascii() && right.is_ascii() {
+            return self.ascii[left as usize] >> right as usize & 1 != 0;
+        }
+        let (word, bit) = self.place(left, right);
+        self.others[word] & bit != 0
+    }
+
+    #[inline]
+    fn place(&self, left: char, right: char) -> (usize, u64) {
+        let pair = u64::from(u32::from(left)) << 32 | u64::from(u32::from(right));
+        let hash = (pair ^ pair >> 29).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let bit = 1 << (hash & 63);
+        let word = usize::try_from(hash >> 6).expect("26 bits") & (self.others.len() - 1);
+        (word, bit)
+    }
+}
