@@ -28,7 +28,7 @@ from abut.processor import PartsProcessor
 from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
-from abut.threads import DaemonThreads
+from abut.threads import Answers, DaemonThreads
 
 T = TypeVar("T")
 
@@ -246,6 +246,7 @@ class Engine:
             loop.close()
 
     async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
+        self.answers = Answers(asyncio.get_running_loop())
         self.env_slots = asyncio.Semaphore(self.config.max_env_steps)
         self._request_slots = asyncio.Semaphore(self.config.max_requests)
         rollout_slots = asyncio.Semaphore(self.config.max_rollouts or len(tasks))

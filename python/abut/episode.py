@@ -315,7 +315,7 @@ class Episode:
     async def _on_thread(self, what: str, timeout_s: float, call: Callable[[], T]) -> T:
         async with self._engine.env_slots:
             return await self._within(
-                what, timeout_s, asyncio.wrap_future(self._engine.threads.submit(call))
+                what, timeout_s, self._engine.threads.ask(call, self._engine.answers)
             )
 
     async def _on_env_loop(

@@ -22,7 +22,7 @@ def stops_in(ids: Ids, stop_token_ids: Collection[int]) -> list[int]:
     """The places of the stop tokens in a sample; at the first of them the turn ended."""
     # One comparison for each of the few stop tokens: `np.isin` costs several times as much.
     sampled = np.asarray(ids)
-    places = [np.flatnonzero(sampled == token).tolist() for token in stop_token_ids]
+    places = [(sampled == token).nonzero()[0].tolist() for token in stop_token_ids]
     return sorted(itertools.chain.from_iterable(places))
 
 

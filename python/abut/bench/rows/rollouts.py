@@ -4,6 +4,7 @@ abut plays them as its engine does, with threads and an event loop; the peers on
 or in lock-step, as theirs do. All hand over lists, as a trainer takes them.
 """
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abut._native import Columns as TrainingColumns
+from abut._native import Trajectory
 from abut.bench.conversation import logprobs, tool_reply
 from abut.bench.figures import Row, require_same
 from abut.bench.peers import PeerMissing
@@ -26,6 +29,7 @@ from abut.rollout import RolloutConfig, RolloutTask
 from abut.sampler import Sample, SampleRequest
 
 TRL, TRL_ENV = "TRL _tool_call_loop", "trl-env rollout_func"
+LOOP = "abut, a plain loop around Trajectory"
 TOOLS, USERS = "replies as tool messages, calls parsed", "replies as user turns"
 SYSTEM = "You look for where the time goes."
 WITHOUT_LIMIT = 10**9
@@ -46,10 +50,13 @@ def measure(stage: Stage) -> Row:
             "all of them different. The sampler answers at once, by a script.",
             "trl-env leaves out the newline that the template writes behind a sampled "
             "`<|im_end|>`; those of abut are taken out before the two are compared.",
+            "trl-env plays one rollout after the other on one thread, and so does the plain loop "
+            "beside it: no deadlines, no retries, nothing at once. abut's engine has all of these: "
+            "that is the difference between the two lines of abut.",
         ],
     )
-    _measure(stage, row, TOOLS, TRL, _trl, _abut_with_tools)
-    _measure(stage, row, USERS, TRL_ENV, _trl_env, _abut_with_users)
+    _measure(stage, row, TOOLS, TRL, _trl, {"abut": _abut_with_tools})
+    _measure(stage, row, USERS, TRL_ENV, _trl_env, {"abut": _abut_with_users, LOOP: _loop})
     return row
 
 
@@ -94,7 +101,7 @@ def _measure(
     case: str,
     peer: str,
     make_peer: Callable[[Stage], Callable[[Script], Columns]],
-    ours: Callable[[Script], Columns],
+    ours: dict[str, Callable[[Script], Columns]],
 ) -> None:
     try:
         theirs = make_peer(stage)
@@ -107,10 +114,13 @@ def _measure(
         script = Script.of(stage, 20 + number, count)
 
         def check(results: dict[str, Any]) -> None:
-            if theirs is not None:
-                _compare(peer, results["abut"], results[peer], stage)
+            for name in ours:
+                if theirs is not None:
+                    _compare(peer, results[name], results[peer], stage)
 
-        sides: dict[str, Callable[[], Any]] = {"abut": lambda: ours(script)}
+        sides: dict[str, Callable[[], Any]] = {
+            name: functools.partial(play, script) for name, play in ours.items()
+        }
         if theirs is not None:
             sides[peer] = lambda: theirs(script)
         return sides, check
@@ -193,9 +203,7 @@ def _abut(script: Script, env: type[_Env], messages: list[Message]) -> Columns:
         RolloutTask(index, str(index), lambda: env(script), messages, str(index), index)
         for index in range(len(script.sampled))
     ]
-    rows = [rollout.columns for rollout in engine.run(tasks)]
-    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
-    return {name: [getattr(row, name).tolist() for row in rows] for name in names}
+    return _lists([rollout.columns for rollout in engine.run(tasks)])
 
 
 def _abut_with_tools(script: Script) -> Columns:
@@ -204,6 +212,28 @@ def _abut_with_tools(script: Script) -> Columns:
 
 def _abut_with_users(script: Script) -> Columns:
     return _abut(script, _Env, [{"role": "system", "content": SYSTEM}])
+
+
+def _loop(script: Script) -> Columns:
+    """The same as `_abut_with_users`, one rollout after the other."""
+    stage, rows = script.stage, []
+    for sampled, replies in zip(script.sampled, script.replies, strict=True):
+        trajectory = Trajectory(stage.tokenizer)
+        system = {"role": "system", "content": SYSTEM}
+        parts = stage.processor.opening([system, {"role": "user", "content": replies[0]}])
+        for ids, reply in zip(sampled, replies[1:], strict=True):
+            trajectory.append_parts(parts)
+            trajectory.request()
+            trajectory.append_sampled(ids, logprobs(len(ids)))
+            stage.processor.parse_agent_output(stage.tokenizer.decode(ids))
+            parts = stage.processor.increment([{"role": "user", "content": reply}])
+        rows.append(trajectory.columns())
+    return _lists(rows)
+
+
+def _lists(rows: Sequence[TrainingColumns | None]) -> Columns:
+    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
+    return {name: [getattr(row, name).tolist() for row in rows] for name in names}
 
 
 # ---- the peers
