@@ -5,6 +5,7 @@
 mod columns;
 mod convert;
 mod error;
+mod reply;
 mod seam;
 mod stitch;
 mod tokenizer;
@@ -16,6 +17,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::columns::{PyColumns, collate};
+    #[pymodule_export]
+    use crate::reply::{PyChoice, read_completions};
     #[pymodule_export]
     use crate::seam::{PyMerge, PySeam};
     #[pymodule_export]
