@@ -24,7 +24,7 @@ build: $(VENV)/build.stamp
 
 $(VENV)/deps.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl dev
+	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl vllm dev
 	touch $@
 
 $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
