@@ -1,118 +1,28 @@
 """Servers that serve the same model: which one gets a request, and what if it is not well.
 
-Invariant: an answer is read whole or not at all, and of one request at most one is returned. So a
-request may be sent again, and nothing is ever sampled twice into a row.
+Invariant: of one request at most one answer is returned. So it may be sent again, and nothing is
+ever sampled twice into a row.
 """
 
 import asyncio
-import json
 import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal, Self, TypeAlias
 
-from abut.errors import MissingExtraError, SamplerError
-
-try:
-    import aiohttp
-except ImportError as error:
-    raise MissingExtraError("abut.samplers.vllm needs aiohttp: pip install 'abut[vllm]'") from error
+from abut.errors import SamplerError
+from abut.samplers.server import Refused, Server, Unavailable, open_session
 
 logger = logging.getLogger(__name__)
 
 OnRestart: TypeAlias = Literal["resume", "raise"]
 
-# Below the 5 s after which vLLM's server closes an idle connection.
-_KEEPALIVE_S = 3.0
-_CONNECT_S = 10.0
-_FIRST_REST_S = 0.1
-_LONGEST_REST_S = 5.0
 # A server that has work is asked for its health this often; it hangs after so many silences.
 _WATCH_S = 10.0
 _MISSED_WATCHES = 3
 # An internal error may be the request's own doing: it is not sent for ever.
 _INTERNAL_ERRORS = 3
-
-
-class Unavailable(Exception):
-    """A server did not answer this time. Says how; another time or another server may do."""
-
-    def __init__(
-        self,
-        trouble: str,
-        *,
-        rest_s: float | None = None,
-        busy: bool = False,
-        stale: bool = False,
-        refused: bool = False,
-        internal: bool = False,
-    ) -> None:
-        super().__init__(trouble)
-        self.trouble = trouble
-        self.rest_s = rest_s
-        self.busy = busy
-        self.stale = stale
-        self.refused = refused
-        self.internal = internal
-
-
-class Refused(Exception):
-    """An answer that will be the same next time."""
-
-    def __init__(self, server: "Server", path: str, status: int, content: bytes) -> None:
-        try:
-            said = json.loads(content)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            said = content[:500].decode(errors="replace")
-        super().__init__(f"the server at {server.url} answers {status} to {path}: {said}")
-        self.path = path
-        self.status = status
-        self.said = str(said)
-
-
-@dataclass(eq=False)
-class Server:
-    """One server, and how it has been lately."""
-
-    url: str
-    greeted: bool = False
-    """Whether it was checked since it last failed."""
-    known: bool = False
-    """Whether it was ever checked."""
-    rollouts: int = 0
-    """Of how many rollouts it is the home."""
-    failures: int = 0
-    """In a row."""
-    gone: bool = False
-    """Whether it refused connections after it had been checked."""
-    rests_until: float = 0.0
-    down_since: float | None = None
-    trouble: str = "was not asked yet"
-    clocks: set[asyncio.Timeout] = field(default_factory=set)
-    """One for each request that waits for its answer."""
-    greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def answered(self) -> None:
-        """Note that it is well."""
-        self.failures, self.down_since = 0, None
-
-    def failed(self, error: Unavailable) -> None:
-        """Let it rest: for as long as it says, or longer with each failure."""
-        now = time.monotonic()
-        rest_s = min(_FIRST_REST_S * 2**self.failures, _LONGEST_REST_S)
-        self.rests_until = now + (rest_s if error.rest_s is None else error.rest_s)
-        self.trouble = error.trouble
-        self.failures += 1
-        if error.busy:
-            return
-        if self.greeted:
-            logger.warning("the server at %s %s", self.url, error.trouble)
-        self.gone = self.gone or (error.refused and self.known)
-        self.greeted = False
-        self.down_since = self.down_since or now
 
 
 class Servers:
@@ -149,12 +59,7 @@ class Servers:
         for server in self._servers:
             server.greeting = asyncio.Lock()
             server.rests_until, server.failures, server.down_since = 0.0, 0, None
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            headers=self._headers,
-        )
+        self._session = open_session(self._headers)
         try:
             while not any(await self._all_well()):
                 await self._wait()
@@ -214,48 +119,8 @@ class Servers:
             return server, content
 
     async def send(self, server: Server, path: str, body: bytes | None = None) -> bytes:
-        """Send one request to one server (GET without a body).
-
-        Raises:
-            Unavailable: no answer, or not this time.
-            Refused: an answer that will be the same next time.
-        """
-        method = "GET" if body is None else "POST"
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        try:
-            async with asyncio.timeout(None) as clock:
-                server.clocks.add(clock)
-                try:
-                    async with self._session.request(
-                        method, server.url + path, data=body, headers=headers
-                    ) as reply:
-                        content: bytes = await reply.read()
-                finally:
-                    server.clocks.discard(clock)
-        except TimeoutError as error:
-            raise Unavailable("does not answer, not even when asked for its health") from error
-        except aiohttp.ClientConnectionError as error:
-            refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
-            stale = not isinstance(error, aiohttp.ClientConnectorError)
-            raise Unavailable(
-                "refuses connections" if refused else f"is not reached: {_said(error)}",
-                refused=refused,
-                stale=stale,
-            ) from error
-        except aiohttp.ClientPayloadError as error:
-            raise Unavailable(f"broke off its answer: {_said(error)}") from error
-        except aiohttp.InvalidURL as error:
-            raise SamplerError(f"{server.url!r} is no URL of a server") from error
-        if reply.status == 200:
-            return content
-        if reply.status == 429 or reply.status >= 500:
-            raise Unavailable(
-                f"answers {reply.status} to {path}: {content[:500].decode(errors='replace')}",
-                rest_s=_retry_after_s(reply.headers.get("Retry-After")),
-                busy=reply.status == 429,
-                internal=reply.status == 500,
-            )
-        raise Refused(server, path, reply.status, content)
+        """Send one request to one server, once; raises as `Server.send`."""
+        return await server.send(self._session, path, body)
 
     def _pick(self, rollout_id: str) -> Server | None:
         """The rollout's own server, or another one while that rests; None while all do."""
@@ -365,19 +230,3 @@ class Servers:
                 missed = 0
                 for clock in waiting & server.clocks:
                     clock.reschedule(asyncio.get_running_loop().time())
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a `Retry-After` header, which has seconds or a date."""
-    if value is None:
-        return None
-    if value.isdecimal():
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None

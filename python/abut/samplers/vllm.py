@@ -13,13 +13,15 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from abut._native import Choice, read_completions
 from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
-from abut.samplers.servers import OnRestart, Refused, Server, Servers
+from abut.samplers.server import Refused, Server
+from abut.samplers.servers import OnRestart, Servers
 
 _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
 # What a request may have besides. vLLM ignores what it does not know, so a typo would go unnoticed.
@@ -93,8 +95,12 @@ class VLLMServerSampler:
     ) -> None:
         urls = (base_urls,) if isinstance(base_urls, str) else tuple(base_urls)
         self.base_urls = tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
-        if not self.base_urls or len(set(self.base_urls)) < len(self.base_urls):
-            raise ValueError(f"base_urls={base_urls!r}: expected one or more URLs, each once")
+        wrong = [url for url in urls if not _is_url(url)]
+        if wrong or not urls or len(set(self.base_urls)) < len(urls):
+            raise ValueError(
+                f"base_urls={base_urls!r}: expected one or more URLs, each once\n"
+                "hint: 'http://localhost:8000'"
+            )
         if endpoint not in _PATHS:
             raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
         if on_restart not in ("resume", "raise"):
@@ -261,6 +267,11 @@ class VLLMServerSampler:
                 f"token {id_}, the only one allowed, has {choice.logprobs[0]:.4g} and not 0\n"
                 "hint: start it with --logprobs-mode processed_logprobs"
             )
+
+
+def _is_url(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _checked(more: Mapping[str, Any], settings: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
