@@ -146,7 +146,7 @@ class FakeServer:
     async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
         if self.deaf:
             await self.hung_up(writer)
-        elif path == "/health":
+        elif path in ("/health", "/health/"):
             self.write(writer, 200, {})
         elif path == "/v1/models":
             self.write(writer, 200, {"data": self.models})

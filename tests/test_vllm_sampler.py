@@ -476,13 +476,14 @@ def test_a_sampler_that_is_not_open_says_so(server: FakeServer) -> None:
         (
             {"generation_kwargs": {"temprature": 0.5}},
             "generation_kwargs['temprature']=0.5: not a sampling setting that this sampler takes, "
-            "and vLLM would ignore it without a word\n"
+            "and vLLM would pass over it in silence\n"
             "hint: RolloutConfig has the limits, the processor the stop tokens",
         ),
         (
             {"generation_kwargs": {"stop": ["x"]}, "endpoint": "generate"},
-            "generation_kwargs['stop']=['x']: /inference/v1/generate does not say on which string "
-            "a sample ended\nhint: endpoint='completions'",
+            "generation_kwargs['stop']=['x']: the server's answer does not say on which string a "
+            "sample ended\n"
+            "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')",
         ),
     ],
 )

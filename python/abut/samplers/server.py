@@ -92,7 +92,8 @@ class Server:
     """When it may be asked again, by the monotonic clock."""
     down_since: float | None = None
     """When it was last well; None while it is."""
-    trouble: str = "was not asked yet"
+    troubles: list[str] = field(default_factory=list)
+    """How it has failed since it was last well, each way once: the first may be the cause."""
     clocks: set[asyncio.Timeout] = field(default_factory=set)
     """One for each request that waits for its answer."""
     greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -100,13 +101,15 @@ class Server:
     def answered(self) -> None:
         """Note that it is well."""
         self.failures, self.down_since = 0, None
+        self.troubles.clear()
 
     def failed(self, error: Unavailable) -> None:
         """Let it rest: for as long as it says, or longer with each failure."""
         now = time.monotonic()
         rest_s = min(_FIRST_REST_S * 2**self.failures, _LONGEST_REST_S)
         self.rests_until = now + (rest_s if error.rest_s is None else error.rest_s)
-        self.trouble = error.trouble
+        if error.trouble not in self.troubles:
+            self.troubles.append(error.trouble)
         self.failures += 1
         if error.busy:
             return

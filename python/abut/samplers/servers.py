@@ -58,7 +58,8 @@ class Servers:
         """Open the session and wait until a server is well."""
         for server in self._servers:
             server.greeting = asyncio.Lock()
-            server.rests_until, server.failures, server.down_since = 0.0, 0, None
+            server.rests_until = 0.0
+            server.answered()
         self._session = open_session(self._headers)
         try:
             while not any(await self._all_well()):
@@ -152,7 +153,7 @@ class Servers:
         now = time.monotonic()
         down = [now - server.down_since for server in self._servers if server.down_since]
         if len(down) == len(self._servers) and min(down) >= self._give_up_s:
-            lines = "\n".join(f"  {server.url} {server.trouble}" for server in self._servers)
+            lines = "\n".join(f"  {s.url} {', then '.join(s.troubles)}" for s in self._servers)
             raise SamplerError(
                 f"no server has answered for give_up_s={self._give_up_s:g}:\n{lines}\n"
                 "hint: is it running, and is this its address? GET /health of a server that is "

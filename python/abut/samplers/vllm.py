@@ -22,26 +22,9 @@ from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
 from abut.samplers.server import Refused, Server
 from abut.samplers.servers import OnRestart, Servers
+from abut.samplers.vllm_settings import vllm_settings
 
 _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
-# What a request may have besides. vLLM ignores what it does not know, so a typo would go unnoticed.
-_KNOWN = (
-    "allowed_token_ids",
-    "bad_words",
-    "cache_salt",
-    "frequency_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "min_tokens",
-    "presence_penalty",
-    "priority",
-    "response_format",
-    "stop",
-    "structured_outputs",
-    "thinking_token_budget",
-    "vllm_xargs",
-)
 # A certain token may come out a little off 0.
 _CERTAIN = 1e-3
 # Between two answers of a server that aborts what it is asked.
@@ -105,22 +88,15 @@ class VLLMServerSampler:
             raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
         if on_restart not in ("resume", "raise"):
             raise ValueError(f"on_restart={on_restart!r}: expected 'resume' or 'raise'")
-        # All of them, always: what is left out is taken from the model's generation_config.json.
-        settings = {
-            "temperature": temperature,
-            "top_k": top_k or 0,
-            "top_p": 1.0 if top_p is None else top_p,
-            "min_p": min_p or 0.0,
-            "repetition_penalty": repetition_penalty or 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-        }
-        self._settings = {**settings, **_checked(generation_kwargs or {}, settings, endpoint)}
-        if not self._settings["temperature"] > 0:
-            raise ValueError(
-                f"temperature={self._settings['temperature']!r}: must be more than 0; at 0 every "
-                "logprob is 0 and nothing can be learned"
-            )
+        self._settings = vllm_settings(
+            generation_kwargs,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            says_stop_string=endpoint == "completions",
+        )
         self._model = model
         self._lengths: dict[str, int] = {}
         self._path = _PATHS[endpoint]
@@ -272,28 +248,6 @@ class VLLMServerSampler:
 def _is_url(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def _checked(more: Mapping[str, Any], settings: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    """The settings that are given.
-
-    Raises:
-        ValueError: one that vLLM does not know, or that the sampler decides.
-    """
-    given = {name: value for name, value in more.items() if value is not None}
-    for name, value in given.items():
-        if name not in (*_KNOWN, *settings):
-            raise ValueError(
-                f"generation_kwargs[{name!r}]={value!r}: not a sampling setting that this sampler "
-                "takes, and vLLM would ignore it without a word\n"
-                "hint: RolloutConfig has the limits, the processor the stop tokens"
-            )
-        if name == "stop" and endpoint == "generate":
-            raise ValueError(
-                f"generation_kwargs['stop']={value!r}: /inference/v1/generate does not say on "
-                "which string a sample ended\nhint: endpoint='completions'"
-            )
-    return given
 
 
 def _only_choice(content: bytes) -> Choice:
