@@ -108,10 +108,9 @@ class TRLServerSampler:
             waiting = [one for one in self._waiting if not one[1].done()]  # not given up
             # One set of stop tokens for a call; all of an engine's requests have the same.
             stops = [request.stop_token_ids for request, _ in waiting]
-            batch = [one for one, own in zip(waiting, stops, strict=True) if own == stops[0]]
-            self._waiting = [
-                one for one, own in zip(waiting, stops, strict=True) if own != stops[0]
-            ]
+            pairs = list(zip(waiting, stops, strict=True))
+            batch = [one for one, own in pairs if own == stops[0]]
+            self._waiting = [one for one, own in pairs if own != stops[0]]
             if not batch:
                 return
             try:
