@@ -9,6 +9,8 @@ before anything is timed.
 import json
 import random
 import timeit
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,19 +26,20 @@ def main() -> None:
     for tokens in (64, 1024, 8192):
         body = reply(tokens)
         native, plain = read_completions(body)[0], with_json(body)[0]
-        pairs = zip(
-            (native.token_ids, native.logprobs, native.prompt_token_ids), plain, strict=True
-        )
-        assert all(np.array_equal(ours, theirs) for ours, theirs in pairs)
+        ours = (native.token_ids, native.logprobs, native.prompt_token_ids)
+        assert all(np.array_equal(a, b) for a, b in zip(ours, plain, strict=True))
         calls = max(10, 8192 // tokens)
-        native_s, plain_s = (
-            min(timeit.repeat(lambda read=read: read(body), number=calls, repeat=ROUNDS)) / calls
-            for read in (read_completions, with_json)
-        )
+        native_s = seconds(partial(read_completions, body), calls)
+        plain_s = seconds(partial(with_json, body), calls)
         print(
             f"{tokens:5} tokens, {len(body) / 1000:6.1f} kB: {native_s * 1e3:6.3f} ms native, "
             f"{plain_s * 1e3:6.3f} ms json.loads, {plain_s / native_s:.1f} times"
         )
+
+
+def seconds(read: Callable[[], Any], calls: int) -> float:
+    """Of one call, in the best of some rounds: others share the machine."""
+    return min(timeit.repeat(read, number=calls, repeat=ROUNDS)) / calls
 
 
 def reply(tokens: int) -> bytes:
