@@ -19,7 +19,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
 
-# vLLM pins a torch and a transformers of its own. uv: pip knows no overrides.
+# vLLM pins a torch and a transformers of its own. uv installs, since pip knows no overrides, into an
+# environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
 .PHONY: setup build check test test-vllm demo bench fuzz fuzz-coverage wheel

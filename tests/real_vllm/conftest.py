@@ -38,26 +38,26 @@ def model_folder(tmp_path_factory: Any, untied: Any, hf_tokenizer: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def servers(model_folder: Path) -> Iterator[dict[str, VLLMServer]]:
-    """All that the tests need, started at once."""
-    found = {
-        "first": VLLMServer(model_folder).start(),
-        "second": VLLMServer(model_folder).start(),
-        "raw": VLLMServer(model_folder, logprobs_mode="raw_logprobs").start(),
-    }
-    try:
-        yield found
-    finally:
-        for server in found.values():
-            server.kill()
+def first(model_folder: Path) -> Iterator[VLLMServer]:
+    server = VLLMServer(model_folder)
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def server(servers: dict[str, VLLMServer]) -> VLLMServer:
-    return servers["first"].ready()
+def server(first: VLLMServer) -> VLLMServer:
+    """The server that lives through all tests."""
+    return first.start().ready()
+
+
+@pytest.fixture(scope="session")
+def mortal(model_folder: Path) -> Iterator[VLLMServer]:
+    server = VLLMServer(model_folder)
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def second(servers: dict[str, VLLMServer]) -> VLLMServer:
-    server = servers["second"]
-    return (server if server.process is not None else server.start()).ready()
+def second(mortal: VLLMServer) -> VLLMServer:
+    """Another one, which a test may kill."""
+    return mortal.start().ready()

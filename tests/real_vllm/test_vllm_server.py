@@ -6,10 +6,12 @@ What each test shows about vLLM itself is named in docs/vllm.md.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_server import VLLMServer
 
 from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
@@ -165,12 +167,16 @@ def test_another_model_is_named(server: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "generate"])
-def test_raw_logprobs_are_refused(servers: Any, endpoint: Any) -> None:
-    raw = servers["raw"].ready()
-    text = error_of(VLLMServerSampler(raw.url, endpoint=endpoint))
-    assert "gives logprobs from before temperature and filters" in text
-    assert text.endswith("hint: start it with --logprobs-mode processed_logprobs")
+def test_raw_logprobs_are_refused(model_folder: Path) -> None:
+    raw = VLLMServer(model_folder, logprobs_mode="raw_logprobs").start()
+    try:
+        raw.ready()
+        for endpoint in ("completions", "generate"):
+            text = error_of(VLLMServerSampler(raw.url, endpoint=endpoint))
+            assert "gives logprobs from before temperature and filters" in text
+            assert text.endswith("hint: start it with --logprobs-mode processed_logprobs")
+    finally:
+        raw.kill()
 
 
 LONG = {"generation_kwargs": {"ignore_eos": True}}
@@ -200,9 +206,11 @@ def test_a_paused_server_is_waited_for_and_nothing_partial_is_kept(
 def test_a_cancelled_request_is_freed_on_the_server(server: Any) -> None:
     async def run() -> None:
         async with VLLMServerSampler(server.url, **LONG) as sampler:
+            assert await asyncio.to_thread(eventually, lambda: server.running() == 0)
             (request,) = requests(1, max_tokens=900, stop_token_ids=())
             waiting = asyncio.ensure_future(sampler.sample(request))
-            assert await asyncio.to_thread(eventually, lambda: server.running() == 1)
+            runs = await asyncio.to_thread(eventually, lambda: server.running() == 1)
+            assert runs, f"{server.running()} running, sampled: {waiting.done()}"
             waiting.cancel()
             assert await asyncio.to_thread(eventually, lambda: server.running() == 0, 2)
 

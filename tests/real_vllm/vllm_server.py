@@ -12,7 +12,7 @@ from typing import Self
 
 
 class VLLMServer:
-    """One server process. `start` returns at once, `ready` waits for it."""
+    """One server process: `start` returns at once, `ready` waits for it."""
 
     def __init__(self, model: Path, *options: str, logprobs_mode: str = "processed_logprobs"):
         with socket.socket() as free:
@@ -31,6 +31,9 @@ class VLLMServer:
         self._command += ["--logprobs-mode", logprobs_mode, "--enable-scale-out", *options]
 
     def start(self) -> Self:
+        """Start it where it is not running."""
+        if self.process is not None:
+            return self
         settings = {
             "TORCHDYNAMO_DISABLE": "1",  # else the first logprobs are compiled, for seconds
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume, /collective_rpc
