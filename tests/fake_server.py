@@ -72,6 +72,7 @@ class FakeServer:
     ) -> None:
         self.faults = list(faults)
         self.models = models or [{"id": "tiny", "max_model_len": 64}]
+        self.models_status = 200
         self.probe_logprob = probe_logprob
         self.delay_s = delay_s
         self.port = port
@@ -149,7 +150,7 @@ class FakeServer:
         elif path in ("/health", "/health/"):
             self.write(writer, 200, {})
         elif path == "/v1/models":
-            self.write(writer, 200, {"data": self.models})
+            self.write(writer, self.models_status, {"data": self.models})
         elif "allowed_token_ids" in body.get("sampling_params", body):
             self.probes += 1
             self.write(writer, 200, self.completion(body, logprob=self.probe_logprob))

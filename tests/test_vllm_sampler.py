@@ -302,6 +302,22 @@ def test_a_server_that_is_down_is_an_error_after_a_while() -> None:
     )
 
 
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_server_that_is_never_ready_is_an_error_too(server: FakeServer, code: int) -> None:
+    server.models_status = code
+    text = error_of(VLLMServerSampler(server.url, give_up_s=0.3))
+    assert text.startswith(
+        f"no server has answered for give_up_s=0.3:\n  {server.url} answers {code} to /v1/models: "
+    )
+
+
+def test_a_server_without_the_endpoint_is_named(server: FakeServer) -> None:
+    server.models_status = 404
+    assert error_of(VLLMServerSampler(server.url)).endswith(
+        "\nhint: `vllm serve` has it; for TRL's own server up to 1.10: TRLServerSampler"
+    )
+
+
 def test_one_server_of_two_is_enough(server: FakeServer) -> None:
     with FakeServer() as gone:
         pass

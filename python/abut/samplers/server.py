@@ -111,7 +111,7 @@ class Server:
         if error.trouble not in self.troubles:
             self.troubles.append(error.trouble)
         self.failures += 1
-        if error.busy:
+        if error.busy and self.greeted:
             return
         if self.greeted:
             logger.warning("the server at %s %s", self.url, error.trouble)
