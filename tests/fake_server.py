@@ -138,7 +138,7 @@ class FakeServer:
                 await self._answer(writer, path, json.loads(content or b"{}"))
                 if not writer.is_closing():
                     await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(writer)
