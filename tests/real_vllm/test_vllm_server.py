@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from vllm_server import VLLMServer
 
+import abut.samplers.vllm
+from abut._native import read_completions
 from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
 from abut.samplers.vllm import VLLMServerSampler
-from stage import Talk, check_exact, env, eventually
+from stage import Talk, check_exact, env
 from test_transformers_sampler import worst
 from test_vllm_sampler import Asked
 
@@ -182,21 +184,28 @@ LONG = {"generation_kwargs": {"ignore_eos": True}}
 
 
 def test_a_paused_server_is_waited_for_and_nothing_partial_is_kept(
-    server: Any, untied: Any
+    server: Any, untied: Any, monkeypatch: Any
 ) -> None:
     sampler = VLLMServerSampler(server.url, **LONG)
     asked = requests(4, max_tokens=900, stop_token_ids=())
-    aborted: list[int] = []
+    said: list[tuple[str, int]] = []
+
+    def read(body: bytes) -> Any:
+        choices = read_completions(body)
+        said.extend((choice.finish_reason, len(choice.token_ids)) for choice in choices)
+        return choices
 
     async def pause(_: Any) -> None:
-        assert await asyncio.to_thread(eventually, lambda: server.running() == 4)
+        assert await asyncio.to_thread(server.works, 10)
         await asyncio.to_thread(server.post, "/pause?mode=abort")
-        aborted.append(await asyncio.to_thread(server.running))
         await asyncio.sleep(1)
         await asyncio.to_thread(server.post, "/resume")
 
+    monkeypatch.setattr(abut.samplers.vllm, "read_completions", read)
     samples = ask(sampler, asked, pause)
-    assert aborted, "the server was paused while it worked"
+    partial = [tokens for reason, tokens in said if reason == "abort"]
+    assert len(partial) == 4
+    assert 0 < max(partial) < 900, "it had begun"
     assert [len(sample.ids) for sample in samples] == [900] * 4
     assert worst(untied.eval(), asked, samples) < 1e-4
 
@@ -204,13 +213,13 @@ def test_a_paused_server_is_waited_for_and_nothing_partial_is_kept(
 def test_a_cancelled_request_is_freed_on_the_server(server: Any) -> None:
     async def run() -> None:
         async with VLLMServerSampler(server.url, **LONG) as sampler:
-            assert await asyncio.to_thread(eventually, lambda: server.running() == 0)
-            (request,) = requests(1, max_tokens=900, stop_token_ids=())
+            (request,) = requests(1, max_tokens=1000, stop_token_ids=())
             waiting = asyncio.ensure_future(sampler.sample(request))
-            runs = await asyncio.to_thread(eventually, lambda: server.running() == 1)
-            assert runs, f"{server.running()} running, sampled: {waiting.done()}"
+            assert await asyncio.to_thread(server.works, 10)
             waiting.cancel()
-            assert await asyncio.to_thread(eventually, lambda: server.running() == 0, 2)
+            await asyncio.sleep(0.3)
+            assert not await asyncio.to_thread(server.works, 1)
+            assert waiting.cancelled(), "it had not ended by itself"
 
     asyncio.run(run())
 

@@ -74,15 +74,21 @@ class VLLMServer:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return bytes(reply.read())
 
-    def running(self) -> int:
-        """How many requests the engine works on."""
+    def tokens(self) -> int:
+        """How many tokens it has sampled."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
             lines = reply.read().decode().splitlines()
-        return sum(
-            int(float(line.split()[-1]))
-            for line in lines
-            if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
-        )
+        name = "vllm:generation_tokens_total{"
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
+
+    def works(self, within_s: float) -> bool:
+        """Whether it samples any token so soon."""
+        before, deadline = self.tokens(), time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            if self.tokens() > before:
+                return True
+        return False
 
     def kill(self) -> None:
         """End it without a word, children and all."""
