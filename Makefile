@@ -8,6 +8,9 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)/tokenizers),)
 export ABUT_TOKENIZERS ?= $(DATA)/tokenizers
 endif
+ifneq ($(wildcard $(DATA)/vllm),)
+export ABUT_VLLM_REPLIES ?= $(DATA)/vllm
+endif
 ifneq ($(wildcard $(DATA)/nemo_gym),)
 export ABUT_RECORDINGS ?= $(DATA)/nemo_gym
 endif
@@ -16,7 +19,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup build check test demo bench bench-core fuzz fuzz-coverage wheel
+# vLLM pins a torch and a transformers of its own. uv installs, since pip knows no overrides, into an
+# environment that has pip, which vLLM's /server_info asks for what is installed.
+VLLM_VENV := .venv-vllm
+
+.PHONY: setup build check test test-vllm demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -24,7 +31,7 @@ build: $(VENV)/build.stamp
 
 $(VENV)/deps.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl dev
+	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl vllm dev
 	touch $@
 
 $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
@@ -42,6 +49,18 @@ check: build
 test: build
 	cargo test --workspace --locked --quiet
 	$(BIN)/pytest
+
+# A real vLLM server on the CPU: 5 GB and some minutes the first time.
+test-vllm: build $(VLLM_VENV)/deps.stamp
+	PYTHONPATH=python $(VLLM_VENV)/bin/python -m pytest -m vllm tests/real_vllm
+
+$(VLLM_VENV)/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode \
+		--python $(VLLM_VENV)/bin/python --override tests/real_vllm/override.txt \
+		--requirement tests/real_vllm/requirements.txt
+	touch $@
 
 demo: build
 	$(BIN)/abut demo

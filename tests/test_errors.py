@@ -131,7 +131,12 @@ except ImportError as error:
             "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
         ),
         (
-            "torch,transformers,trl,tqdm,datasets,accelerate",
+            "aiohttp",
+            "import abut.samplers.vllm",
+            "abut.samplers.vllm needs aiohttp: pip install 'abut[vllm]'",
+        ),
+        (
+            "aiohttp,torch,transformers,trl,tqdm,datasets,accelerate",
             "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics",
             "",
         ),

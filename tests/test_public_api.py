@@ -8,23 +8,37 @@ import inspect
 import subprocess
 import sys
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 import abut
 import abut.audit
+import abut.samplers.trl_server
+import abut.samplers.vllm
 import abut.strategies
 import abut.testing
 import abut.trl
 
 MODULES = {
     "audit": ("Audit", "audit"),
+    "samplers.trl_server": ("TRLServerSampler",),
+    "samplers.vllm": ("VLLMServerSampler",),
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
     "trl": ("env_reward", "make_rollout_func", "scored_only"),
 }
-OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets", "hypothesis")
+OPTIONAL = (
+    "aiohttp",
+    "hypothesis",
+    "tokenizers",
+    "torch",
+    "tqdm",
+    "transformers",
+    "trl",
+    "websockets",
+)
 
 # A class is its constructor where it has one, then its members; a dataclass is its fields.
 TABLE = """
@@ -230,6 +244,14 @@ audit.Audit
   exact
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
+samplers.trl_server.TRLServerSampler(base_url, *, temperature=1.0, top_k=0, top_p=1.0, \
+min_p=None, repetition_penalty=1.0, generation_kwargs=None, give_up_s=120.0, on_restart='resume')
+  sample(request)
+samplers.vllm.VLLMServerSampler(base_urls, *, model=None, temperature=1.0, top_k=0, top_p=1.0, \
+min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completions', \
+api_key=None, give_up_s=120.0, on_restart='resume')
+  max_context_tokens
+  sample(request)
 strategies.conversations(tokenizer=None, *, max_turns=3, system=True, roles=('user',), \
 stripped=False)
 strategies.fragments(tokenizer=None, *, also=())
@@ -255,7 +277,7 @@ def test_the_public_api_is_the_table() -> None:
     found = [line for name in abut.__all__ for line in describe(name, getattr(abut, name))]
     for module, names in MODULES.items():
         for name in names:
-            found += describe(f"{module}.{name}", getattr(getattr(abut, module), name))
+            found += describe(f"{module}.{name}", attrgetter(f"{module}.{name}")(abut))
     assert found == TABLE.split("\n")[1:-1]
 
 

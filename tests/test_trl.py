@@ -19,7 +19,10 @@ from abut.metrics import log_rollout_metrics  # noqa: E402
 from abut.record import read_records  # noqa: E402
 from abut.rollout import RolloutConfig  # noqa: E402
 from abut.samplers.transformers import TransformersSampler  # noqa: E402
+from abut.samplers.vllm import VLLMServerSampler  # noqa: E402
 from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
+from abut.trl_sampler import sampler_of  # noqa: E402
+from fake_server import FakeServer  # noqa: E402
 from stage import BOTH, Recording, Stage, Talk, check_exact, env  # noqa: E402
 
 CONFIG = RolloutConfig(max_turn_tokens=5, retries=0)
@@ -477,12 +480,73 @@ def test_trls_own_tool_loop_is_refused(called: Any, hf_tokenizer: Any, name: str
     )
 
 
-def test_sampling_in_process_is_refused_with_vllm(called: Any, hf_tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="use_vllm") as raised:
-        called(["a"], trainer=a_trainer(hf_tokenizer, use_vllm=True), sampler="auto")
+def test_vllm_in_the_trainers_process_is_not_asked(called: Any, hf_tokenizer: Any) -> None:
+    trainer = a_trainer(hf_tokenizer, use_vllm=True, vllm_mode="colocate")
+    with pytest.raises(ValueError, match="vllm_mode") as raised:
+        called(["a"], trainer=trainer, sampler="auto")
     assert str(raised.value) == (
-        "sampler='auto' samples with the trainer's model in this process, but the trainer has "
-        "use_vllm=True\nhint: GRPOConfig(use_vllm=False), or pass a sampler of your own"
+        "sampler='auto' cannot ask vLLM in vllm_mode='colocate'\n"
+        "hint: GRPOConfig(vllm_mode='server') or use_vllm=False, or pass a sampler of your own"
+    )
+
+
+VLLM_ARGS = {
+    "generation_kwargs": {"min_tokens": 2},
+    "vllm_server_base_url": None,
+    "vllm_server_host": "127.0.0.1",
+    "vllm_server_port": 8123,
+    "vllm_server_timeout": 1.5,
+    "disable_tqdm": True,
+}
+SAMPLING = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": None, "repetition_penalty": 1.0}
+
+
+def test_the_trainers_server_is_asked_with_the_trainers_settings(
+    called: Any, hf_tokenizer: Any
+) -> None:
+    waited: list[int] = []
+    ranks = SimpleNamespace(process_index=0, wait_for_everyone=lambda: waited.append(1))
+    with FakeServer(models=[{"id": "tiny", "max_model_len": 2048}]) as server:
+        trainer = a_trainer(
+            hf_tokenizer,
+            use_vllm=True,
+            vllm_mode="server",
+            args=SimpleNamespace(**VLLM_ARGS | {"vllm_server_base_url": server.url}),
+            accelerator=ranks,
+            **SAMPLING,
+        )
+        out = called(["a", "b"], trainer=trainer, sampler="auto")
+    assert [len(ids) for ids in out["completion_ids"]] == [len(m) for m in out["env_mask"]]
+    assert waited == [1], "no rank samples before rank 0 has sent the weights"
+    sent = {"temperature": 0.7, "min_p": 0.0, "min_tokens": 2}
+    assert all(sent.items() <= body.items() for body in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("trl", "cls"), [((1, 10, 0), "TRLServerSampler"), ((1, 11, 0), "VLLMServerSampler")]
+)
+def test_trls_own_server_was_another_one(hf_tokenizer: Any, trl: Any, cls: str) -> None:
+    trainer = a_trainer(
+        hf_tokenizer,
+        use_vllm=True,
+        vllm_mode="server",
+        args=SimpleNamespace(**VLLM_ARGS),
+        **SAMPLING,
+    )
+    sampler: Any = sampler_of(trainer, hf_tokenizer, trl)
+    assert type(sampler).__name__ == cls
+    assert sampler.base_urls == ("http://127.0.0.1:8123",)
+
+
+def test_a_server_without_weight_sync_is_warned_of(called: Any) -> None:
+    with (
+        FakeServer(models=[{"id": "tiny", "max_model_len": 2048}]) as server,
+        pytest.warns(UserWarning, match="use_vllm=False") as warned,
+    ):
+        called(["a"], sampler=VLLMServerSampler(server.url))
+    assert str(warned[0].message) == (
+        "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL sends the "
+        "server no weights, and does not correct for the difference"
     )
 
 

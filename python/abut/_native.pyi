@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from abut.parts import Part
 
 __all__ = [
+    "Choice",
     "Columns",
     "Merge",
     "Seam",
@@ -20,6 +21,7 @@ __all__ = [
     "Turn",
     "__version__",
     "collate",
+    "read_completions",
     "stitch",
 ]
 
@@ -428,4 +430,44 @@ def stitch(
         TrajectoryError: a call is malformed: an empty prompt, a negative id, or logprobs that are
             not one finite number per sampled id.
         SeamError: with `on_drift="error"`, a prompt differs or has more than one possible parent.
+    """
+
+@final
+class Choice:
+    """One choice in the reply of a vLLM server."""
+
+    @property
+    def index(self) -> int:
+        """Its place among the choices, as the server says it."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """`(T,)`: what was sampled, the stop token included."""
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """`(T,)`, nats, aligned with `token_ids`."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop`, `length`, `abort`, …; None where the server gave none."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token or stop string; None for the end-of-sequence token."""
+
+    @property
+    def text(self) -> str | None:
+        """What the server decoded; None from `/inference/v1/generate`."""
+
+    @property
+    def prompt_token_ids(self) -> NDArray[np.int64] | None:
+        """`(P,)`: what the engine received, where the server repeats it."""
+
+def read_completions(body: bytes, /) -> list[Choice]:
+    """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
+
+    Raises:
+        SamplerError: no such reply, ids or logprobs are missing, an id is no id, or the logprobs
+            are not one possible number for each id. Names the choice and the index.
     """

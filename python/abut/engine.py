@@ -17,7 +17,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    suppress,
+)
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -160,6 +166,12 @@ class Engine:
         digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
+    @property
+    def max_context_tokens(self) -> int | None:
+        """What prompt and completion may have together, as limits and sampler say."""
+        said = (self.limits.max_context_tokens, getattr(self._sampler, "max_context_tokens", None))
+        return min((tokens for tokens in said if tokens is not None), default=None)
+
     def claim(self, env: Any) -> None:
         """Note that a rollout has this environment.
 
@@ -265,13 +277,16 @@ class Engine:
                 )
             return rollout
 
-        self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
-        try:
-            return list(await asyncio.gather(*self._tasks))
-        finally:
-            self._cancel_all()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            progress.close()
+        async with AsyncExitStack() as stack:
+            if isinstance(self._sampler, AbstractAsyncContextManager):
+                await stack.enter_async_context(self._sampler)
+            self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
+            try:
+                return list(await asyncio.gather(*self._tasks))
+            finally:
+                self._cancel_all()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                progress.close()
 
     def _cancel_all(self) -> None:
         for task in getattr(self, "_tasks", ()):

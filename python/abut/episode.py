@@ -277,8 +277,9 @@ class Episode:
             limits.max_completion_tokens - (length - prompt),
             StopReason.MAX_COMPLETION_TOKENS,
         )
-        if limits.max_context_tokens is not None and limits.max_context_tokens - length < left:
-            left, reason = limits.max_context_tokens - length, StopReason.MAX_CONTEXT_TOKENS
+        context = self._engine.max_context_tokens
+        if context is not None and context - length < left:
+            left, reason = context - length, StopReason.MAX_CONTEXT_TOKENS
         if self._config.max_turn_tokens is not None:
             left = min(left, self._config.max_turn_tokens)
         return left, reason

@@ -51,7 +51,11 @@ class Sample:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws one turn at a time; many calls run at once on the engine's event loop."""
+    """Draws one turn at a time; many calls run at once on the engine's event loop.
+
+    One that is also an async context manager is entered on that loop for each batch. One that has
+    `max_context_tokens`, an int or None, bounds prompt and completion by it.
+    """
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn."""

@@ -27,6 +27,7 @@ from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_
 from abut.record import JsonlRecorder, Recorder
 from abut.rollout import Rollout, RolloutConfig, RolloutTask
 from abut.sampler import BatchSampler, Sampler
+from abut.trl_sampler import sampler_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ def make_rollout_func(
         env: an Env class, or a factory without arguments; each episode gets a fresh one.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
-        sampler: "auto" samples with the trainer's model in this process.
+        sampler: "auto" asks the trainer's vLLM server, or without vLLM samples with the trainer's
+            model in this process.
         system_prompt: for prompts that have no system message.
         recorder: keeps every rollout; a path is that of a JSONL file.
 
@@ -110,6 +112,9 @@ class RolloutFunc:
         if self._engine is None or self._trainer is not trainer:
             self._engine = self._build_engine(trainer)
             self._trainer = trainer
+        if trainer.use_vllm and trainer.vllm_mode == "server":
+            # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
+            trainer.accelerator.wait_for_everyone()
         mode = "train" if trainer.model.training else "eval"
         tasks = self._tasks(prompts, trainer, mode)
         rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
@@ -142,6 +147,12 @@ class RolloutFunc:
 
     def _build_engine(self, trainer: Any) -> Engine:
         _check_trainer(trainer)
+        if getattr(self._sampler, "base_urls", ()) and not trainer.use_vllm:
+            warnings.warn(
+                "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL "
+                "sends the server no weights, and does not correct for the difference",
+                stacklevel=3,
+            )
         config = self._config
         if config.on_failure == "unscored" and _trl_version() < _NONE_IS_UNSCORED:
             logger.warning(
@@ -158,10 +169,13 @@ class RolloutFunc:
         )
         eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
         context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
+        sampler = self._sampler
+        if isinstance(sampler, str):
+            sampler = sampler_of(trainer, hf_tokenizer, _trl_version())
         return Engine(
             Tokenizer.from_pretrained(hf_tokenizer),
             as_parts_processor(processor, hf_tokenizer),
-            _sampler_of(trainer, hf_tokenizer) if isinstance(self._sampler, str) else self._sampler,
+            sampler,
             config,
             Limits(
                 config.max_completion_tokens or trainer.max_completion_length,
@@ -318,34 +332,6 @@ def _check_trainer(trainer: Any) -> None:
                 f"their group's baseline; wrap it: abut.trl.scored_only({name})",
                 stacklevel=4,
             )
-
-
-def _sampler_of(trainer: Any, hf_tokenizer: Any) -> BatchSampler:
-    if trainer.use_vllm:
-        raise ValueError(
-            "sampler='auto' samples with the trainer's model in this process, but the trainer has "
-            "use_vllm=True\nhint: GRPOConfig(use_vllm=False), or pass a sampler of your own"
-        )
-    from trl.models import unwrap_model_for_generation
-
-    from abut.samplers.transformers import TransformersSampler
-
-    args = trainer.args
-    return TransformersSampler(
-        trainer.model,
-        pad_token_id=hf_tokenizer.pad_token_id,
-        temperature=trainer.temperature,
-        top_k=trainer.top_k,
-        top_p=trainer.top_p,
-        min_p=trainer.min_p,
-        repetition_penalty=trainer.repetition_penalty,
-        generation_kwargs=args.generation_kwargs,
-        unwrap=lambda: unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=args.ds3_gather_for_generation,
-        ),
-    )
 
 
 def _tokenizer_of(trainer: Any) -> Any:

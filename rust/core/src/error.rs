@@ -10,6 +10,8 @@ pub enum SampleOf {
     Turn(usize),
     /// A call that somebody else recorded.
     Call(usize),
+    /// A choice in the reply of a server.
+    Choice(usize),
 }
 
 impl std::fmt::Display for SampleOf {
@@ -17,6 +19,7 @@ impl std::fmt::Display for SampleOf {
         match self {
             Self::Turn(turn) => write!(f, "turn {turn}"),
             Self::Call(call) => write!(f, "call {call}"),
+            Self::Choice(choice) => write!(f, "choice {choice}"),
         }
     }
 }
@@ -230,5 +233,41 @@ pub enum Error {
         second: usize,
         /// Where the shared history ends, exclusive.
         token: usize,
+    },
+    /// Bytes that are not the reply of a completions endpoint.
+    #[error(
+        "the {bytes} bytes of the reply are not a completion: {reason}\n\
+         hint: is this the body of /v1/completions or /inference/v1/generate, whole, status 200?"
+    )]
+    Reply {
+        /// How many bytes.
+        bytes: usize,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// A choice without its ids or logprobs.
+    #[error("choice {choice} of the reply has no {name}\nhint: {hint}")]
+    ReplyArray {
+        /// The choice, as the server numbers it.
+        choice: usize,
+        /// The array.
+        name: &'static str,
+        /// What to ask for.
+        hint: &'static str,
+    },
+    /// An id that can be none.
+    #[error(
+        "choice {choice} of the reply: {name}[{index}] is {value}, which is not a token id\n\
+         hint: the server is no vLLM server, or something between it and here rewrites replies"
+    )]
+    ReplyId {
+        /// The choice, as the server numbers it.
+        choice: usize,
+        /// The array.
+        name: &'static str,
+        /// Index in the array, from 0.
+        index: usize,
+        /// What stands there, shortened.
+        value: String,
     },
 }

@@ -1,6 +1,6 @@
 //! Core errors to the classes of `abut.errors`.
 
-use abut_core::Error;
+use abut_core::{Error, SampleOf};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -18,11 +18,17 @@ error_class!(tokenizer_error, "TokenizerError");
 error_class!(control_token_error, "ControlTokenError");
 error_class!(trajectory_error, "TrajectoryError");
 error_class!(seam_error, "SeamError");
+error_class!(sampler_error, "SamplerError");
 
 /// The Python exception for an error of the core.
 pub fn to_py(error: &Error) -> PyErr {
     Python::attach(|py| {
         let class = match error {
+            Error::LogprobCount { sample: SampleOf::Choice(_), .. }
+            | Error::Logprob { sample: SampleOf::Choice(_), .. }
+            | Error::Reply { .. }
+            | Error::ReplyArray { .. }
+            | Error::ReplyId { .. } => sampler_error(py),
             Error::Load { .. }
             | Error::NotDeterministic { .. }
             | Error::Override { .. }

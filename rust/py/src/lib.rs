@@ -8,6 +8,7 @@ mod columns;
 mod convert;
 mod detach;
 mod error;
+mod reply;
 mod requests;
 mod seam;
 mod stitch;
@@ -20,6 +21,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::columns::{PyColumns, collate};
+    #[pymodule_export]
+    use crate::reply::{PyChoice, read_completions};
     #[pymodule_export]
     use crate::seam::{PyMerge, PySeam};
     #[pymodule_export]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abut import _native
+from abut._native import read_completions
 from abut.bench.conversation import logprobs
 from abut.bench.figures import Row, require_same
 from abut.bench.stage import Stage
@@ -47,8 +47,8 @@ def measure(stage: Stage) -> Row:
 
 
 def _abut(body: bytes) -> Read:
-    ((ids, logs, *_),) = _native.read_completions(body)  # type: ignore[attr-defined]
-    return ids, logs
+    (choice,) = read_completions(body)
+    return choice.token_ids, choice.logprobs
 
 
 def _python(body: bytes) -> Read:

@@ -1,0 +1,274 @@
+"""Sampling from vLLM servers: token ids in, token ids and logprobs out, one request for each turn.
+
+Invariant: a sample is what one server drew for exactly the ids of its request, whole, with the
+logprobs of the distribution that it was drawn from: after temperature, penalties and filters.
+Servers that give other logprobs are refused before the first sample, and nothing partial is kept.
+
+`/v1/completions` is preferred to `/inference/v1/generate`: every server has it, it says on which
+stop string a sample ended, it repeats the prompt, which is compared, and its replies have half the
+bytes.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from abut._native import Choice, read_completions
+from abut.errors import SamplerError
+from abut.sampler import Sample, SampleRequest
+from abut.samplers.server import Refused, Server
+from abut.samplers.servers import OnRestart, Servers
+from abut.samplers.vllm_settings import vllm_settings
+
+_PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
+# A certain token may come out a little off 0.
+_CERTAIN = 1e-3
+# Between two answers of a server that aborts what it is asked.
+_FIRST_ABORT_S, _LONGEST_ABORT_S = 0.05, 2.0
+
+
+class VLLMServerSampler:
+    """Samples from one vLLM server, or from several that serve the same model.
+
+    An async context manager; the engine enters it for each batch. Requests of one rollout go to
+    one server while that is well, and to another one when it is not. The engine's limits apply: how
+    many requests at once (`max_requests`) and how long one may take (`turn_timeout_s`); a request
+    that is given up is closed, which frees it on the server.
+
+    Args:
+        base_urls: `http://host:port`, one or several.
+        model: the name under which it is served; None takes the first that is listed.
+        temperature: above 0; logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
+        min_p: keep tokens with at least this share of the most likely one's probability.
+        repetition_penalty: 1.0 is none.
+        generation_kwargs: more sampling settings of vLLM.
+        endpoint: "completions" is `/v1/completions`; "generate" is `/inference/v1/generate`, for
+            servers that have only that.
+        api_key: sent as a bearer token.
+        give_up_s: how long no server at all may be well, before that is an error.
+        on_restart: a server that goes and comes back has the weights that it was started with.
+            "resume" goes on with a warning; "raise" is for a server that gets a trainer's weights.
+
+    Raises:
+        ValueError: a setting under which logprobs could not be those of the sampled tokens, or one
+            that vLLM does not know.
+    """
+
+    def __init__(
+        self,
+        base_urls: str | Sequence[str],
+        *,
+        model: str | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 1.0,
+        min_p: float | None = None,
+        repetition_penalty: float | None = 1.0,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        endpoint: Literal["completions", "generate"] = "completions",
+        api_key: str | None = None,
+        give_up_s: float = 120.0,
+        on_restart: OnRestart = "resume",
+    ) -> None:
+        urls = (base_urls,) if isinstance(base_urls, str) else tuple(base_urls)
+        self.base_urls = tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
+        wrong = [url for url in urls if not _is_url(url)]
+        if wrong or not urls or len(set(self.base_urls)) < len(urls):
+            raise ValueError(
+                f"base_urls={base_urls!r}: expected one or more URLs, each once\n"
+                "hint: 'http://localhost:8000'"
+            )
+        if endpoint not in _PATHS:
+            raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
+        if on_restart not in ("resume", "raise"):
+            raise ValueError(f"on_restart={on_restart!r}: expected 'resume' or 'raise'")
+        self._settings = vllm_settings(
+            generation_kwargs,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            says_stop_string=endpoint == "completions",
+        )
+        self._model = model
+        self._lengths: dict[str, int] = {}
+        self._path = _PATHS[endpoint]
+        self._servers = Servers(
+            self.base_urls,
+            self._greet,
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            give_up_s=give_up_s,
+            on_restart=on_restart,
+        )
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Prompt and sample together, as the servers say it; None before the first is asked."""
+        return min(self._lengths.values(), default=None)
+
+    async def __aenter__(self) -> Self:
+        """Open connections; waits until a server is well.
+
+        Raises:
+            SamplerError: none is, or one serves another model or gives other logprobs.
+        """
+        await self._servers.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close them."""
+        await self._servers.__aexit__(*exc)
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Sample one turn.
+
+        Raises:
+            SamplerError: a server refused the request or gave a wrong answer, or none is well.
+        """
+        where = f"rollout {request.rollout_id}, turn {request.turn}"
+        prompt_ids, room = request.prompt_ids, request.max_tokens
+        if self.max_context_tokens is not None:
+            room = min(room, self.max_context_tokens - len(prompt_ids))
+        if room < 1:
+            raise SamplerError(
+                f"{where}: the prompt has {len(prompt_ids)} tokens, and the server holds "
+                f"{self.max_context_tokens} with the sample\n"
+                "hint: shorten the prompt, or start the server with a longer --max-model-len"
+            )
+        sampling = self._settings | {
+            "max_tokens": room,
+            "seed": request.seed,
+            "stop_token_ids": list(request.stop_token_ids),
+        }
+        body = self._body(prompt_ids.tolist(), sampling)
+        pause_s = _FIRST_ABORT_S
+        while True:
+            try:
+                server, content = await self._servers.ask(request.rollout_id, self._path, body)
+            except Refused as error:
+                raise SamplerError(f"{where}: {error}{_hint(error)}") from error
+            try:
+                choice = _only_choice(content)
+                if choice.finish_reason != "abort":
+                    return self._sample(choice, request)
+            except SamplerError as error:
+                raise SamplerError(f"{where}: the server at {server.url}: {error}") from error
+            # Paused. It holds what it is asked now until it is resumed.
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_ABORT_S)
+
+    def _sample(self, choice: Choice, request: SampleRequest) -> Sample:
+        seen = choice.prompt_token_ids
+        # /inference/v1/generate does not repeat it.
+        if self._path == _PATHS["completions"] or seen is not None:
+            received = np.empty(0, np.int64) if seen is None else seen
+            if not np.array_equal(received, request.prompt_ids):
+                raise SamplerError(
+                    f"the engine received {len(received)} prompt tokens, which are not the "
+                    f"{len(request.prompt_ids)} of the request\n"
+                    "hint: something between here and the engine truncates or rewrites prompts"
+                )
+        if choice.finish_reason not in ("stop", "length"):
+            raise SamplerError(
+                f"finish_reason is {choice.finish_reason!r}, expected 'stop', 'length' or 'abort'"
+            )
+        return Sample(
+            choice.token_ids,
+            choice.logprobs,
+            "stop" if choice.finish_reason == "stop" else "length",
+            choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        )
+
+    def _body(self, prompt_ids: list[int], sampling: dict[str, Any]) -> bytes:
+        # A text that skipped special tokens would hide them from stop strings.
+        sampling = sampling | {"logprobs": 0, "skip_special_tokens": False}
+        if self._path == _PATHS["generate"]:
+            body = {"model": self._model, "token_ids": prompt_ids, "sampling_params": sampling}
+        else:
+            body = sampling | {
+                "model": self._model,
+                "prompt": prompt_ids,
+                "return_token_ids": True,
+                # Possible for a server without a tokenizer, and no work for the others.
+                "return_tokens_as_token_ids": True,
+            }
+        return json.dumps(body).encode()
+
+    async def _greet(self, server: Server) -> None:
+        """Check what a server serves and which logprobs it gives."""
+        try:
+            models = json.loads(await self._servers.send(server, "/v1/models"))["data"]
+            served = {model["id"]: model.get("max_model_len") for model in models}
+        except Refused as error:
+            raise SamplerError(f"{error}{_hint(error)}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SamplerError(
+                f"the server at {server.url} does not list its models as vLLM does\n"
+                "hint: base_urls are those of `vllm serve`"
+            ) from error
+        if self._model is None:
+            self._model = next(iter(served), None)  # the first server that answers decides for all
+        if self._model not in served:
+            raise SamplerError(
+                f"the server at {server.url} does not serve the model {self._model!r}, but "
+                f"{', '.join(map(repr, served)) or 'none'}\n"
+                "hint: model=None takes the first that is listed; --served-model-name renames it"
+            )
+        if served[self._model] is not None:
+            self._lengths[server.url] = served[self._model]
+        await asyncio.gather(self._probe(server, 0), self._probe(server, 1))
+
+    async def _probe(self, server: Server, id_: int) -> None:
+        """Have one token drawn from itself alone: after the filters its logprob is 0.
+
+        Before them it is what the model thinks of it, and of two tokens not both can be certain.
+        """
+        body = self._body([0], {"max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [id_]})
+        try:
+            choice = _only_choice(await self._servers.send(server, self._path, body))
+        except Refused as error:
+            raise SamplerError(f"{error}{_hint(error)}") from error
+        except SamplerError as error:
+            raise SamplerError(f"the server at {server.url}: {error}") from error
+        if choice.token_ids.tolist() != [id_] or abs(choice.logprobs[0]) > _CERTAIN:
+            raise SamplerError(
+                f"the server at {server.url} gives logprobs from before temperature and filters: "
+                f"token {id_}, the only one allowed, has {choice.logprobs[0]:.4g} and not 0\n"
+                "hint: start it with --logprobs-mode processed_logprobs"
+            )
+
+
+def _is_url(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _only_choice(content: bytes) -> Choice:
+    choices = read_completions(content)
+    if len(choices) != 1:
+        raise SamplerError(f"{len(choices)} choices were returned, and 1 asked for")
+    return choices[0]
+
+
+def _hint(error: Refused) -> str:
+    hints = {
+        "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
+        "out of vocabulary": "the served model has another vocabulary than the rollouts' tokenizer",
+    }
+    for said, hint in hints.items():
+        if said in error.said:
+            return f"\nhint: {hint}"
+    if error.status in (401, 403):
+        return "\nhint: pass api_key=…"
+    if error.status == 404 and error.path == _PATHS["generate"]:
+        return "\nhint: vLLM has it with --enable-scale-out; or endpoint='completions'"
+    if error.status == 404 and error.path == "/v1/models":
+        return "\nhint: `vllm serve` has it; for TRL's own server up to 1.10: TRLServerSampler"
+    return ""

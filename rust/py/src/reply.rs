@@ -1,0 +1,63 @@
+//! `abut._native.read_completions`.
+
+use abut_core::StopReason;
+use numpy::{PyArray1, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error;
+
+#[pyclass(name = "Choice", module = "abut._native", frozen)]
+pub struct PyChoice {
+    #[pyo3(get)]
+    index: usize,
+    #[pyo3(get)]
+    token_ids: Py<PyArray1<i64>>,
+    #[pyo3(get)]
+    logprobs: Py<PyArray1<f32>>,
+    #[pyo3(get)]
+    finish_reason: Option<String>,
+    stop_reason: Option<StopReason>,
+    #[pyo3(get)]
+    text: Option<String>,
+    #[pyo3(get)]
+    prompt_token_ids: Option<Py<PyArray1<i64>>>,
+}
+
+#[pymethods]
+impl PyChoice {
+    #[getter]
+    fn stop_reason(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        Ok(match &self.stop_reason {
+            None => None,
+            Some(StopReason::Token(id)) => Some(id.into_pyobject(py)?.into_any().unbind()),
+            Some(StopReason::Text(text)) => Some(text.into_pyobject(py)?.into_any().unbind()),
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!(
+            "Choice({}, {} tokens, finish_reason={})",
+            self.index,
+            self.token_ids.bind(py).len(),
+            self.finish_reason.as_ref().map_or("None".to_owned(), |reason| format!("{reason:?}")),
+        )
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (body, /))]
+pub fn read_completions(py: Python<'_>, body: &Bound<'_, PyBytes>) -> PyResult<Vec<PyChoice>> {
+    let bytes = body.as_bytes();
+    let choices = py.detach(|| abut_core::read_completions(bytes)).map_err(|e| error::to_py(&e))?;
+    let choices = choices.into_iter().map(|choice| PyChoice {
+        index: choice.index,
+        token_ids: PyArray1::from_vec(py, choice.token_ids).unbind(),
+        logprobs: PyArray1::from_vec(py, choice.logprobs).unbind(),
+        finish_reason: choice.finish_reason,
+        stop_reason: choice.stop_reason,
+        text: choice.text,
+        prompt_token_ids: choice.prompt_token_ids.map(|ids| PyArray1::from_vec(py, ids).unbind()),
+    });
+    Ok(choices.collect())
+}
