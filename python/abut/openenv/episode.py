@@ -31,6 +31,7 @@ class OpenEnvEpisode:
         self._texts: Texts | None = None
         self._closed = False
         self._seen = ""
+        self._repeats = True
 
     async def open(self) -> None:
         """Wait for a session. Runs on the loop of the sockets."""
@@ -114,7 +115,7 @@ class OpenEnvEpisode:
     def _news(self, text: str) -> str:
         """What of a text was not in the one before."""
         assert self._texts is not None
-        if self._texts.history == "new":
+        if self._texts.history == "new" or not self._repeats:
             return text
         seen, self._seen = self._seen, text
         if text.startswith(seen):
@@ -124,7 +125,9 @@ class OpenEnvEpisode:
                 "history='repeated', but an observation does not begin with the one before: "
                 f"{seen[:80]!r} became {text[:80]!r}\nhint: history='new'"
             )
-        return text.strip()
+        # For good: texts that are new each time may be the same twice.
+        self._repeats = False
+        return text
 
     def _on_session(self) -> Session:
         if self._session is None:

@@ -3,6 +3,7 @@
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
+from urllib.error import HTTPError
 
 
 def http_get(
@@ -18,5 +19,8 @@ def http_get(
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
             return bytes(answer.read())
+    except HTTPError as error:
+        error.close()  # it holds the connection
+        raise OSError(f"the answer is {error.code}") from error
     except HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error

@@ -198,10 +198,10 @@ class Pool:
                 patience = True
                 if now - max(began, server.refused_since) <= limit_s:
                     return
-        hint = (
-            f"\nhint: asked for connect_timeout_s={limit_s:g}; is it running?" if patience else ""
-        )
-        raise EnvError("\n".join(map(str, errors)) + hint) from errors[0]
+        lines = [str(error) for error in errors]
+        if patience:
+            lines.append(f"hint: asked for connect_timeout_s={limit_s:g}; is it running?")
+        raise EnvError("\n".join(lines)) from errors[0]
 
     def _drop(self, session: Session) -> None:
         server = self._server_of.pop(session, None)

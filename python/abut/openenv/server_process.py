@@ -86,7 +86,10 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     async def _start(self) -> None:
-        await asyncio.wrap_future(self._threads.submit(self._spawn))
+        if not self._closed:
+            await asyncio.wrap_future(self._threads.submit(self._spawn))
+        if self._closed:
+            raise ServerStartError(f"{self.name} is closed")
         deadline = asyncio.get_running_loop().time() + self._start_timeout_s
         while not await self._answers():
             if not self._runs():
@@ -103,7 +106,7 @@ class ServerProcess:
     def _spawn(self) -> None:
         with self._lock:
             if self._closed:
-                raise ServerStartError(f"{self.name} is closed")
+                return
             if self._process is not None:
                 logger.warning("%s; starting it again", self._failed("exited"))
                 self._end()
