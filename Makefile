@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup build check test demo bench fuzz fuzz-coverage wheel
+.PHONY: setup build check test test-openenv demo bench fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -24,7 +24,7 @@ build: $(VENV)/build.stamp
 
 $(VENV)/deps.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl dev
+	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl openenv dev
 	touch $@
 
 $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
@@ -42,6 +42,17 @@ check: build
 test: build
 	cargo test --workspace --locked --quiet
 	$(BIN)/pytest
+
+# Servers of the openenv package run in an environment of their own; abut needs none of it.
+OPENENV := .venv-openenv
+
+$(OPENENV)/deps.stamp: tests/openenv_servers/requirements.txt
+	$(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/pip install --quiet --requirement $<
+	touch $@
+
+test-openenv: build $(OPENENV)/deps.stamp
+	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
 
 demo: build
 	$(BIN)/abut demo

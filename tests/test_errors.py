@@ -20,6 +20,7 @@ TREE = {
     "SeamError": ValueError,
     "TemplateError": ValueError,
     "EnvError": RuntimeError,
+    "InvalidAction": ValueError,
     "SamplerError": RuntimeError,
     "RolloutError": RuntimeError,
     "MissingExtraError": ImportError,
@@ -131,8 +132,14 @@ except ImportError as error:
             "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
         ),
         (
-            "torch,transformers,trl,tqdm,datasets,accelerate",
-            "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics",
+            "websockets",
+            "import abut.openenv",
+            "abut.openenv needs websockets: pip install 'abut[openenv]'",
+        ),
+        (
+            "torch,transformers,trl,tqdm,datasets,accelerate,websockets,gymnasium",
+            "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics, "
+            "abut.gym",
             "",
         ),
     ],

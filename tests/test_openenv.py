@@ -67,6 +67,7 @@ def test_sixteen_episodes_share_the_sessions_that_there_are(stage: Stage) -> Non
             assert_done(rollout)
             assert rollout.attempts == 1
         assert server.most_active == 3
+        assert server.refused <= 13, "the limit is learned at once"
         assert len(server.resets_sent()) == 16
         opened = server.opened
         play(stage, openenv, 16)

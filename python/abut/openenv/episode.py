@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from abut.env import Message, Reply
 from abut.errors import EnvError, InvalidAction
+from abut.openenv.text import Texts
 from abut.openenv.wire import Observation, Session
 
 if TYPE_CHECKING:
-    from abut.openenv.environment import OpenEnv, Texts
+    from abut.openenv.lender import Lender
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +22,10 @@ logger = logging.getLogger(__name__)
 class OpenEnvEpisode:
     """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
 
-    def __init__(self, owner: "OpenEnv", kwargs: Mapping[str, Any], *, group: int) -> None:
+    def __init__(self, lender: "Lender", kwargs: Mapping[str, Any], *, group: int) -> None:
         self.reward: float | None = None
         self.alive = False
-        self._owner = owner
+        self._lender = lender
         self._kwargs = kwargs
         self._group = group
         self._session: Session | None = None
@@ -35,17 +36,17 @@ class OpenEnvEpisode:
 
     async def open(self) -> None:
         """Wait for a session. Runs on the loop of the sockets."""
-        session = await self._owner.pool.lend()
+        session = await self._lender.pool.lend()
         if self._closed:  # nobody waits any more
-            self._owner.pool.give_back(session, keep=True)
+            self._lender.pool.give_back(session, keep=True)
             return
         self._session = session
-        self._texts = await self._owner.texts(session.url)
+        self._texts = await self._lender.texts(session.url)
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin; what the server is sent was decided when this was lent."""
-        reply = self._reply(await self._owner.call(self._begin()))
-        self._owner.compare(self._group, reply)
+        reply = self._reply(await self._lender.call(self._begin()))
+        self._lender.compare(self._group, reply)
         return self, reply
 
     async def step(self, action: str) -> tuple[Self, Reply]:
@@ -55,26 +56,26 @@ class OpenEnvEpisode:
             frames = self._frames(action)
             self.alive = bool(frames)  # a text without any is the policy's last word
             for frame in frames:
-                observation = await self._owner.call(self._on_session().step(frame))
+                observation = await self._lender.call(self._on_session().step(frame))
                 replies.append(self._reply(observation))
                 if not self.alive:
                     break
         except InvalidAction as error:
-            self.alive = self._owner.on_invalid == "tell"
-            self.reward = self._owner.invalid_reward
+            self.alive = self._lender.rules.on_invalid == "tell"
+            self.reward = self._lender.rules.invalid_reward
             replies.append(str(error))
         return self, replies[0] if len(replies) == 1 else _together(replies)
 
     def close(self) -> None:
         """Give the session back; does not wait."""
-        self._owner.give_back(self)
+        self._lender.give_back(self)
 
     async def give_back(self) -> None:
         """Give the session back, on the loop of the sockets."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
-            self._owner.pool.give_back(session, keep=self._owner.reuse_sessions)
+            self._lender.pool.give_back(session, keep=self._lender.rules.reuse_sessions)
 
     async def _begin(self) -> Observation:
         session = self._on_session()
@@ -89,7 +90,7 @@ class OpenEnvEpisode:
                 "a session that was used before cannot be reset, a new one is made: %s", error
             )
             self._session = None
-            self._session = await self._owner.pool.renew(session)
+            self._session = await self._lender.pool.renew(session)
             return await self._session.reset(self._kwargs)
 
     def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
@@ -106,7 +107,7 @@ class OpenEnvEpisode:
 
     def _reply(self, observation: Observation) -> Reply:
         assert self._texts is not None
-        take = self._owner.reward
+        take = self._lender.rules.reward
         self.reward = observation["reward"] if take is None else take(observation)
         self.alive = not observation["done"]
         reply = self._texts.observe(observation)

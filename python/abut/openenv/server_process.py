@@ -77,10 +77,13 @@ class ServerProcess:
 
     def close(self) -> None:
         """End the process and all that it started."""
-        with self._lock:
-            self._closed = True
-            self._end()
+        self._closed = True
+        self._stop()
         self._threads.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._end()
 
     def _runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -98,8 +101,7 @@ class ServerProcess:
                 error = self._failed(
                     f"did not answer within start_timeout_s={self._start_timeout_s:g}"
                 )
-                with self._lock:
-                    self._end()
+                await asyncio.wrap_future(self._threads.submit(self._stop))
                 raise error
             await asyncio.sleep(_POLL_S)
 

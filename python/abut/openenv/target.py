@@ -37,9 +37,9 @@ class Serve:
     app: str = field(metadata={"help": "`package.server.app:app`, as for uvicorn."})
     _: KW_ONLY
     replicas: int = field(default=1, metadata={"help": "How many processes."})
-    python: str = field(
-        default=sys.executable,
-        metadata={"help": "The Python of the environment in which the app is installed."},
+    python: str | None = field(
+        default=None,
+        metadata={"help": "The Python that has the app and uvicorn. None: the one that runs this."},
     )
     cwd: str | PathLike[str] | None = field(
         default=None, metadata={"help": "The folder it runs in, from which it can import."}
@@ -176,7 +176,7 @@ def space_url(space: str) -> str:
 def _served(target: Serve) -> ServerProcess:
     def command() -> tuple[list[str], int, list[str]]:
         port = free_port()
-        return [target.python, "-c", _SERVE, target.app, str(port)], port, []
+        return [target.python or sys.executable, "-c", _SERVE, target.app, str(port)], port, []
 
     return ServerProcess(
         f"serve:{target.app}",

@@ -7,7 +7,8 @@ to the task, and an action under the wrong name would be blamed on the policy.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from abut.env import Message, Reply
 from abut.errors import EnvError, InvalidAction
@@ -16,6 +17,17 @@ from abut.tool_calls import ToolCallFormat, parse_tool_calls
 
 Observe: TypeAlias = Callable[[Observation], Reply]
 Act: TypeAlias = Callable[[str], Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How observations and actions become text, with nothing left open."""
+
+    observe: Observe
+    act: Act
+    history: Literal["auto", "repeated", "new"]
+    """"auto": cut off what is repeated, where it is."""
+
 
 _OF_EVERY_OBSERVATION = ("done", "metadata", "reward")
 
