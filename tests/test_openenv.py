@@ -17,6 +17,7 @@ import pytest
 import abut
 from abut.errors import EnvError, RolloutError
 from abut.openenv import OpenEnv
+from abut.openenv.episode import OpenEnvEpisode
 from abut.rollout import Rollout, RolloutTask
 from stage import Recording, Stage, Talk, assert_done, env, eventually
 from wire_server import SECRET, WireServer
@@ -93,6 +94,7 @@ def test_waiting_in_line_costs_no_timeout_and_no_slot(stage: Stage) -> None:
         assert time.monotonic() - began > limits["rollout_timeout_s"]
         assert [rollout.error for rollout in rollouts] == [None] * 8
         assert server.opened == 1
+        assert server.refused <= 7, "who was refused once waits, and does not ask"
 
 
 def test_a_slow_constructor_is_not_the_reset(stage: Stage) -> None:
@@ -163,6 +165,7 @@ def test_what_breaks_costs_its_attempt_and_no_step_is_sent_twice(stage: Stage, f
 def test_a_session_that_broke_is_not_used_again(stage: Stage, fault: str) -> None:
     with served({"max_message_bytes": 1_000_000}, faults=[fault]) as (server, openenv):
         play(stage, openenv, step_timeout_s=0.5)
+        assert eventually(lambda: 0 not in server.active), "it is closed"
         assert_done(play(stage, openenv)[0])
         assert server.asked(0) == ["reset", "step", "step"]
         assert len(server.asked(1)) == 8
@@ -414,6 +417,24 @@ def test_nobody_keeps_the_session_of_a_cancelled_wait() -> None:
                 asyncio.run(lend(openenv, i / 1000))
             asyncio.run(asyncio.wait_for(lend(openenv), 20))
             assert server.most_active == 1
+
+
+def test_a_session_that_comes_when_nobody_waits_any_more_goes_back() -> None:
+    with served(max_sessions=1) as (_, openenv):
+        lender = openenv._lender
+
+        async def give_back_then_open() -> None:
+            episode = OpenEnvEpisode(lender, {}, group=0)
+            await lender.call(episode.give_back())
+            await lender.call(episode.open())
+            await asyncio.wait_for(lender.lend({}, group=0), 20)
+
+        asyncio.run(give_back_then_open())
+
+
+def test_a_server_whose_state_raises_plays(stage: Stage) -> None:
+    with served(state_error="EXECUTION_ERROR") as (_, openenv):
+        assert_done(play(stage, openenv, retries=0)[0])
 
 
 def test_closing_ends_all_sessions_and_lends_no_more(stage: Stage) -> None:

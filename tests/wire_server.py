@@ -34,6 +34,7 @@ class WireServer:
         constructor_s: float = 0.0,
         step_s: float = 0.0,
         constructor_error: str | None = None,
+        state_error: str | None = None,
         resets: int | None = None,
         status: int | None = None,
         first: Callable[[dict[str, Any]], str] = lambda kwargs: f"seed {kwargs['seed']}",
@@ -46,6 +47,7 @@ class WireServer:
         self.constructor_s = constructor_s
         self.step_s = step_s
         self.constructor_error = constructor_error
+        self.state_error = state_error
         self.resets = resets
         self.status = status
         self.first = first
@@ -146,7 +148,9 @@ class WireServer:
             frame = json.loads(await socket.recv())
             kind, data = frame["type"], frame.get("data")
             self.frames.append((number, kind, data))
-            if kind == "state":
+            if kind == "state" and self.state_error is not None:
+                await self._error(socket, self.state_error, "no state before reset")
+            elif kind == "state":
                 await socket.send(json.dumps({"type": "state", "data": {"secret": SECRET}}))
             elif kind == "reset":
                 steps, resets = 0, resets + 1

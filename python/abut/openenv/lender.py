@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED_GROUPS = 1024
+_REMEMBERED_GROUPS, _SHOWN = 1024, 80
 _CLOSE_S = 5.0
 _SCHEMA_S = 30.0
 
@@ -61,7 +61,7 @@ class Lender:
         self._loop = LoopThread("abut-openenv")
         self._texts: Texts | None = None
         self._texts_lock = asyncio.Lock()
-        self._first: OrderedDict[int, Reply] = OrderedDict()
+        self._first: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._warned = False
 
     async def lend(self, kwargs: Mapping[str, Any], *, group: int) -> OpenEnvEpisode:
@@ -130,17 +130,19 @@ class Lender:
 
     def compare(self, group: int, reply: Reply) -> None:
         """Warn, once, where the rollouts of a group begin with different observations."""
-        first = self._first.setdefault(group, reply)
+        text = repr(reply)
+        shown = (hash(text), text[:_SHOWN])  # replies may be large
+        first = self._first.setdefault(group, shown)
         if len(self._first) > _REMEMBERED_GROUPS:
             self._first.popitem(last=False)
-        if first != reply and not self._warned:
+        if first != shown and not self._warned:
             self._warned = True
             logger.warning(
-                "the rollouts of one group began with different observations, %.80r and %.80r: the "
+                "the rollouts of one group began with different observations, %s and %s: the "
                 "environment does not follow the seed, so different tasks are compared\n"
                 "hint: send what selects the task, with reset= or tasks=",
-                first,
-                reply,
+                first[1],
+                shown[1],
             )
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
