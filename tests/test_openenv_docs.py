@@ -1,5 +1,6 @@
 """The complete example of docs/openenv.md does what it says, on a server of the openenv package."""
 
+import functools
 import os
 import random
 import re
@@ -8,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import abut.trl
 from abut.openenv import InvalidAction
 from abut.rollout import RolloutTask
 from stage import Recording, Stage, assert_done
@@ -24,27 +24,52 @@ pytestmark = [
 ]
 
 
-class Trainer:
-    """Keeps what the example makes."""
+SETTINGS = {
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 2,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
 
-    made: Any = None
 
-    def __init__(self, **settings: Any) -> None:
-        type(self).made = settings
-
-    def train(self) -> None: ...
-
-
-def test_the_example_plays(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_trains_and_plays(
+    stage: Stage,
+    hf_tokenizer: Any,
+    tiny_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trl = pytest.importorskip("trl")
+    import abut.trl
+
     server, train = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)[:2]
     (tmp_path / "count_server.py").write_text(server)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trl, "GRPOTrainer", Trainer)
+    small = {"model": tiny_model(), "processing_class": hf_tokenizer}
+    GRPOTrainer = trl.GRPOTrainer
+    monkeypatch.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
+    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **SETTINGS))
+    outputs: list[Any] = []
+    call = abut.trl.RolloutFunc.__call__
+
+    def keep(self: Any, prompts: Any, trainer: Any) -> Any:
+        outputs.append(call(self, prompts, trainer))
+        return outputs[-1]
+
+    monkeypatch.setattr(abut.trl.RolloutFunc, "__call__", keep)
     names: dict[str, Any] = {}
     exec(train.replace(".venv-server/bin/python", PYTHON), names)
-    assert Trainer.made["reward_funcs"] is abut.trl.env_reward
-    assert isinstance(Trainer.made["rollout_func"], abut.trl.RolloutFunc)
+    assert names["trainer"].state.global_step == 2
+    assert [output["error"] for output in outputs] == [[None] * 8] * 2
+    for output in outputs:  # two groups, two tasks
+        first = [messages[0]["content"] for messages in output["messages"]]
+        limits = [re.findall(r"to (\d+)", text) for text in first]
+        assert limits == [["20"]] * 4 + [["50"]] * 4
+
     assert names["guess"]("I say 3, no: 14.") == {"number": 14}
     with pytest.raises(InvalidAction):
         names["guess"]("I do not know.")
