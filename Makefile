@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check test test-vllm demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check test test-vllm test-openenv demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -31,7 +31,7 @@ build: $(VENV)/build.stamp
 
 $(VENV)/deps.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl vllm dev
+	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl vllm openenv dev
 	touch $@
 
 $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
@@ -61,6 +61,17 @@ $(VLLM_VENV)/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/overri
 		--python $(VLLM_VENV)/bin/python --override tests/real_vllm/override.txt \
 		--requirement tests/real_vllm/requirements.txt
 	touch $@
+
+# Servers of the openenv package run in an environment of their own; abut needs none of it.
+OPENENV := .venv-openenv
+
+$(OPENENV)/deps.stamp: tests/openenv_servers/requirements.txt
+	$(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/pip install --quiet --requirement $<
+	touch $@
+
+test-openenv: build $(OPENENV)/deps.stamp
+	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
 
 demo: build
 	$(BIN)/abut demo

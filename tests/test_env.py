@@ -37,12 +37,14 @@ def test_a_class_or_a_factory_makes_environments(factory: Any) -> None:
     [
         (
             Talk(),
-            "env must be an Env class or a factory without arguments, got one environment object\n"
+            "env must be an Env class, a factory without arguments or an environment pool, got one "
+            "environment object\n"
             "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
         ),
         (
             "Talk",
-            "env must be an Env class or a factory without arguments, got str\n"
+            "env must be an Env class, a factory without arguments or an environment pool, got "
+            "str\n"
             "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
         ),
         (

@@ -20,6 +20,7 @@ TREE = {
     "SeamError": ValueError,
     "TemplateError": ValueError,
     "EnvError": RuntimeError,
+    "InvalidAction": ValueError,
     "SamplerError": RuntimeError,
     "RolloutError": RuntimeError,
     "MissingExtraError": ImportError,
@@ -136,8 +137,14 @@ except ImportError as error:
             "abut.samplers.vllm needs aiohttp: pip install 'abut[vllm]'",
         ),
         (
-            "aiohttp,torch,transformers,trl,tqdm,datasets,accelerate",
-            "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics",
+            "websockets",
+            "import abut.openenv",
+            "abut.openenv needs websockets: pip install 'abut[openenv]'",
+        ),
+        (
+            "aiohttp,torch,transformers,trl,tqdm,datasets,accelerate,websockets,gymnasium",
+            "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics, "
+            "abut.gym",
             "",
         ),
     ],

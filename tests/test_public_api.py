@@ -15,6 +15,8 @@ import pytest
 
 import abut
 import abut.audit
+import abut.gym
+import abut.openenv
 import abut.samplers.trl_server
 import abut.samplers.vllm
 import abut.strategies
@@ -25,6 +27,8 @@ MODULES = {
     "audit": ("Audit", "audit"),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMServerSampler",),
+    "gym": ("GymEnv",),
+    "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
     "trl": ("env_reward", "make_rollout_func", "scored_only"),
@@ -79,6 +83,9 @@ Env (protocol)
   reward
   step(action)
 EnvError(AbutError, RuntimeError)
+EnvPool (protocol)
+  lend(task)
+InvalidAction(AbutError, ValueError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
 MalformedCall
@@ -252,6 +259,31 @@ min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completion
 api_key=None, give_up_s=120.0, on_restart='resume')
   max_context_tokens
   sample(request)
+gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_invalid='tell', \
+invalid_reward=0.0)
+openenv.Docker
+  image
+  replicas = 1
+  environ = <class 'dict'>
+  options = ()
+  start_timeout_s = 300
+openenv.OpenEnv(target, *, observe=None, act=None, history='auto', reset=None, tasks=(), \
+reward=None, on_invalid='tell', invalid_reward=0.0, max_sessions=None, reuse_sessions=True, \
+headers=None, connect_timeout_s=60, session_timeout_s=300, idle_timeout_s=300, \
+max_message_bytes=16777216)
+  close()
+  lend(task)
+  list_tools()
+openenv.Serve
+  app
+  replicas = 1
+  python = None
+  cwd = None
+  environ = <class 'dict'>
+  start_timeout_s = 120
+openenv.call_tools(format, *, tools=None)
+openenv.tool_message(observation)
+openenv.transcript(observation)
 strategies.conversations(tokenizer=None, *, max_turns=3, system=True, roles=('user',), \
 stripped=False)
 strategies.fragments(tokenizer=None, *, also=())

@@ -17,7 +17,7 @@ import abut.trl  # noqa: E402
 from abut.errors import MissingExtraError, RolloutError  # noqa: E402
 from abut.metrics import log_rollout_metrics  # noqa: E402
 from abut.record import read_records  # noqa: E402
-from abut.rollout import RolloutConfig  # noqa: E402
+from abut.rollout import RolloutConfig, RolloutTask  # noqa: E402
 from abut.samplers.transformers import TransformersSampler  # noqa: E402
 from abut.samplers.vllm import VLLMServerSampler  # noqa: E402
 from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
@@ -313,7 +313,7 @@ def a_trainer(hf_tokenizer: Any, **changes: Any) -> Any:
         "processing_class": hf_tokenizer,
         "num_generations": 2,
         "num_generations_eval": 1,
-        "accelerator": SimpleNamespace(process_index=0),
+        "accelerator": SimpleNamespace(process_index=0, num_processes=1),
         "state": SimpleNamespace(global_step=0),
         "args": SimpleNamespace(disable_tqdm=True),
         "reward_funcs": [env_reward],
@@ -392,7 +392,9 @@ def test_a_group_that_two_ranks_share_has_one_seed(stage: Stage, hf_tokenizer: A
     for rank, prompts in enumerate((["a", "a", "a"], ["a", "b", "b"])):
         cls = env(Seeds, got=[])
         trainer = a_trainer(
-            hf_tokenizer, num_generations=4, accelerator=SimpleNamespace(process_index=rank)
+            hf_tokenizer,
+            num_generations=4,
+            accelerator=SimpleNamespace(process_index=rank, num_processes=2),
         )
         rollout_func = make_rollout_func(cls, sampler=Recording(stage.says()))
         ids += rollout_func(prompts, trainer)["rollout_id"]
@@ -408,6 +410,53 @@ def test_evaluation_has_groups_of_its_own_size(stage: Stage, hf_tokenizer: Any) 
     trainer.model.training = False
     make_rollout_func(cls, sampler=Recording(stage.says()))(["a", "a"], trainer)
     assert len({seed for _, seed, _ in cls.got}) == 2
+
+
+class Counting:
+    """A pool that notes the groups of its tasks."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    async def lend(self, task: RolloutTask) -> Any:
+        self.groups.append(task.group)
+        return Talk()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_groups_are_numbered_over_ranks_and_batches(
+    stage: Stage, hf_tokenizer: Any, rank: int
+) -> None:
+    """Two ranks, three prompts each, groups of two: the second group is on both."""
+    pool = Counting()
+    rollout_func = make_rollout_func(pool, sampler=Recording(stage.says()))
+    trainer = a_trainer(
+        hf_tokenizer, accelerator=SimpleNamespace(process_index=rank, num_processes=2)
+    )
+
+    def groups() -> list[int]:
+        pool.groups.clear()
+        rollout_func(["a", "b", "c"], trainer)
+        return pool.groups.copy()
+
+    first = [[0, 0, 1], [1, 2, 2]][rank]
+    assert groups() == first
+    trainer.state.global_step = 1
+    assert groups() == [group + 3 for group in first]
+    trainer.model.training = False
+    for step in (1, 2):  # each evaluation begins anew, here with two batches in groups of one
+        trainer.state.global_step = step
+        assert groups() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
+        assert groups() == [3 * rank + 6, 3 * rank + 7, 3 * rank + 8]
+    trainer.model.training = True
+    assert groups() == [group + 6 for group in first]
+
+
+def test_a_resumed_run_does_not_begin_with_the_first_tasks(stage: Stage, hf_tokenizer: Any) -> None:
+    pool = Counting()
+    trainer = a_trainer(hf_tokenizer, state=SimpleNamespace(global_step=10))
+    make_rollout_func(pool, sampler=Recording(stage.says()))(["a"] * 4, trainer)
+    assert pool.groups == [20, 20, 21, 21]
 
 
 def test_the_same_config_gives_the_same_rows(called: Any) -> None:

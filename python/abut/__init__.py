@@ -16,11 +16,12 @@ from abut._native import (
     collate,
     stitch,
 )
-from abut.env import AsyncEnv, Env
+from abut.env import AsyncEnv, Env, EnvPool
 from abut.errors import (
     AbutError,
     ControlTokenError,
     EnvError,
+    InvalidAction,
     MissingExtraError,
     RolloutError,
     SamplerError,
@@ -50,6 +51,8 @@ __all__ = [
     "ControlTokenError",
     "Env",
     "EnvError",
+    "EnvPool",
+    "InvalidAction",
     "JsonlRecorder",
     "MalformedCall",
     "Merge",

@@ -8,9 +8,12 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from abut.errors import EnvError
+
+if TYPE_CHECKING:
+    from abut.rollout import RolloutTask
 
 Message: TypeAlias = dict[str, Any]
 Reply: TypeAlias = str | list[Message]
@@ -53,19 +56,43 @@ class AsyncEnv(Protocol):
         ...
 
 
+@runtime_checkable
+class EnvPool(Protocol):
+    """Environments that are few, or dear to make: rollouts wait in line for one.
+
+    Waiting takes as long as other rollouts play, so no limit of a rollout or a reset counts it.
+    """
+
+    async def lend(self, task: "RolloutTask") -> Env | AsyncEnv:
+        """Wait for an environment that no other rollout has; its `close()` gives it back.
+
+        Runs on the loop that all rollouts wait on, so it must not block. Where it is cancelled,
+        it keeps nothing.
+        """
+        ...
+
+
 EnvFactory: TypeAlias = Callable[[], Env | AsyncEnv]
 
 
-def check_env_factory(env: Any) -> EnvFactory:
-    """Return what makes a fresh environment for each episode.
+def is_pool(env: Any) -> bool:
+    """Whether it lends environments; the class of a pool does not."""
+    return isinstance(env, EnvPool) and not inspect.isclass(env)
+
+
+def check_env_factory(env: Any) -> EnvFactory | EnvPool:
+    """Return what makes or lends an environment for each episode.
 
     Raises:
-        TypeError: it is no class or factory, or what looks like one environment object.
+        TypeError: it is no class, factory or pool, or what looks like one environment object.
     """
+    if is_pool(env):
+        return env  # type: ignore[no-any-return]
     if not callable(env):
         what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
         raise TypeError(
-            f"env must be an Env class or a factory without arguments, got {what}\n"
+            "env must be an Env class, a factory without arguments or an environment pool, got "
+            f"{what}\n"
             "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
         )
     if inspect.isclass(env):
@@ -85,13 +112,19 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
         env = factory()
     except BaseException as error:  # SystemExit of an environment does not end training
         raise EnvError(f"{name}() raised {type(error).__name__}: {error}") from error
-    for method in ("reset", "step"):
-        if not callable(getattr(env, method, None)):
-            raise EnvError(
-                f"{name}() returned {type(env).__name__}, which has no method {method!r}\n"
-                "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
-            )
-    return env
+    return _with_methods(env, f"{name}()")
+
+
+async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
+    """Wait for an environment of a pool; whatever that raises becomes an `EnvError`."""
+    name = f"{type(pool).__name__}.lend"
+    try:
+        env = await pool.lend(task)
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+    return _with_methods(env, name)
 
 
 def close_env(env: Any) -> None:
@@ -201,6 +234,16 @@ def env_reward_value(env: Any) -> float | None:
             "hint: set it to None for an episode without a score"
         )
     return None if math.isnan(value) else value
+
+
+def _with_methods(env: Env | AsyncEnv, source: str) -> Env | AsyncEnv:
+    for method in ("reset", "step"):
+        if not callable(getattr(env, method, None)):
+            raise EnvError(
+                f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
+                "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+            )
+    return env
 
 
 def _has(env: Any, attribute: str) -> bool:

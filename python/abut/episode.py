@@ -10,11 +10,13 @@ import inspect
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abut._native import Seam, Trajectory
 from abut.env import (
+    EnvPool,
     Message,
     Reply,
     accepted_keywords,
@@ -23,6 +25,8 @@ from abut.env import (
     env_alive,
     env_reward_value,
     is_async,
+    is_pool,
+    lend_env,
     make_env,
 )
 from abut.errors import EnvError, SamplerError, TrajectoryError
@@ -55,12 +59,18 @@ class Episode:
 
         Args:
             clock: the deadline of the attempt; it stands still while a model in this process
-                samples, since that is also the time of all other rollouts' turns.
+                samples, and while the rollout waits in line for an environment, since that is
+                also the time of all other rollouts.
 
         Raises:
             EnvError: the environment failed; the episode may be tried again on a fresh one.
             SamplerError: the sampler failed; training must stop.
         """
+        if is_pool(self._task.make_env):
+            with _stopped(clock):
+                await self._lend(self._task.make_env)  # type: ignore[arg-type]
+        else:
+            await self._on_thread("reset", self._config.reset_timeout_s, self._make)
         await self._reset()
         while True:
             sample, turn = await self._sample(clock)
@@ -73,8 +83,15 @@ class Episode:
             self._over = True
             return self._env
 
+    async def _lend(self, pool: EnvPool) -> None:
+        # Outside of `env_slots`: rollouts that wait in line would keep the one with the
+        # environment from its next step.
+        env = await lend_env(pool, self._task)
+        self._engine.claim(env)
+        self._env = env
+
     def _make(self) -> None:
-        env = make_env(self._task.make_env)
+        env = make_env(self._task.make_env)  # type: ignore[arg-type]
         self._engine.claim(env)
         with self._lock:
             late = self._over
@@ -85,7 +102,6 @@ class Episode:
 
     async def _reset(self) -> None:
         timeout_s = self._config.reset_timeout_s
-        await self._on_thread("reset", timeout_s, self._make)
         task = self._task
         keywords = accepted_keywords(self._env, task.columns, task.episode_seed)
         if is_async(self._env):
@@ -135,10 +151,8 @@ class Episode:
             )
         began = time.monotonic()
         if self._engine.in_process:
-            due = clock.when()
-            clock.reschedule(None)
-            sample = await self._engine.sample(request)
-            clock.reschedule(None if due is None else due + time.monotonic() - began)
+            with _stopped(clock):
+                sample = await self._engine.sample(request)
         else:
             sample = await self._sample_in_time(request)
         generate_s = time.monotonic() - began
@@ -310,6 +324,8 @@ class Episode:
             raise self._env_raised(method, error) from error
 
     def _env_raised(self, method: str, error: BaseException) -> EnvError:
+        if isinstance(error, EnvError):
+            return error  # says already what failed
         name = f"{type(self._env).__name__}.{method}"
         return EnvError(f"{name} raised {type(error).__name__}: {error}")
 
@@ -354,6 +370,14 @@ class Episode:
             raise EnvError(
                 f"{name}.{what} did not answer within {what}_timeout_s={timeout_s:g}"
             ) from None
+
+
+@contextmanager
+def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
+    due, began = clock.when(), time.monotonic()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(None if due is None else due + time.monotonic() - began)
 
 
 def _messages_of(reply: Reply) -> list[Message]:

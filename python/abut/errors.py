@@ -7,6 +7,7 @@
     ├── SeamError (ValueError)           recorded calls that do not join
     ├── TemplateError (ValueError)       a chat template that cannot be appended to exactly
     ├── EnvError (RuntimeError)          an environment that failed or returned the wrong thing
+    ├── InvalidAction (ValueError)       an action that cannot be taken: the policy's fault
     ├── SamplerError (RuntimeError)      a sampler that failed or returned the wrong thing
     ├── RolloutError (RuntimeError)      rollouts that failed where failures are not tolerated
     └── MissingExtraError (ImportError)  an optional dependency that is not installed
@@ -42,6 +43,13 @@ class TemplateError(AbutError, ValueError):
 
 class EnvError(AbutError, RuntimeError):
     """An environment that failed, was too slow, or returned the wrong thing."""
+
+
+class InvalidAction(AbutError, ValueError):
+    """An action that its environment cannot take: the policy's fault, so it is never retried.
+
+    Its text is what the policy is told.
+    """
 
 
 class SamplerError(AbutError, RuntimeError):

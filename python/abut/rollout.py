@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Columns
-from abut.env import EnvFactory, Message
+from abut.env import EnvFactory, EnvPool, Message
 
 
 def _help(default: Any, text: str) -> Any:
@@ -113,7 +113,7 @@ class RolloutTask:
     index: int
     """Position in the batch: the row that it becomes."""
     rollout_id: str
-    make_env: EnvFactory
+    make_env: EnvFactory | EnvPool
     messages: Sequence[Message]
     """The history before the environment's first reply; may be empty."""
     seed: str
@@ -121,6 +121,8 @@ class RolloutTask:
     episode_seed: int
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the dataset's row."""
+    group: int = 0
+    """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ import numpy as np
 
 from abut._native import Tokenizer
 from abut.engine import Engine, Limits
-from abut.env import EnvFactory, Message, check_env_factory
+from abut.env import EnvFactory, EnvPool, Message, check_env_factory
 from abut.errors import MissingExtraError, TemplateError, TokenizerError
 from abut.metrics import log_rollout_metrics, rollout_stats
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
@@ -48,7 +48,8 @@ def make_rollout_func(
     """Return a `rollout_func` for `GRPOTrainer`.
 
     Args:
-        env: an Env class, or a factory without arguments; each episode gets a fresh one.
+        env: an Env class or a factory without arguments, of which each episode gets a fresh one;
+            or an environment pool, which lends it one.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" asks the trainer's vLLM server, or without vLLM samples with the trainer's
@@ -57,7 +58,7 @@ def make_rollout_func(
         recorder: keeps every rollout; a path is that of a JSONL file.
 
     Raises:
-        TypeError: `env` is no class or factory.
+        TypeError: `env` is no class, factory or pool.
         ValueError: `sampler` is an unknown name.
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
@@ -90,7 +91,7 @@ class RolloutFunc:
 
     def __init__(
         self,
-        env: EnvFactory,
+        env: EnvFactory | EnvPool,
         config: RolloutConfig,
         processor: Processor | PartsProcessor | None,
         sampler: Sampler | BatchSampler | str,
@@ -106,6 +107,7 @@ class RolloutFunc:
         self._engine: Engine | None = None
         self._trainer: Any = None
         self._batches: dict[str, tuple[int, int]] = {}
+        self._next_group: dict[str, int] = {}
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
@@ -192,6 +194,8 @@ class RolloutFunc:
         # A rank's slice may cut a group, so groups are counted over all ranks.
         offset = trainer.accelerator.process_index * len(prompts)
         batch = self._name_batch(mode, trainer.state.global_step)
+        groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
+        first_group = self._first_group(mode, trainer.state.global_step, groups)
         tasks = []
         for index, prompt in enumerate(prompts):
             messages, seed, columns = self._start(prompt, index)
@@ -206,9 +210,23 @@ class RolloutFunc:
                     seed=seed if columns.get("seed") is None else str(columns["seed"]),
                     episode_seed=_episode_seed(self._config.seed, batch, group),
                     columns=columns,
+                    group=first_group + group,
                 )
             )
         return tasks
+
+    def _first_group(self, mode: str, step: int, groups: int) -> int:
+        """The number of a batch's first group, on all ranks the same.
+
+        In training the numbers go on from batch to batch, in a resumed run from about where they
+        were. Each evaluation begins at 0: it is compared with the others.
+        """
+        _, nth = self._batches[mode]
+        first = self._next_group.get(mode, step * groups)
+        if mode == "eval" and nth == 0:
+            first = 0
+        self._next_group[mode] = first + groups
+        return first
 
     def _name_batch(self, mode: str, step: int) -> str:
         """Name the batch by the trainer's step, so that a resumed run repeats no earlier name.

@@ -11,6 +11,7 @@ from abut.bench.rows import (
     append,
     collate,
     encode,
+    engine_reply,
     load,
     memory,
     open_text,
@@ -30,6 +31,7 @@ ROWS: dict[str, Measure] = {
     "rollouts": rollouts.measure,
     "collate": collate.measure,
     "stitch": stitch.measure,
+    "engine_reply": engine_reply.measure,
     "load": load.measure,
     "memory": memory.measure,
 }

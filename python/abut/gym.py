@@ -1,0 +1,109 @@
+"""Gym-style objects as environments: `reset(seed=…)` gives two values, `step(action)` five.
+
+Invariant: an action that cannot be taken never reaches the object; it is the policy's fault. Needs
+no gymnasium: whatever has the two methods will do.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+
+from abut.env import Reply
+from abut.errors import EnvError, InvalidAction
+
+
+class GymEnv:
+    """A factory of environments for `make_rollout_func`, from a factory of Gym-style ones.
+
+    Args:
+        make: makes one object; each episode gets a fresh one.
+        observe: the text, or the messages, that the policy gets for an observation.
+        act: the action in a text of the policy; `InvalidAction` where there is none.
+        reset: what `reset` gets besides the seed, such as `{"options": …}`; or a function that
+            makes it of the row's columns.
+        on_invalid: an action that cannot be taken: "tell" the policy what is wrong and go on, or
+            "end" the episode.
+        invalid_reward: the reward after such an action.
+
+    Raises:
+        TypeError: `make` cannot be called.
+        ValueError: `on_invalid` is neither.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        observe: Callable[[Any], Reply] = str,
+        act: Callable[[str], Any] = str,
+        reset: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        on_invalid: Literal["tell", "end"] = "tell",
+        invalid_reward: float | None = 0.0,
+    ) -> None:
+        if not callable(make):
+            raise TypeError(
+                f"make must make environments, got {type(make).__name__}\n"
+                'hint: lambda: gymnasium.make("…")'
+            )
+        if on_invalid not in ("tell", "end"):
+            raise ValueError(f"GymEnv(on_invalid={on_invalid!r}): must be tell or end")
+        self.make = make
+        self.observe = observe
+        self.act = act
+        self.reset = reset
+        self.on_invalid = on_invalid
+        self.invalid_reward = invalid_reward
+
+    def __call__(self) -> "GymEpisode":
+        """Make an environment for one episode."""
+        return GymEpisode(self)
+
+    def __repr__(self) -> str:
+        return f"GymEnv({getattr(self.make, '__name__', repr(self.make))})"
+
+
+class GymEpisode:
+    """An `Env` around one Gym-style object."""
+
+    def __init__(self, settings: GymEnv) -> None:
+        self.reward: Any = None
+        self.alive = False
+        self._settings = settings
+        self._env = settings.make()
+
+    def reset(self, seed: str, *, episode_seed: int = 0, **columns: Any) -> tuple[Self, Reply]:
+        """Begin with `episode_seed`."""
+        more = self._settings.reset
+        kwargs = more(columns) if callable(more) else more or {}
+        returned = self._env.reset(**{"seed": episode_seed, **kwargs})
+        observation, _ = self._values("reset", returned, 2)
+        self.alive = True
+        return self, self._settings.observe(observation)
+
+    def step(self, action: str) -> tuple[Self, Reply]:
+        """Take one action; `terminated` and `truncated` both end the episode."""
+        try:
+            taken = self._settings.act(action)
+        except InvalidAction as error:
+            self.alive = self._settings.on_invalid == "tell"
+            self.reward = self._settings.invalid_reward
+            return self, str(error)
+        values = self._values("step", self._env.step(taken), 5)
+        observation, self.reward, terminated, truncated, _ = values
+        self.alive = not (terminated or truncated)
+        return self, self._settings.observe(observation)
+
+    def close(self) -> None:
+        """Close the object, where it can be closed."""
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+    def _values(self, method: str, returned: Any, count: int) -> Any:
+        if isinstance(returned, tuple) and len(returned) == count:
+            return returned
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        raise EnvError(
+            f"{type(self._env).__name__}.{method} must return {count} values, got {got}\n"
+            "hint: reset returns (observation, info), step (observation, reward, terminated, "
+            "truncated, info), as from Gym 0.26 on"
+        )

@@ -1,0 +1,28 @@
+"""OpenEnv: environments on servers, over their wire protocol, without the openenv package.
+
+`OpenEnv` is a pool for `abut.trl.make_rollout_func`. Invariant: one session, one episode; a step is
+never sent twice, and a session whose reply is missing is never used again.
+"""
+
+from abut.errors import InvalidAction, MissingExtraError
+
+try:
+    import websockets as _websockets  # noqa: F401
+except ImportError as _error:
+    raise MissingExtraError(
+        "abut.openenv needs websockets: pip install 'abut[openenv]'"
+    ) from _error
+
+from abut.openenv.environment import OpenEnv
+from abut.openenv.target import Docker, Serve
+from abut.openenv.text import call_tools, tool_message, transcript
+
+__all__ = [
+    "Docker",
+    "InvalidAction",
+    "OpenEnv",
+    "Serve",
+    "call_tools",
+    "tool_message",
+    "transcript",
+]

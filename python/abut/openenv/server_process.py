@@ -1,0 +1,176 @@
+"""A server that runs as a process of ours, until its pool is closed.
+
+It has a group of its own, so that Ctrl-C reaches it through us alone, and so that whatever it
+starts ends with it. One that exits is started again when the next session is wanted.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from abut.errors import EnvError
+from abut.openenv.http import http_get
+from abut.threads import DaemonThreads
+
+logger = logging.getLogger(__name__)
+
+Command: TypeAlias = Callable[[], tuple[list[str], int, list[str]]]
+"""Makes the command, the port that it will listen at, and the command that ends what it leaves."""
+
+_POLL_S = 0.1
+_END_S = 5.0
+_TAIL_LINES = 20
+
+
+class ServerStartError(EnvError):
+    """A server that could not be started."""
+
+
+class ServerProcess:
+    """One local server."""
+
+    local = True
+
+    def __init__(
+        self,
+        name: str,
+        command: Command,
+        *,
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        start_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._cwd = cwd
+        self._environ = dict(environ or {})
+        self._start_timeout_s = start_timeout_s
+        self._url = ""
+        self._starting: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._remove: list[str] = []
+        self._threads = DaemonThreads("abut-openenv-start")
+
+    async def url(self) -> str:
+        """The address of the running server; starts it, or waits until it has started.
+
+        Raises:
+            ServerStartError: it exited, or did not answer in time. Who waits for one start gets
+                its one error.
+        """
+        if self._starting is None or (self._starting.done() and not self._runs()):
+            self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._starting)
+        return self._url
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._closed = True
+        self._stop()
+        self._threads.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def _start(self) -> None:
+        if not self._closed:
+            await asyncio.wrap_future(self._threads.submit(self._spawn))
+        if self._closed:
+            raise ServerStartError(f"{self.name} is closed")
+        deadline = asyncio.get_running_loop().time() + self._start_timeout_s
+        while not await self._answers():
+            if not self._runs():
+                raise self._failed("exited")
+            if asyncio.get_running_loop().time() > deadline:
+                error = self._failed(
+                    f"did not answer within start_timeout_s={self._start_timeout_s:g}"
+                )
+                await asyncio.wrap_future(self._threads.submit(self._stop))
+                raise error
+            await asyncio.sleep(_POLL_S)
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._process is not None:
+                logger.warning("%s; starting it again", self._failed("exited"))
+                self._end()
+            command, port, self._remove = self._command()
+            self._url = f"http://127.0.0.1:{port}"
+            self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # open as long as the server
+                "ab", prefix="abut-openenv-", suffix=".log"
+            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._cwd,
+                    env=os.environ | self._environ,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ServerStartError(f"{self.name} cannot be started: {error}") from error
+
+    async def _answers(self) -> bool:
+        get = self._threads.submit(lambda: http_get(f"{self._url}/health", local=True, timeout_s=2))
+        with suppress(OSError):
+            await asyncio.wrap_future(get)
+            return self._runs()
+        return False
+
+    def _failed(self, what: str) -> ServerStartError:
+        code = self._process.poll() if self._process is not None else None
+        code_text = "" if code is None else f" with code {code}"
+        return ServerStartError(
+            f"{self.name} {what}{code_text}; the end of its log:\n{self._tail()}"
+        )
+
+    def _tail(self) -> str:
+        if self._log is None:
+            return "  (empty)"
+        lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (empty)"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for sign in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, sign)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
+            if process.stdin is not None:
+                process.stdin.close()
+        if self._remove:
+            remove, self._remove = self._remove, []
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(remove, capture_output=True, timeout=_END_S, check=False)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def free_port() -> int:
+    """A port that nothing listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,93 @@
+"""The complete example of docs/openenv.md does what it says, on a server of the openenv package."""
+
+import functools
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abut.openenv import InvalidAction
+from abut.rollout import RolloutTask
+from stage import Recording, Stage, assert_done
+
+PYTHON = os.environ.get("ABUT_OPENENV_PYTHON", "")
+DOCS = Path(__file__).parents[1] / "docs" / "openenv.md"
+
+pytestmark = [
+    pytest.mark.openenv,
+    pytest.mark.skipif(
+        not PYTHON, reason="ABUT_OPENENV_PYTHON is unset: make test-openenv sets it"
+    ),
+]
+
+
+SETTINGS = {
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 2,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+def test_the_example_trains_and_plays(
+    stage: Stage,
+    hf_tokenizer: Any,
+    tiny_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trl = pytest.importorskip("trl")
+    import abut.trl
+
+    server, train = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)[:2]
+    (tmp_path / "count_server.py").write_text(server)
+    monkeypatch.chdir(tmp_path)
+    small = {"model": tiny_model(), "processing_class": hf_tokenizer}
+    GRPOTrainer = trl.GRPOTrainer
+    monkeypatch.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
+    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **SETTINGS))
+    outputs: list[Any] = []
+    call = abut.trl.RolloutFunc.__call__
+
+    def keep(self: Any, prompts: Any, trainer: Any) -> Any:
+        outputs.append(call(self, prompts, trainer))
+        return outputs[-1]
+
+    monkeypatch.setattr(abut.trl.RolloutFunc, "__call__", keep)
+    names: dict[str, Any] = {}
+    exec(train.replace(".venv-server/bin/python", PYTHON), names)
+    assert names["trainer"].state.global_step == 2
+    assert [output["error"] for output in outputs] == [[None] * 8] * 2
+    for output in outputs:  # two groups, two tasks
+        first = [messages[0]["content"] for messages in output["messages"]]
+        limits = [re.findall(r"to (\d+)", text) for text in first]
+        assert limits == [["20"]] * 4 + [["50"]] * 4
+
+    assert names["guess"]("I say 3, no: 14.") == {"number": 14}
+    with pytest.raises(InvalidAction):
+        names["guess"]("I do not know.")
+
+    def says(request: Any) -> Any:
+        number = random.Random(100 + int(request.rollout_id[1:]) // 2).randint(1, 20)
+        return stage.says([str(number - 1), "none", str(number)][request.turn])(request)
+
+    with names["env"] as env:
+        tasks = [
+            RolloutTask(i, f"r{i}", env, [], "s", 100 + i // 2, group=i // 2 * 2) for i in range(8)
+        ]
+        for rollout in stage.engine(Recording(says)).run(tasks):
+            assert_done(rollout)
+            assert [m["content"] for m in rollout.messages if m["role"] != "assistant"] == [
+                "Guess a number from 1 to 20.",
+                "The number is higher.",
+                "Answer with a number.",
+                "Right.",
+            ]
+            assert rollout.step_rewards == [0.0, 0.0, 1.0]
