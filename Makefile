@@ -50,7 +50,7 @@ test: build
 	cargo test --workspace --locked --quiet
 	$(BIN)/pytest
 
-# A real vLLM server on the CPU: 5 GB and some minutes the first time.
+# A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
 	PYTHONPATH=python $(VLLM_VENV)/bin/python -m pytest -m vllm tests/real_vllm
 

@@ -62,8 +62,8 @@ def _python(body: bytes) -> Read:
 
 def _reply(rng: np.random.Generator, stage: Stage, tokens: int) -> bytes:
     """A reply to a prompt of as many tokens, as vLLM writes it."""
-    ids = rng.integers(0, stage.tokenizer.vocab_size - 1_000, tokens).tolist()
-    prompt = rng.integers(0, stage.tokenizer.vocab_size - 1_000, tokens).tolist()
+    ordinary = stage.tokenizer.vocab_size * 9 // 10  # added tokens come last
+    ids, prompt = (rng.integers(0, ordinary, tokens).tolist() for _ in range(2))
     values = rng.permutation(logprobs(tokens)).tolist()
     names = [f"token_id:{token}" for token in ids]
     choice = {
