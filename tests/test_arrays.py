@@ -146,3 +146,17 @@ def test_an_item_that_shortens_its_list_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a one-dimensional array or list of ints"):
         TOKENIZER.decode(ids)
     assert TOKENIZER.decode([1]) == "a"  # no error of the list is left over
+
+
+def test_a_batch_for_which_there_is_no_memory_is_a_memory_error() -> None:
+    short, long = (
+        abut.Columns(
+            prompt_ids=np.zeros(length, dtype=np.int64),
+            completion_ids=[1],
+            logprobs=[-1.0],
+            env_mask=[1],
+        )
+        for length in (1, 10_000_000)
+    )
+    with pytest.raises(MemoryError):
+        abut.collate([long, *[short] * 1_000_000], pad_id=0)

@@ -3,6 +3,7 @@
 import _thread
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ def test_long_texts_come_back_in_order() -> None:
         np.testing.assert_array_equal(ids, tokenizer.encode(text))
     assert tokenizer.encode_batch([]) == []
     assert plain(tokenizer.encode_batch(("a", ""))) == [[1], []]
+    assert plain(tokenizer.encode_batch(deque(["a", ""]))) == [[1], []]
 
 
 def test_of_several_texts_that_fail_the_first_is_named() -> None:
@@ -73,7 +75,19 @@ def test_of_several_texts_that_fail_the_first_is_named() -> None:
 @pytest.mark.parametrize(
     ("several", "error", "text"),
     [
-        ("abc", TypeError, "texts must be a list of str, got str"),
+        *[
+            (
+                value,
+                TypeError,
+                f"texts must be a list of str, got {got}\n"
+                "hint: pass [text] for one, list(texts) for others",
+            )
+            for value, got in [
+                ("abc", "str"),
+                (b"abc", "bytes"),
+                (iter("ab"), "str_ascii_iterator"),
+            ]
+        ],
         (["a", 5], TypeError, "texts must be a list of str, got int at index 1"),
         (
             ["a", abut.Content("b")],

@@ -207,10 +207,12 @@ def test_a_failed_rollout_carries_no_weight_and_the_step_goes_on(run: Any) -> No
         assert (output["env_reward"][k], output["stop_reason"][k]) == (None, "error")
         advantages = batch["advantages"].tolist()
         assert advantages[k] == 0
-        assert all(a != 0 for i, a in enumerate(advantages) if i != k)
+        assert any(a != 0 for i, a in enumerate(advantages) if i != k)
         group = [output["env_reward"][i] for i in range(k // 4 * 4, k // 4 * 4 + 4) if i != k]
         others = [advantages[i] for i in range(k // 4 * 4, k // 4 * 4 + 4) if i != k]
-        assert np.sign(others).tolist() == np.sign(np.array(group) - np.mean(group)).tolist()
+        # Rounded: the mean of equal rewards is not quite theirs.
+        above = np.round(np.array(group) - np.mean(group), 9)
+        assert np.sign(others).tolist() == np.sign(above).tolist()
 
 
 def test_the_metrics_of_the_batch_are_logged(run: Any) -> None:
@@ -554,7 +556,9 @@ def test_the_trainers_server_is_asked_with_the_trainers_settings(
     called: Any, hf_tokenizer: Any
 ) -> None:
     waited: list[int] = []
-    ranks = SimpleNamespace(process_index=0, wait_for_everyone=lambda: waited.append(1))
+    ranks = SimpleNamespace(
+        process_index=0, num_processes=1, wait_for_everyone=lambda: waited.append(1)
+    )
     with FakeServer(models=[{"id": "tiny", "max_model_len": 2048}]) as server:
         trainer = a_trainer(
             hf_tokenizer,

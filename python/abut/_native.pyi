@@ -152,7 +152,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, added: _Added = "parse"
     ) -> list[NDArray[np.int64]]:
-        """Return what `encode` returns for each text, in order; uses all cores.
+        """Return what `encode` returns for each text of a list, in order; uses all cores.
 
         Ctrl-C ends it between two texts.
 
@@ -256,8 +256,9 @@ class Trajectory:
         """Return all ids so far, `(T,)`, which the engine gets. Freezes them.
 
         A read-only view that stays as it is: all requests of a trajectory share one array, and a
-        turn writes only the ids that it adds. `torch.tensor(ids)` copies it; `torch.from_numpy`
-        would share it, and warns that it is read-only.
+        turn writes only the ids that it adds. `torch.tensor(ids)` copies it. `torch.from_numpy` and
+        `torch.as_tensor` share it, which torch warns of: what is written there stands in all
+        requests of the trajectory, so don't.
         """
 
     def append_sampled(self, ids: _Ids, logprobs: NDArray[np.float32] | Sequence[float]) -> Seam:

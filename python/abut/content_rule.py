@@ -31,7 +31,7 @@ def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-AS_IS = ContentRule("as is", str)
+AS_IS = ContentRule("as is", lambda text: text[:])  # a plain str, also of a subclass
 RULES = (
     AS_IS,
     ContentRule("trim", str.strip),
@@ -58,6 +58,7 @@ _HARD_CONTENTS = (
     "".join(map(chr, range(32, 127))) + "{}",
     "/no_think {} /think",
     "{}/nothink",
+    "{}" + "long " * 2000,
 )
 
 

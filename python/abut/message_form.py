@@ -25,8 +25,8 @@ def form_of(messages: Sequence[Message]) -> Form | None:
         content = message.get("content")
         if type(content) is not str or not content or content.isspace():
             return None
-        others = tuple(item for item in message.items() if item[0] != "content")
-        if not all(type(value) is str for _, value in others):
+        if not all(type(value) is str for value in message.values()):
             return None
-        form.append(others)
+        # The content keeps its place: a template that writes whole messages writes it there.
+        form.append(tuple((k, "" if k == "content" else v) for k, v in message.items()))
     return tuple(form)

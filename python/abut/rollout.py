@@ -154,9 +154,9 @@ class Rollout:
     index: int
     columns: Columns | None = None
     """None where nothing was sampled."""
-    provenance: NDArray[np.uint8] | Sequence[int] = ()
+    provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """One code per token of `columns`, prompt and completion; see `abut.PROVENANCE`."""
-    prompt_ids: NDArray[np.int64] | Sequence[int] | None = None
+    prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The first request, where there was one."""
     reward: float | None = None
     turns: list[TurnRecord] = field(default_factory=list)

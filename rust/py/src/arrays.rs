@@ -3,8 +3,10 @@
 //! Invariant: nothing is taken that only can be read as a number, such as a bool or bytes.
 
 use abut_core::Error;
+use numpy::ndarray::Dimension;
 use numpy::{
-    Element, PyArray1, PyArrayDescrMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
+    Element, PyArray, PyArray1, PyArrayDescrMethods, PyReadonlyArray1, PyUntypedArray,
+    PyUntypedArrayMethods,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -213,4 +215,12 @@ pub fn ids_out<'py>(py: Python<'py>, ids: &[u32]) -> Bound<'py, PyArray1<i64>> {
 /// Ids as NumPy has them.
 pub fn widened(ids: &[u32]) -> Vec<i64> {
     ids.iter().map(|&id| id.into()).collect()
+}
+
+/// Zeros, or NumPy's `MemoryError`: the `numpy` crate panics where there is no memory.
+pub fn zeros<'py, T: Element, D: Dimension>(
+    py: Python<'py>,
+    shape: impl IntoPyObject<'py>,
+) -> PyResult<Bound<'py, PyArray<T, D>>> {
+    Ok(py.import("numpy")?.call_method1("zeros", (shape, T::get_dtype(py)))?.cast_into()?)
 }

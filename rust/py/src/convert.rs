@@ -6,7 +6,7 @@ use abut_core::{AddedMode, Overrides, Part, PartKind, Provenance};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySequence, PyString, PyTuple, PyType};
 
 use crate::error;
 
@@ -40,10 +40,10 @@ pub fn text_in<'a>(value: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
 
 /// Texts, in order.
 pub fn texts_in<'py>(texts: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyString>>> {
-    let ordered = texts.is_instance_of::<PyList>() || texts.is_instance_of::<PyTuple>();
-    if !ordered {
+    let one = texts.is_instance_of::<PyString>() || texts.is_instance_of::<PyBytes>();
+    if one || texts.cast::<PySequence>().is_err() {
         return Err(PyTypeError::new_err(format!(
-            "texts must be a list of str, got {}",
+            "texts must be a list of str, got {}\nhint: pass [text] for one, list(texts) for others",
             type_name(texts)
         )));
     }
@@ -78,7 +78,7 @@ fn content_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     CONTENT.import(py, "abut.parts", "Content")
 }
 
-fn mode_in(added: &str) -> PyResult<AddedMode> {
+pub fn mode_in(added: &str) -> PyResult<AddedMode> {
     match added {
         "parse" => Ok(AddedMode::Parse),
         "text" => Ok(AddedMode::Text),

@@ -1,4 +1,4 @@
-//! When the GIL is released: for all work that may take longer than about 20 us.
+//! When the GIL is released: for work on text and ids that may take longer than about 20 us.
 //!
 //! Who gives the GIL back may wait 5 ms for it behind a busy thread, and every time costs a switch:
 //! giving it back for less than that costs more than keeping it. Work on text of any length gives

@@ -10,6 +10,7 @@ use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PySlice;
 
+use crate::arrays::zeros;
 use crate::detach::copying;
 
 /// The array that the requests of one trajectory are views of.
@@ -49,8 +50,8 @@ impl Requests {
         if let Some(array) = self.array.as_ref().filter(|_| tokens <= had) {
             return Ok(array.bind(py).clone());
         }
-        let array = PyArray1::zeros(py, tokens.max(2 * had), false);
-        // A view of what is read-only is read-only, and can't be made writeable.
+        let array: Bound<'py, PyArray1<i64>> = zeros(py, tokens.max(2 * had))?;
+        // A view of what is read-only is read-only, and its own flag can't make it writeable.
         array.try_readwrite()?.make_nonwriteable();
         self.array = Some(array.clone().unbind());
         self.len = 0;

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::arrays::{ids_in, widened};
 use crate::batch;
-use crate::convert::{Parts, mode_of, overrides_in, text_in, texts_in};
+use crate::convert::{Parts, mode_in, mode_of, overrides_in, text_in, texts_in};
 use crate::detach::looking_up;
 use crate::error;
 use crate::seam::PySeam;
@@ -113,6 +113,7 @@ impl PyTokenizer {
         texts: &Bound<'py, PyAny>,
         added: &str,
     ) -> PyResult<Vec<Bound<'py, PyArray1<i64>>>> {
+        mode_in(added)?; // what is wrong with an argument is not wrong with a text
         let strings = texts_in(texts)?;
         let texts = strings
             .iter()
