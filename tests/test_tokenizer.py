@@ -1,5 +1,6 @@
 """One text: native == reference == tokenizers, and content is never a control token."""
 
+import copy
 import json
 import string
 import unicodedata
@@ -379,3 +380,9 @@ def test_runs_of_spaces_that_are_added_tokens_too_decode_to_spaces() -> None:
     assert ids == [3, 2, 4]
     assert three.native.decode(ids) == three.hf.decode(ids) == "a  b"
     assert three.reference.decode(ids) == "a  b"
+
+
+def test_a_copy_of_a_tokenizer_is_the_tokenizer() -> None:
+    tokenizer = abut.Tokenizer.from_str(word_level())
+    assert copy.copy(tokenizer) is tokenizer
+    assert copy.deepcopy({"tokenizer": tokenizer})["tokenizer"] is tokenizer

@@ -198,13 +198,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many ids there are, added tokens included."""
 
+    def __copy__(self) -> Tokenizer: ...
+    def __deepcopy__(self, memo: object, /) -> Tokenizer: ...
     def profile(self) -> dict[str, Any]:
         """Return what is known without encoding anything.
 
         Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
-        knows, else "hf": `tokenizers` itself), demoted_because (why "fast" is not used although it
-        knows the shape: its tokens of a probe text were others), opaque_because (why an append
-        encodes the open text again; None where a window is enough), and the lists hard_tokens,
+        knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
+        although it knows the shape: its tokens of a probe text were others), opaque_because (why
+        an append encodes the open text again; None where a window is enough), and the lists
+        hard_tokens,
         control_tokens, textual_tokens, mintable_tokens (control tokens that the model's own
         vocabulary could spell, and is kept from).
         """

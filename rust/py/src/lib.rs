@@ -34,6 +34,8 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // The first array loads NumPy's own API; where Ctrl-C falls into that, the process panics.
+        numpy::PyArray1::<i64>::zeros(module.py(), 0, false);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

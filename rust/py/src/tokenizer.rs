@@ -223,6 +223,17 @@ impl PyTokenizer {
         Ok(dict)
     }
 
+    /// It never changes, so a copy is itself.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (memo, /))]
+    #[expect(unused_variables, reason = "Python names it")]
+    fn __deepcopy__(slf: Py<Self>, memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let profile = self.0.profile();
         format!("Tokenizer(model={:?}, vocab_size={})", profile.model, profile.vocab_size)

@@ -35,6 +35,17 @@ pub(super) struct Bench {
     links: Vec<Link>,
 }
 
+impl Bench {
+    /// Makes room for the next word. A word of a megabyte is no reason to keep as much.
+    pub fn clear(&mut self) {
+        const KEPT: usize = 1 << 12;
+        if self.symbols.capacity() > KEPT {
+            *self = Self::default();
+        }
+        self.symbols.clear();
+    }
+}
+
 /// The neighbours of a symbol among those that are left.
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -144,14 +155,6 @@ impl Merges {
             at += 1;
             links[at - 1].after != at - 1
         });
-        if count > 1 << 16 {
-            // A word of a megabyte is no reason to keep room for the next.
-            *bench = Self::shrunk(std::mem::take(&mut bench.symbols));
-        }
-    }
-
-    fn shrunk(symbols: Vec<Symbol>) -> Bench {
-        Bench { symbols, ..Bench::default() }
     }
 }
 

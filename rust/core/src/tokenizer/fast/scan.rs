@@ -15,7 +15,7 @@ pub(super) enum Pattern {
     /// GPT-2 and models of its time.
     Gpt2,
     /// GPT-4, Llama 3, GLM-4, Qwen: an optional sign before letters, numbers in groups.
-    Cl100k { digits: usize, marks_are_letters: bool },
+    Cl100k { digits: usize, marks_are_letters: bool, long_s: bool },
     /// GPT-4o, gpt-oss, Llama 4, Tekken: words end where the case changes.
     O200k { digits: usize, contractions: bool },
     /// `DeepSeek` V3, R1: numbers, then Han and kana, then the rest, one after the other.
@@ -24,8 +24,8 @@ pub(super) enum Pattern {
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-/// An older spelling of the same.
-const CONTRACTIONS_I: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])";
+/// The letters of both cases, spelled out: the long s is none of them.
+const CONTRACTIONS_ASCII: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])";
 const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK_V3: [&str; 3] = [
     r"\p{N}{1,3}",
@@ -56,8 +56,10 @@ impl Pattern {
                     r"|[^\r\n\p{{L}}\p{{N}}]?{letters}|{number}| ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*|{SPACES}"
                 );
                 let before = expression.strip_suffix(&rest);
-                if before.is_some_and(|before| [CONTRACTIONS, CONTRACTIONS_I].contains(&before)) {
-                    return Some(Self::Cl100k { digits, marks_are_letters });
+                for (contractions, long_s) in [(CONTRACTIONS, true), (CONTRACTIONS_ASCII, false)] {
+                    if before == Some(contractions) {
+                        return Some(Self::Cl100k { digits, marks_are_letters, long_s });
+                    }
                 }
             }
             for contractions in [true, false] {
@@ -82,11 +84,13 @@ impl Pattern {
         let classes = &*CLASSES;
         match self {
             Self::Gpt2 => words(text, each, |at| gpt2(classes, text, at)),
-            Self::Cl100k { digits, marks_are_letters: false } => {
-                words(text, each, |at| cl100k::<LETTER>(classes, text, at, digits));
+            Self::Cl100k { digits, marks_are_letters: false, long_s } => {
+                words(text, each, |at| cl100k::<LETTER>(classes, text, at, digits, long_s));
             }
-            Self::Cl100k { digits, marks_are_letters: true } => {
-                words(text, each, |at| cl100k::<{ LETTER | MARK }>(classes, text, at, digits));
+            Self::Cl100k { digits, marks_are_letters: true, long_s } => {
+                words(text, each, |at| {
+                    cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
+                });
             }
             Self::O200k { digits, contractions } => {
                 words(text, each, |at| o200k(classes, text, at, digits, contractions));
@@ -107,7 +111,7 @@ fn words(text: &str, mut each: impl FnMut(usize, usize), end_of: impl Fn(usize) 
 }
 
 fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
-    if let Some(end) = contraction(text, at, false) {
+    if let Some(end) = contraction(text, at, Case::Small) {
         return end;
     }
     // A space goes with what follows, unless that is a space.
@@ -124,7 +128,13 @@ fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
 
 /// `LETTERS`: the classes that make up a word.
 #[inline]
-fn cl100k<const LETTERS: u16>(classes: &Classes, text: &str, at: usize, digits: usize) -> usize {
+fn cl100k<const LETTERS: u16>(
+    classes: &Classes,
+    text: &str,
+    at: usize,
+    digits: usize,
+    long_s: bool,
+) -> usize {
     let Some((class, next)) = classes.at(text, at) else { return at };
     if class & LETTERS != 0 {
         return classes.run(text, next, LETTERS);
@@ -132,7 +142,8 @@ fn cl100k<const LETTERS: u16>(classes: &Classes, text: &str, at: usize, digits: 
     if class & NUMBER != 0 {
         return numbers(classes, text, next, digits);
     }
-    if let Some(end) = contraction(text, at, true) {
+    let case = if long_s { Case::AnyWithLongS } else { Case::Any };
+    if let Some(end) = contraction(text, at, case) {
         return end;
     }
     if class & NEWLINE == 0 {
@@ -157,11 +168,18 @@ fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: 
     let word = if class & (LETTER | NEWLINE) != 0 {
         cased_word(classes, text, at)
     } else {
-        // A mark is both what may stand before a word and what a word is made of.
-        cased_word(classes, text, next).or_else(|| cased_word(classes, text, at))
+        // A mark is both what may stand before a word and what a word is made of: before capitals
+        // alone it is a word, which the first alternative finds when it leaves the sign out.
+        let after = cased_word(classes, text, next);
+        if class & MARK == 0 || after.is_some_and(|word| word.has_small) {
+            after
+        } else {
+            cased_word(classes, text, at)
+        }
     };
-    if let Some(end) = word {
-        return contraction(text, end, true).filter(|_| contractions).unwrap_or(end);
+    if let Some(CasedWord { end, .. }) = word {
+        let case = Case::AnyWithLongS;
+        return contraction(text, end, case).filter(|_| contractions).unwrap_or(end);
     }
     let others = others(classes, text, at, LETTER | NUMBER | SPACE);
     if others > at {
@@ -174,9 +192,16 @@ fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: 
     spaces_and_newlines(classes, text, at)
 }
 
-/// The end of capitals and then small letters, at least one of which is small or has no case; else
-/// of capitals. `None` where neither is there.
-fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
+#[derive(Clone, Copy)]
+struct CasedWord {
+    end: usize,
+    /// Whether it ends in letters that are small or have no case.
+    has_small: bool,
+}
+
+/// Capitals and then small letters, at least one of which is small or has no case; else capitals.
+/// `None` where neither is there.
+fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     const CAPITALS: u16 = UPPER | CASELESS | MARK;
     const SMALL: u16 = LOWER | CASELESS | MARK;
     let mut capitals = at;
@@ -192,9 +217,12 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
     }
     let small = classes.run(text, capitals, SMALL);
     if small > capitals {
-        return Some(small);
+        return Some(CasedWord { end: small, has_small: true });
     }
-    last_small.or((capitals > at).then_some(capitals))
+    match last_small {
+        Some(end) => Some(CasedWord { end, has_small: true }),
+        None => (capitals > at).then_some(CasedWord { end: capitals, has_small: false }),
+    }
 }
 
 /// Numbers first, then Han and kana, then the rest; each sees only what the one before left.
@@ -272,16 +300,24 @@ fn deepseek_v3_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
     (class & SPACE != 0).then(|| spaces_and_newlines(classes, text, at))
 }
 
+/// Which letters a contraction may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Small,
+    Any,
+    /// To `(?i)` the long s is an s.
+    AnyWithLongS,
+}
+
 /// The end of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d` at byte `at`.
-fn contraction(text: &str, at: usize, any_case: bool) -> Option<usize> {
+fn contraction(text: &str, at: usize, case: Case) -> Option<usize> {
     let rest = text.as_bytes()[at..].strip_prefix(b"'")?;
-    let fold = |byte: &u8| if any_case { byte.to_ascii_lowercase() } else { *byte };
+    let fold = |byte: &u8| if case == Case::Small { *byte } else { byte.to_ascii_lowercase() };
     let first = rest.first().map(fold)?;
     match (first, rest.get(1).map(fold)) {
         (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
         (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(at + 3),
-        // The long s is an s to a pattern that does not look at case.
-        (0xC5, Some(0xBF)) if any_case => Some(at + 3),
+        (0xC5, Some(0xBF)) if case == Case::AnyWithLongS => Some(at + 3),
         _ => None,
     }
 }

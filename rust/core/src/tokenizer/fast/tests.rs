@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::parts::{Joined, Part};
-use crate::tokenizer::{Edge, Encoded, Overrides, Tokenizer};
+use crate::tokenizer::{Edge, Encoded, Overrides, Tokenizer, byte_chars};
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// Patterns of widely used models, as their files spell them.
@@ -50,7 +50,10 @@ const SPLITS: [&[&str]; 9] = [
 
 /// A few characters of every kind that a pattern tells apart, and some that it must not.
 const CHARS: &str = "abstremvldABSLLE  \t\n\n\r12٣²½Ⅷ'.,;!/-_<|>=¨\u{301}\u{302}\u{323}\u{488}éßſǅʰªº中日カ・ー゛\u{3040}〇한ᄀ\u{1161}\u{11a8}กำहि्שׁ\u{a0}\u{85}\u{2003}\u{3000}\u{200d}\u{0}\u{7f}\u{feff}İΣςﬁ😀\u{1f3fd}\u{e000}\u{378}\u{10ffff}\u{2f800}\u{212b}";
-const SPELLED: [&str; 10] = [
+const SPELLED: [&str; 13] = [
+    "'ſt",
+    "\u{301}ABC",
+    "1\u{20e3}AB",
     "'re",
     "'LL",
     "'ſ",
@@ -108,7 +111,26 @@ fn large(name: &str) -> Option<Value> {
 /// The tokenizer that ships with abut, and Qwen3's.
 fn files() -> Vec<Value> {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
-    std::iter::once(read(own)).chain(large("qwen3")).collect()
+    [read(own), of_all_pairs(read(own))].into_iter().chain(large("qwen3")).collect()
+}
+
+/// The file with a model that merges any two bytes: a word that ends one character too early or too
+/// late has other tokens, which real vocabularies hide.
+fn of_all_pairs(mut file: Value) -> Value {
+    let bytes = byte_chars().map(String::from);
+    let mut pairs: Vec<[&String; 2]> =
+        bytes.iter().flat_map(|left| bytes.iter().map(move |right| [left, right])).collect();
+    let mut state = 21;
+    for at in (1..pairs.len()).rev() {
+        pairs.swap(at, below(&mut state, at + 1));
+    }
+    let entries =
+        bytes.iter().cloned().chain(pairs.iter().map(|pair| pair.map(|c| &c[..]).concat()));
+    let vocab: serde_json::Map<String, Value> =
+        entries.enumerate().map(|(id, entry)| (entry, json!(id))).collect();
+    file["model"]["vocab"] = json!(vocab);
+    file["model"]["merges"] = json!(pairs);
+    file
 }
 
 fn with_splits(mut file: Value, splits: &[&str]) -> Tokenizer {

@@ -107,6 +107,7 @@ impl Pool {
         let taken = idle().pop();
         let mut scratch = taken.unwrap_or_else(Scratch::new);
         let result = work(&mut scratch);
+        scratch.bench.clear();
         idle().push(scratch);
         result
     }
@@ -209,7 +210,7 @@ impl Vocabulary {
         bench: &'bench mut Bench,
         lay_out: impl FnOnce(&mut Vec<Symbol>),
     ) -> &'bench [Symbol] {
-        bench.symbols.clear();
+        bench.clear();
         let entry = self.id_of(word).map(|id| (id, &self.whole[id as usize]));
         match entry {
             Some((id, whole)) if whole.load(Ordering::Relaxed) => {
