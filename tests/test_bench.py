@@ -17,17 +17,20 @@ from abut.bench.command import BenchError, Order, run, tokenizer_folder
 from abut.bench.conversation import Conversation, render
 from abut.bench.figures import Figure, Need, ResultsDiffer, Row, require_same
 from abut.bench.picture import picture
-from abut.bench.rows import ROWS
+from abut.bench.rows import ROWS, append
 from abut.bench.scale import Scale
 from abut.bench.stage import Stage
 from abut.bench.table import lines, number, page
 from abut.bench.texts import SHARES, Corpus, Replies
 from abut.bench.timing import interleave, together
+from abut.bench.turns import BRIDGE, RENDER, SUFFIX, TML
 from abut.cli import main
 from abut.demo.model import ASSETS
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
+
+ROOT = Path(__file__).parents[1]
 
 MACHINE = {
     "processor": "a processor", "cores": 2, "load_before": 0.1, "system": "Linux 6",
@@ -212,6 +215,32 @@ def test_the_page_has_every_requirement_and_every_figure(row):
     assert "Not measured: no" in text
     assert "trl missing" in text
     assert "](performance.svg)" in text
+    assert text.index("# Performance") < text.index("Written by") < text.index("abut alone")
+
+
+def test_a_page_of_less_than_everything_says_so_before_all_else(row):
+    reservations = ["A trial.", "Only some rows."]
+    text = page([row], MACHINE, "abut bench", None, reservations=reservations)
+    assert text.startswith("# Performance\n\n**A trial.**\n\n**Only some rows.**\n\nWritten by")
+    assert "**A trial" not in page([row], MACHINE, "abut bench", None)
+
+
+def test_peers_that_give_the_whole_prompt_are_divided_by_abut_with_its_request():
+    row, (first, last) = Row("append", "append"), (1_000, 120_000)
+    for case in (append.case(first), append.case(last)):
+        row.add(case, {"abut": [1.0], append.REQUEST: [2.0], SUFFIX: [30.0]})
+        row.add(case, {RENDER: [4e3], BRIDGE: [60.0], TML: [1e3]})
+        row.add(case + ", abut alone", {"abut": [1.0]})
+    append._require(row, (first, last))
+    found = {need.what: (need.value, need.bound) for need in row.needs}
+    assert found == {
+        f"{SUFFIX} ÷ abut, to 1,000 tokens": (30, 20),
+        f"{SUFFIX} ÷ abut, to 120,000 tokens": (30, 20),
+        "to 120,000 tokens, abut alone ÷ to 1,000 tokens, abut alone": (1, 1.2),
+        f"{RENDER} ÷ abut and request(), to 120,000 tokens": (2_000, 2_000),
+        f"{BRIDGE} ÷ abut and request(), to 120,000 tokens": (30, 30),
+        f"{TML} ÷ abut and request(), to 120,000 tokens": (500, 500),
+    }
 
 
 def test_the_picture_is_xml_with_a_line_for_every_side(row):
@@ -243,7 +272,14 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
     assert found["machine"]["versions"]["abut"] == abut.__version__
     (row,) = found["rows"]
     assert len(row["figures"][0]["values"]) == Scale.quick().collate_rounds
-    assert "### Collate 4 x 128 tokens" in (tmp_path / "docs" / "performance.md").read_text()
+    text = (tmp_path / "docs" / "performance.md").read_text()
+    assert "### Collate 4 x 128 tokens" in text
+    assert text.startswith(
+        "# Performance\n\n"
+        "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
+        "**Only some rows were measured; not these: encode, append, open_text, seam, rollouts, "
+        "stitch, engine_reply, load, memory.**\n\nWritten by"
+    )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"
 
 
@@ -251,6 +287,87 @@ def test_only_strict_fails_where_a_requirement_is_missed(tmp_path):
     # Four short rows are never copied as fast as one long array.
     quiet = [].append
     assert run(order(tmp_path, strict=True), quiet, quiet) == 1
+
+
+def unmeasured(monkeypatch) -> None:
+    """Fail the test where the worker is started."""
+
+    def started(*_, **__):
+        raise AssertionError("measured before the files were looked at")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+
+@pytest.mark.parametrize("which", ["write", "json"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    which, tmp_path, monkeypatch
+):
+    unmeasured(monkeypatch)
+    (tmp_path / "a").write_text("")
+    (tmp_path / "folder").mkdir()
+    quiet = [].append
+    for file, error in (
+        (tmp_path / "folder", f"[Errno 21] Is a directory: '{tmp_path}/folder'"),
+        (tmp_path / "a" / "x.md", f"[Errno 17] File exists: '{tmp_path}/a'"),
+        (tmp_path / "a" / "b" / "x.md", f"[Errno 20] Not a directory: '{tmp_path}/a/b'"),
+    ):
+        with pytest.raises(BenchError) as caught:
+            run(order(tmp_path, **{which: file}), quiet, quiet)
+        assert str(caught.value) == (
+            f"{file}: it cannot be written: {error}\n"
+            "hint: name a file, in a folder that you may write to"
+        )
+    assert (tmp_path / "a").read_text() == ""
+
+
+def test_a_name_without_a_file_is_refused(tmp_path, monkeypatch):
+    unmeasured(monkeypatch)
+    quiet = [].append
+    for name in (".", "..", "/"):
+        with pytest.raises(BenchError, match="it cannot be written"):
+            run(order(tmp_path, write=Path(name)), quiet, quiet)
+
+
+def test_the_page_its_picture_and_the_values_are_three_files(tmp_path, monkeypatch):
+    unmeasured(monkeypatch)
+    quiet = [].append
+    drawn = tmp_path / "x.svg"
+    for changes in (
+        {"write": drawn},
+        {"write": tmp_path / "x.md", "json": drawn},
+        {"write": drawn, "json": drawn},
+    ):
+        with pytest.raises(BenchError) as caught:
+            run(order(tmp_path, **changes), quiet, quiet)
+        assert str(caught.value) == (
+            f"{drawn}: the page, its picture and the values are three files, but two would be this "
+            "one\nhint: give --write a name that ends in .md, and --json another one"
+        )
+    with pytest.raises(BenchError, match="are three files"):
+        run(order(tmp_path, write=drawn.with_suffix(""), json=drawn), quiet, quiet)
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    json_file = tmp_path / "bench.json"
+    json_file.write_text("kept")
+    quiet = [].append
+    with pytest.raises(BenchError, match="the worker ended"):
+        run(order(tmp_path, tokenizer=empty), quiet, quiet)
+    assert json_file.read_text() == "kept"
+    assert list((tmp_path / "docs").iterdir()) == []
+
+
+def test_make_bench_writes_the_page_only_where_all_rows_are_measured():
+    def written(flags: str) -> bool:
+        command = ["make", "--dry-run", "--directory", str(ROOT), "bench", f"BENCH_FLAGS={flags}"]
+        return "--write" in subprocess.check_output(command, text=True)
+
+    assert written("")
+    assert written("--strict")
+    assert not written("--rows encode")
+    assert not written("--strict --quick")
 
 
 def test_a_worker_that_ends_is_an_error(tmp_path):
@@ -276,6 +393,16 @@ def test_without_a_tokenizer_the_command_says_what_to_pass(monkeypatch, capsys, 
         f"abut bench: {tmp_path}: there is no tokenizer.json\n"
         "hint: pass the folder that save_pretrained of a fast tokenizer wrote\n"
     )
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": null}')
+    assert main(["bench", "--here", "--tokenizer", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"abut bench: {tmp_path}: the tokenizer has no chat template\n"
+        "hint: pass the tokenizer of a chat model, or put its template beside tokenizer.json as "
+        "chat_template.jinja\n"
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert tokenizer_folder(tmp_path) == tmp_path
     monkeypatch.setenv("ABUT_TOKENIZERS", str(ASSETS.parent))
     assert tokenizer_folder(ASSETS) == ASSETS
 

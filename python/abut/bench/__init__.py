@@ -2,5 +2,6 @@
 
 Invariant: times of different results are never compared. Each side's result is compared with that
 of abut after every run, and a row whose results differ has no figures and fails the command. All
-sides run in turn, in one process, on one core.
+sides run in turn, on one core: in one process, but for loading and memory, each run of which has
+a process of its own. Memory has no result to compare, and says so.
 """

@@ -16,7 +16,8 @@ from typing import Any
 from abut.bench import peers
 from abut.bench.figures import Row
 from abut.bench.picture import picture
-from abut.bench.table import lines, page
+from abut.bench.rows import ROWS
+from abut.bench.table import lines, measured_on, page
 from abut.bench.timing import SINGLE_THREADED
 from abut.errors import AbutError
 
@@ -59,11 +60,10 @@ def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) ->
         1 where a row has no figures or, with `strict`, a requirement is missed or a peer missing.
 
     Raises:
-        BenchError: the environment cannot be made, or the worker did not finish.
+        BenchError: a file cannot be written, the environment cannot be made, or the worker did not
+            finish.
     """
-    for file in (order.write, order.json):
-        if file is not None:  # not after half an hour of measuring
-            file.parent.mkdir(parents=True, exist_ok=True)
+    _require_writable(order)  # not after half an hour of measuring
     python, reasons = Path(sys.executable), dict[str, str]()
     if order.peers_env is not None:
         try:
@@ -79,7 +79,8 @@ def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) ->
     for found in _measured(python, order, reasons):
         if "machine" in found:
             machine = found["machine"]
-            out(_headline(machine))
+            for line in measured_on(machine):
+                out(line)
         else:
             rows.append(Row.from_dict(found["row"]))
             for line in lines(rows[-1]):
@@ -92,7 +93,7 @@ def tokenizer_folder(given: Path | None) -> Path:
     """The tokenizer to measure with: `given`, or `qwen3` in `ABUT_TOKENIZERS`.
 
     Raises:
-        BenchError: there is none.
+        BenchError: there is none, or it has no chat template.
     """
     named = os.environ.get("ABUT_TOKENIZERS")
     folder = given or (Path(named) / "qwen3" if named else None)
@@ -107,7 +108,55 @@ def tokenizer_folder(given: Path | None) -> Path:
             f"{folder}: there is no tokenizer.json\n"
             "hint: pass the folder that save_pretrained of a fast tokenizer wrote"
         )
+    if not _has_template(folder):
+        raise BenchError(
+            f"{folder}: the tokenizer has no chat template\n"
+            "hint: pass the tokenizer of a chat model, or put its template beside tokenizer.json "
+            "as chat_template.jinja"
+        )
     return folder
+
+
+def _has_template(folder: Path) -> bool:
+    """Whether transformers finds a chat template there."""
+    config = folder / "tokenizer_config.json"
+    return (folder / "chat_template.jinja").is_file() or (
+        config.is_file() and bool(json.loads(config.read_bytes()).get("chat_template"))
+    )
+
+
+def _require_writable(order: Order) -> None:
+    """Make the folders of what is to be written.
+
+    Raises:
+        BenchError: something cannot be written there.
+    """
+    files = [file for file in (order.write, order.json) if file is not None]
+    if order.write is not None and order.write.name:
+        files.append(_svg(order.write))
+    if len({file.resolve() for file in files}) < len(files):
+        raise BenchError(
+            f"{files[-1]}: the page, its picture and the values are three files, but two would be "
+            "this one\nhint: give --write a name that ends in .md, and --json another one"
+        )
+    for file in files:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            there = file.exists()
+            with file.open("ab"):
+                pass
+            if not there:
+                file.unlink()
+        except OSError as error:
+            raise BenchError(
+                f"{file}: it cannot be written: {error}\n"
+                "hint: name a file, in a folder that you may write to"
+            ) from error
+
+
+def _svg(page: Path) -> Path:
+    """Where the picture of a page is written."""
+    return page.with_suffix(".svg")
 
 
 def _measured(python: Path, order: Order, reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -135,15 +184,6 @@ def _measured(python: Path, order: Order, reasons: Mapping[str, str]) -> Iterato
         )
 
 
-def _headline(machine: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {is_ or 'missing'}" for name, is_ in machine["versions"].items())
-    return (
-        f"{versions}\n{machine['processor']}, {machine['cores']} cores, load "
-        f"{machine['load_before']}; Python {machine['python']}; tokenizer {machine['tokenizer']}, "
-        f"{machine['vocab_size']:,} ids, encoder {machine['encoder']}"
-    )
-
-
 def _write(order: Order, machine: Mapping[str, Any], rows: Sequence[Row]) -> None:
     command = shlex.join(["abut", *sys.argv[1:]])
     if order.json is not None:
@@ -151,11 +191,19 @@ def _write(order: Order, machine: Mapping[str, Any], rows: Sequence[Row]) -> Non
         order.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if order.write is not None:
         drawn = next((drawn for row in rows if (drawn := picture(row))), None)
-        svg = order.write.with_suffix(".svg")
+        svg = _svg(order.write)
         if drawn is not None:
             svg.write_text(drawn, encoding="utf-8")
-        text = page(rows, machine, command, svg.name if drawn else None)
+        named = svg.name if drawn else None
+        text = page(rows, machine, command, named, reservations=_reservations(order))
         order.write.write_text(text, encoding="utf-8")
+
+
+def _reservations(order: Order) -> Iterator[str]:
+    if order.quick:
+        yield "A trial (`--quick`): it shows that the rows run, its figures mean nothing."
+    if left_out := [name for name in ROWS if name not in order.rows]:
+        yield f"Only some rows were measured; not these: {', '.join(left_out)}."
 
 
 def _status(rows: Sequence[Row], strict: bool) -> int:

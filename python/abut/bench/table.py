@@ -4,7 +4,7 @@ Both say of every requirement what it needs, what was measured, and whether that
 figure the median and the spread; and what was not measured, and why.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from abut.bench.figures import Figure, Need, Row, Unit
@@ -39,22 +39,47 @@ def lines(row: Row) -> Iterator[str]:
         )
 
 
-def page(rows: Sequence[Row], machine: Mapping[str, Any], command: str, picture: str | None) -> str:
-    """The page as Markdown."""
-    versions = ", ".join(f"{name} {is_ or 'missing'}" for name, is_ in machine["versions"].items())
+def measured_on(machine: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The machine, the versions and the tokenizer, a line each."""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before; "
+        f"{machine['system']}, Python {machine['python']}",
+        ", ".join(f"{name} {is_ or 'missing'}" for name, is_ in machine["versions"].items()),
+        f"tokenizer {machine['tokenizer']}, {machine['vocab_size']:,} ids, abut's encoder "
+        f"{machine['encoder']}",
+    )
+
+
+def page(
+    rows: Sequence[Row],
+    machine: Mapping[str, Any],
+    command: str,
+    picture: str | None,
+    *,
+    reservations: Iterable[str] = (),
+) -> str:
+    """The page as Markdown.
+
+    Args:
+        rows: what was measured.
+        machine: on what.
+        command: how it is written anew.
+        picture: the name of the picture's file; None without one.
+        reservations: why these are not the figures of all rows at full size; they come first.
+    """
     parts = [
         "# Performance\n",
+        *(f"**{reservation}**\n" for reservation in reservations),
         "Written by `abut bench`: run it to write it anew. All sides of a row run in turn, round "
-        "by round, in one process on one core, each on one thread; the numbers are medians. Times "
-        "of different results are not compared: each row says what was equal.\n",
-        f"- command: `{command}`\n"
-        f"- {machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before;"
-        f" {machine['system']}, Python {machine['python']}\n"
-        f"- {versions}\n"
-        f"- tokenizer {machine['tokenizer']}, {machine['vocab_size']:,} ids, abut's encoder "
-        f"`{machine['encoder']}`\n",
+        "by round, on one core, each on one thread, and in one process; only loading and memory "
+        "are measured in processes of their own, one for each run of a side. The numbers are "
+        "medians. Times of different results are not compared: each row says what was equal.\n",
+        "".join(f"- {line}\n" for line in (f"command: `{command}`", *measured_on(machine))),
         "## What is required\n",
-        "`a ÷ b` is the time of a over the time of b.\n",
+        "`a ÷ b` is the median of a over the median of b: of their times, or of their memory where "
+        "the line says memory. How little a call depends on the length before it is measured with "
+        "abut alone: beside the peers, whose megabytes of work evict caches between two calls, the "
+        "same call takes longer. The figures have both.\n",
         *_table(("work", "of", "required", "measured", ""), _need_cells(rows)),
     ]
     if picture is not None:

@@ -1,7 +1,7 @@
 """A turn: the environment's reply is appended to a conversation, the template included.
 
-abut and TRL tokenize what is new. The other peers give the whole next prompt, so beside the append
-stands the append with `request()`, which hands all ids over as one array.
+abut and TRL tokenize what is new. The other peers give the whole next prompt: they are divided by
+the append with `request()`, which hands all ids over as one array.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def measure(stage: Stage) -> Row:
         equal="the token ids of the whole next prompt (of TRL: the new ones), after every append",
         notes=[
             "Every reply is another text. abut and TRL tokenize the new message alone; the other "
-            "peers give the whole next prompt, as `request()` does, which copies all ids into an "
-            "array.",
+            "peers give the whole next prompt, and are divided by the append with `request()`. "
+            "That returns a read-only view of all ids, and costs what the turn adds.",
             "tml-renderers gets its messages in its own type; making them is not counted.",
         ],
     )
@@ -120,4 +120,4 @@ def _require(row: Row, lengths: tuple[int, ...]) -> None:
     long, short = case(last, alone=True), case(first, alone=True)
     row.need_ratio(f"{long} ÷ {short}", (ABUT, long), (ABUT, short), "at most", 1.2)
     for peer, times in ((RENDER, 2_000), (BRIDGE, 30), (TML, 500)):
-        row.need_faster(peer, case(last), times)
+        row.need_faster(peer, case(last), times, side=REQUEST)

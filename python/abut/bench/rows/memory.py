@@ -17,10 +17,9 @@ def measure(stage: Stage) -> Row:
     row = Row(
         "memory",
         f"hold {rollouts} trajectories of {tokens:,} tokens",
-        equal="the count of tokens",
-        notes=[
-            "What the process grew by, divided by the tokens. About half of the tokens are sampled."
-        ],
+        equal="nothing is compared, only counted: both sides are filled from the same texts, and "
+        "what a side takes is divided by the tokens that it holds itself",
+        notes=["What the process grew by. About half of the tokens are sampled."],
     )
     for kind, name in KINDS.items():
         command = [sys.executable, "-m", "abut.bench.holding", kind]

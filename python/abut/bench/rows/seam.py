@@ -93,7 +93,7 @@ def _alone(stage: Stage, row: Row, judged: dict[int, list[Judged]]) -> None:
                 for size, (_, _, ids, additive) in pairs.items():
                     found = results[case(size, alone=True)]
                     found, known = (
-                        ([found], [additive]) if found in (True, False) else (found.ids, ids)
+                        ([found], [additive]) if isinstance(found, bool) else (found.ids, ids)
                     )
                     require_same(case(size, alone=True), "its first verdict", found, known)
 
