@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import abut
-from abut.bench import peers, worker
+from abut.bench import command, peers, worker
 from abut.bench.command import BenchError, Order, run, tokenizer_folder
 from abut.bench.conversation import Conversation, render
 from abut.bench.figures import Figure, Need, ResultsDiffer, Row, require_same
@@ -361,8 +361,8 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path):
 
 def test_make_bench_writes_the_page_only_where_all_rows_are_measured():
     def written(flags: str) -> bool:
-        command = ["make", "--dry-run", "--directory", str(ROOT), "bench", f"BENCH_FLAGS={flags}"]
-        return "--write" in subprocess.check_output(command, text=True)
+        make = ["make", "--dry-run", "--directory", str(ROOT), "bench", f"BENCH_FLAGS={flags}"]
+        return "--write" in subprocess.check_output(make, text=True)
 
     assert written("")
     assert written("--strict")
@@ -405,6 +405,22 @@ def test_without_a_tokenizer_the_command_says_what_to_pass(monkeypatch, capsys, 
     assert tokenizer_folder(tmp_path) == tmp_path
     monkeypatch.setenv("ABUT_TOKENIZERS", str(ASSETS.parent))
     assert tokenizer_folder(ASSETS) == ASSETS
+
+
+def test_the_help_names_every_row_and_what_strict_fails_for(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"(all): {', '.join(ROWS)} --tokenizer" in text
+    assert "with --strict also where a requirement is missed or a peer missing." in text
+    assert "exit with 1 where a requirement is missed or a peer missing" in text
+
+
+def test_rows_may_have_spaces_between_them(monkeypatch):
+    orders = []
+    monkeypatch.setattr(command, "run", lambda order, out, say: orders.append(order) or 0)
+    assert main(["bench", "--here", "--tokenizer", str(ASSETS), "--rows", "seam, load"]) == 0
+    assert orders[0].rows == ("seam", "load")
 
 
 def test_an_unknown_row_is_refused(capsys):

@@ -114,10 +114,14 @@ def _parser() -> argparse.ArgumentParser:
         help="measure abut beside what people use today",
         description="Measure abut beside what people use today, on one core, and compare the "
         "results of all before their times. The peers get an environment of their own. Exit "
-        "status: 0 measured, 1 results differ or a row could not be measured.",
+        "status: 0 measured, 1 results differ or a row could not be measured; with --strict also "
+        "where a requirement is missed or a peer missing.",
     )
     bench.add_argument(
-        "--rows", type=_bench_rows, help="which rows, by name: encode,append,… (all)"
+        "--rows",
+        type=_bench_rows,
+        help="which rows, with commas between them (all): encode, append, open_text, seam, "
+        "rollouts, collate, stitch, engine_reply, load, memory",
     )
     bench.add_argument(
         "--tokenizer",
@@ -137,7 +141,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="a small trial; its figures mean nothing"
     )
     bench.add_argument(
-        "--strict", action="store_true", help="exit with 1 where a requirement or a peer is missing"
+        "--strict",
+        action="store_true",
+        help="exit with 1 where a requirement is missed or a peer missing",
     )
     bench.add_argument(
         "--write", type=Path, metavar="FILE.md", help="the page, its picture beside it"
@@ -171,7 +177,7 @@ def _roles(text: str) -> tuple[str, ...]:
 def _bench_rows(text: str) -> tuple[str, ...]:
     from abut.bench.rows import ROWS
 
-    rows = tuple(text.split(","))
+    rows = tuple(name.strip() for name in text.split(","))
     if unknown := [name for name in rows if name not in ROWS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(ROWS)}")
     return rows
