@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from assets import DEMO_ASSETS
+
 # Loading a real tokenizer takes seconds, once, in whichever example comes first.
 settings.register_profile(
     "abut", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -16,8 +18,6 @@ settings.load_profile("abut")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-
-DEMO_ASSETS = Path(__file__).parents[1] / "python" / "abut" / "demo" / "assets"
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from abut.audit_table import lines
 from abut.conversation_fuzz import fuzz_conversations
 from abut.processor import ChatTemplateProcessor
 from abut.replay import Replay
-from conftest import DEMO_ASSETS
+from assets import DEMO_ASSETS
 from tokenizers_made import Broken, template, with_close
 
 TRIMS = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"

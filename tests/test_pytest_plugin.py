@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DEMO_ASSETS
+from assets import DEMO_ASSETS
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "certify_tokenizer.py"
 
