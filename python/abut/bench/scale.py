@@ -24,7 +24,7 @@ class Scale:
     seam_calls: int = 4
     rollouts: int = 512
     turns: int = 32
-    rollout_rounds: int = 3
+    rollout_rounds: int = 2
     collate_rows: int = 512
     collate_tokens: int = 8_192
     collate_rounds: int = 7

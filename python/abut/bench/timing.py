@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 Sides: TypeAlias = Mapping[str, Callable[[], Any]]
 Check: TypeAlias = Callable[[dict[str, Any]], None]
+Prepare: TypeAlias = Callable[[int], tuple[Sides, Check]]
 
 
 def interleave(
-    prepare: Callable[[int], tuple[Sides, Check]], rounds: int, *, collect: bool = False
+    prepare: Prepare, rounds: int, *, twin: Prepare | None = None, collect: bool = False
 ) -> dict[str, list[float]]:
     """Return the seconds of each side, one for each round in which it took part.
 
@@ -23,13 +24,20 @@ def interleave(
         prepare: makes the sides of a round, and what checks their results. Round -1 warms up; its
             times are thrown away.
         rounds: how many are kept.
+        twin: makes the same sides for other work; each is called without a clock directly before
+            the one that is timed, for calls so short that what the side before left in the caches
+            is most of their time.
         collect: leave Python's garbage collector on, for work that makes garbage by design.
     """
     seconds: dict[str, list[float]] = {}
     for number in range(-1, rounds):
         sides, check = prepare(number)
+        others, check_others = twin(number) if twin else ({}, None)
         results: dict[str, Any] = {}
+        of_others: dict[str, Any] = {}
         for name, side in sides.items():
+            if name in others:
+                of_others[name] = others[name]()
             if not collect:
                 gc.disable()
             try:
@@ -41,6 +49,8 @@ def interleave(
             if number >= 0:
                 seconds.setdefault(name, []).append(taken)
         check(results)
+        if check_others is not None:
+            check_others(of_others)
     return seconds
 
 

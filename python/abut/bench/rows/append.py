@@ -11,7 +11,7 @@ from abut.bench.conversation import Conversation, render, tool_reply
 from abut.bench.figures import Row, require_same
 from abut.bench.stage import Stage
 from abut.bench.texts import Replies
-from abut.bench.timing import Check, Sides, interleave, together
+from abut.bench.timing import Check, Prepare, Sides, interleave, together
 from abut.bench.turns import BRIDGE, RENDER, SUFFIX, TML, Turn, peer_turns
 
 ABUT, REQUEST = "abut", "abut and request()"
@@ -28,6 +28,8 @@ def measure(stage: Stage) -> Row:
             "Every reply is another text. abut and TRL tokenize the new message alone; the other "
             "peers give the whole next prompt, and are divided by the append with `request()`. "
             "That returns a read-only view of all ids, and costs what the turn adds.",
+            "Every side is called twice in a row, for two conversations of one length, and the "
+            "second call is timed: what the side before left in the caches is no part of it.",
             "tml-renderers gets its messages in its own type; making them is not counted.",
         ],
     )
@@ -36,9 +38,15 @@ def measure(stage: Stage) -> Row:
     for length in scale.lengths:
         rounds = []
         for _ in range(scale.conversations):
-            conversation = Conversation.of_length(stage, replies, length)
-            texts = replies.take(2 * scale.replies + 2)
-            rounds.append(interleave(_turns(conversation, texts, peers), scale.replies))
+            timed, twin = (
+                _turns(
+                    Conversation.of_length(stage, replies, length),
+                    replies.take(2 * scale.replies + 2),
+                    peers,
+                )
+                for _ in range(2)
+            )
+            rounds.append(interleave(timed, scale.replies, twin=twin))
         taken = together(rounds)
         pairs = zip(taken[ABUT], taken.pop(REQUEST), strict=True)
         taken[REQUEST] = [append + request for append, request in pairs]
@@ -53,9 +61,7 @@ def case(length: int, *, alone: bool = False) -> str:
     return f"to {length:,} tokens" + (", abut alone" if alone else "")
 
 
-def _turns(
-    conversation: Conversation, texts: list[str], peers: dict[str, Turn]
-) -> Callable[[int], tuple[Sides, Check]]:
+def _turns(conversation: Conversation, texts: list[str], peers: dict[str, Turn]) -> Prepare:
     """One round is one turn; what renders the whole takes part in every fourth."""
     trajectory, processor = conversation.trajectory, conversation.stage.processor
     replies, answers = texts[::2], texts[1::2]

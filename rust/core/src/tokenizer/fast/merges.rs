@@ -21,9 +21,16 @@ pub(super) struct Symbol {
 /// For two neighbours: the rank of their merge, and the token that they become.
 #[derive(Debug)]
 pub(super) struct Merges {
-    /// Pairs by hash, a power of two, at most half full: looked up far more often than all else.
+    /// Pairs by hash, a power of two, at most three quarters full: looked up far more often than
+    /// all else, so it has to be small.
     table: Vec<(u64, u64)>,
+    /// The merges of pairs of low ids, which are the bytes in most vocabularies: every word begins
+    /// with them.
+    low: Box<[u64]>,
 }
+
+/// Ids below this have a table of their own.
+const LOW: u32 = 256;
 
 /// Room to merge in, used again and again.
 #[derive(Debug, Default)]
@@ -56,19 +63,31 @@ struct Link {
 impl Merges {
     /// Room for as many merges.
     pub fn new(most: usize) -> Self {
-        Self { table: vec![(NONE, NONE); (2 * most).next_power_of_two()] }
+        Self {
+            table: vec![(NONE, NONE); (most + most / 3 + 1).next_power_of_two()],
+            low: vec![NONE; (LOW * LOW) as usize].into_boxed_slice(),
+        }
     }
 
     /// A later merge of the same pair replaces an earlier one.
     pub fn insert(&mut self, pair: (u32, u32), rank: u32, id: u32) {
-        let slot = self.slot(pair_key(pair.0, pair.1));
-        self.table[slot] = (pair_key(pair.0, pair.1), pair_key(rank, id));
+        let merge = pair_key(rank, id);
+        match low_index(pair.0, pair.1) {
+            Some(index) => self.low[index] = merge,
+            None => {
+                let slot = self.slot(pair_key(pair.0, pair.1));
+                self.table[slot] = (pair_key(pair.0, pair.1), merge);
+            }
+        }
     }
 
     /// The merge of two neighbours; [`NONE`] sorts behind all others.
     #[inline]
     fn of(&self, left: u32, right: u32) -> u64 {
-        self.table[self.slot(pair_key(left, right))].1
+        match low_index(left, right) {
+            Some(index) => self.low[index],
+            None => self.table[self.slot(pair_key(left, right))].1,
+        }
     }
 
     /// Where a pair stands, or would stand.
@@ -156,6 +175,12 @@ impl Merges {
             links[at - 1].after != at - 1
         });
     }
+}
+
+/// Where the merge of two low ids stands.
+#[inline]
+fn low_index(left: u32, right: u32) -> Option<usize> {
+    (left < LOW && right < LOW).then_some((left * LOW + right) as usize)
 }
 
 /// Two halves: of a pair its left and right, of a merge its rank and token.
