@@ -27,6 +27,9 @@ pub(super) struct Merges {
     /// The merges of pairs of low ids, which are the bytes in most vocabularies: every word begins
     /// with them.
     low: Box<[u64]>,
+    /// One bit for each pair, by another part of its hash. Most neighbours do not merge, and this
+    /// says so from a cache that the table does not fit into.
+    maybe: Box<[u64]>,
 }
 
 /// Ids below this have a table of their own.
@@ -66,6 +69,8 @@ impl Merges {
         Self {
             table: vec![(NONE, NONE); (most + most / 3 + 1).next_power_of_two()],
             low: vec![NONE; (LOW * LOW) as usize].into_boxed_slice(),
+            // Eight bits or more for each pair: about one in ten of the others is looked up.
+            maybe: vec![0; most.next_power_of_two().div_ceil(8)].into_boxed_slice(),
         }
     }
 
@@ -75,8 +80,11 @@ impl Merges {
         match low_index(pair.0, pair.1) {
             Some(index) => self.low[index] = merge,
             None => {
-                let slot = self.slot(pair_key(pair.0, pair.1));
-                self.table[slot] = (pair_key(pair.0, pair.1), merge);
+                let key = pair_key(pair.0, pair.1);
+                let (word, bit) = self.place_in_maybe(key);
+                self.maybe[word] |= bit;
+                let slot = self.slot(key);
+                self.table[slot] = (key, merge);
             }
         }
     }
@@ -86,16 +94,26 @@ impl Merges {
     fn of(&self, left: u32, right: u32) -> u64 {
         match low_index(left, right) {
             Some(index) => self.low[index],
-            None => self.table[self.slot(pair_key(left, right))].1,
+            None => {
+                let key = pair_key(left, right);
+                let (word, bit) = self.place_in_maybe(key);
+                if self.maybe[word] & bit == 0 { NONE } else { self.table[self.slot(key)].1 }
+            }
         }
+    }
+
+    /// The word and the bit of a pair.
+    #[inline]
+    fn place_in_maybe(&self, key: u64) -> (usize, u64) {
+        let hash = hash(key).rotate_left(32);
+        (half_of(hash >> 8) & (self.maybe.len() - 1), 1 << (hash & 63))
     }
 
     /// Where a pair stands, or would stand.
     #[inline]
     fn slot(&self, key: u64) -> usize {
         let mask = self.table.len() - 1;
-        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let mut slot = usize::try_from(hash).expect("half of the bits") & mask;
+        let mut slot = half_of(hash(key) >> 32) & mask;
         while self.table[slot].0 != key && self.table[slot].0 != NONE {
             slot = (slot + 1) & mask;
         }
@@ -175,6 +193,18 @@ impl Merges {
             links[at - 1].after != at - 1
         });
     }
+}
+
+#[inline]
+fn hash(key: u64) -> u64 {
+    let mixed = (key ^ (key >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// The lower half of a hash.
+#[inline]
+fn half_of(hash: u64) -> usize {
+    usize::try_from(hash & u64::from(u32::MAX)).expect("half of the bits")
 }
 
 /// Where the merge of two low ids stands.
