@@ -77,29 +77,26 @@ impl Merges {
     /// A later merge of the same pair replaces an earlier one.
     pub fn insert(&mut self, pair: (u32, u32), rank: u32, id: u32) {
         let merge = pair_key(rank, id);
-        match low_index(pair.0, pair.1) {
-            Some(index) => self.low[index] = merge,
-            None => {
-                let key = pair_key(pair.0, pair.1);
-                let (word, bit) = self.place_in_maybe(key);
-                self.maybe[word] |= bit;
-                let slot = self.slot(key);
-                self.table[slot] = (key, merge);
-            }
+        if let Some(index) = low_index(pair.0, pair.1) {
+            self.low[index] = merge;
+            return;
         }
+        let key = pair_key(pair.0, pair.1);
+        let (word, bit) = self.place_in_maybe(key);
+        self.maybe[word] |= bit;
+        let slot = self.slot(key);
+        self.table[slot] = (key, merge);
     }
 
     /// The merge of two neighbours; [`NONE`] sorts behind all others.
     #[inline]
     fn of(&self, left: u32, right: u32) -> u64 {
-        match low_index(left, right) {
-            Some(index) => self.low[index],
-            None => {
-                let key = pair_key(left, right);
-                let (word, bit) = self.place_in_maybe(key);
-                if self.maybe[word] & bit == 0 { NONE } else { self.table[self.slot(key)].1 }
-            }
+        if let Some(index) = low_index(left, right) {
+            return self.low[index];
         }
+        let key = pair_key(left, right);
+        let (word, bit) = self.place_in_maybe(key);
+        if self.maybe[word] & bit == 0 { NONE } else { self.table[self.slot(key)].1 }
     }
 
     /// The word and the bit of a pair.
