@@ -165,7 +165,7 @@ pub fn collate<'py>(
     Ok(dict)
 }
 
-/// Memory of NumPy's own: it asks for large pages, so that a batch is written at the speed of a copy.
+/// Memory of NumPy's own: it asks for large pages, of which a batch touches fewer.
 fn room<T: Element>(py: Python<'_>, shape: [usize; 2]) -> PyResult<PyReadwriteArray2<'_, T>> {
     let array: Bound<'_, PyArray2<T>> = zeros(py, (shape[0], shape[1]))?;
     Ok(array.try_readwrite()?)

@@ -27,7 +27,7 @@ pub(super) struct Merges {
     /// The merges of pairs of low ids, which are the bytes in most vocabularies: every word begins
     /// with them.
     low: Box<[u64]>,
-    /// One bit for each pair, by another part of its hash. Most neighbours do not merge, and this
+    /// One bit for each pair, by the lower part of its hash. Most neighbours do not merge, and this
     /// says so from a cache that the table does not fit into.
     maybe: Box<[u64]>,
 }
@@ -102,8 +102,8 @@ impl Merges {
     /// The word and the bit of a pair.
     #[inline]
     fn place_in_maybe(&self, key: u64) -> (usize, u64) {
-        let hash = hash(key).rotate_left(32);
-        (half_of(hash >> 8) & (self.maybe.len() - 1), 1 << (hash & 63))
+        let hash = hash(key);
+        (half_of(hash >> 6) & (self.maybe.len() - 1), 1 << (hash & 63))
     }
 
     /// Where a pair stands, or would stand.
