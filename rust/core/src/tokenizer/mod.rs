@@ -6,6 +6,7 @@
 mod added;
 mod bytes;
 mod edge;
+mod encoded;
 mod fast;
 mod hf;
 mod load;
@@ -22,6 +23,7 @@ pub use added::{AddedToken, Overrides};
 pub(crate) use bytes::byte_chars;
 pub use edge::Edge;
 pub(crate) use edge::{kind, stages};
+pub(crate) use encoded::{Encoded, HardCut};
 pub(crate) use load::{Loaded, ModelSettings};
 pub use profile::Profile;
 pub use spelled::Spelled;
@@ -43,56 +45,6 @@ pub enum AddedMode {
     Text,
     /// They are an error.
     Raise,
-}
-
-/// Tokens with what a trajectory needs to know about them.
-#[derive(Debug, Default)]
-pub(crate) struct Encoded {
-    pub ids: Vec<u32>,
-    /// Whether it matters which bytes a token came from.
-    pub with_spans: bool,
-    /// The bytes of the joined text that each token came from, where that matters.
-    pub spans: Vec<Range<usize>>,
-    /// The hard tokens that were cut out, in order.
-    pub hard: Vec<HardCut>,
-}
-
-/// A hard token in a joined text: a place that nothing around it can change.
-#[derive(Debug, Clone)]
-pub(crate) struct HardCut {
-    pub bytes: Range<usize>,
-    /// How many tokens the text has up to and with this one.
-    pub tokens_before_end: usize,
-}
-
-impl Encoded {
-    fn push(&mut self, id: u32, span: Range<usize>) {
-        self.ids.push(id);
-        if self.with_spans {
-            self.spans.push(span);
-        }
-    }
-
-    /// Keeps the first `tokens` tokens.
-    fn truncate(&mut self, tokens: usize) {
-        self.ids.truncate(tokens);
-        self.spans.truncate(tokens);
-    }
-
-    /// Counts bytes and tokens from an earlier place.
-    pub fn shift(&mut self, bytes: usize, tokens: usize) {
-        let moved = |span: &Range<usize>| span.start + bytes..span.end + bytes;
-        self.spans = self.spans.iter().map(moved).collect();
-        for cut in &mut self.hard {
-            cut.bytes = moved(&cut.bytes);
-            cut.tokens_before_end += tokens;
-        }
-    }
-
-    /// Whether a hard token begins at this byte.
-    pub fn hard_at(&self, byte: usize) -> bool {
-        self.hard.iter().any(|cut| cut.bytes.start == byte)
-    }
 }
 
 /// A `tokenizer.json`, ready for exact assembly.

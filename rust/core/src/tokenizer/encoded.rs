@@ -1,0 +1,53 @@
+//! What encoding a text gives.
+
+use std::ops::Range;
+
+/// Tokens with what a trajectory needs to know about them.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    pub ids: Vec<u32>,
+    /// Whether it matters which bytes a token came from.
+    pub with_spans: bool,
+    /// The bytes of the joined text that each token came from, where that matters.
+    pub spans: Vec<Range<usize>>,
+    /// The hard tokens that were cut out, in order.
+    pub hard: Vec<HardCut>,
+}
+
+/// A hard token in a joined text: a place that nothing around it can change.
+#[derive(Debug, Clone)]
+pub(crate) struct HardCut {
+    pub bytes: Range<usize>,
+    /// How many tokens the text has up to and with this one.
+    pub tokens_before_end: usize,
+}
+
+impl Encoded {
+    pub fn push(&mut self, id: u32, span: Range<usize>) {
+        self.ids.push(id);
+        if self.with_spans {
+            self.spans.push(span);
+        }
+    }
+
+    /// Keeps the first `tokens` tokens.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.ids.truncate(tokens);
+        self.spans.truncate(tokens);
+    }
+
+    /// Counts bytes and tokens from an earlier place.
+    pub fn shift(&mut self, bytes: usize, tokens: usize) {
+        let moved = |span: &Range<usize>| span.start + bytes..span.end + bytes;
+        self.spans = self.spans.iter().map(moved).collect();
+        for cut in &mut self.hard {
+            cut.bytes = moved(&cut.bytes);
+            cut.tokens_before_end += tokens;
+        }
+    }
+
+    /// Whether a hard token begins at this byte.
+    pub fn hard_at(&self, byte: usize) -> bool {
+        self.hard.iter().any(|cut| cut.bytes.start == byte)
+    }
+}
