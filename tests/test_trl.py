@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import abut  # noqa: E402
-import abut.trl  # noqa: E402
+import abut.trl_version  # noqa: E402
 from abut.errors import MissingExtraError, RolloutError  # noqa: E402
 from abut.metrics import log_rollout_metrics  # noqa: E402
 from abut.record import read_records  # noqa: E402
@@ -654,7 +654,7 @@ def test_no_rollouts_log_no_metrics() -> None:
 @pytest.fixture
 def trl_version(monkeypatch: pytest.MonkeyPatch) -> Any:
     def be(text: str) -> None:
-        monkeypatch.setattr(abut.trl, "version", lambda name: text)
+        monkeypatch.setattr(abut.trl_version, "version", lambda name: text)
 
     return be
 
@@ -683,7 +683,7 @@ def test_without_trl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(abut.trl, "version", missing)
+    monkeypatch.setattr(abut.trl_version, "version", missing)
     with pytest.raises(MissingExtraError) as raised:
         make_rollout_func(Talk)
     assert str(raised.value) == "abut.trl needs TRL: pip install 'abut[trl]'"

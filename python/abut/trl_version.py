@@ -1,0 +1,55 @@
+"""Which TRL is installed, and from which one on something holds."""
+
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+
+from abut.errors import MissingExtraError
+
+NONE_IS_UNSCORED = (1, 6)
+"""From here on TRL leaves a row out of its group where every reward is None; before, None is 0."""
+
+_OLDEST = (0, 29, 1)
+_NEWEST = (1, 16)
+
+
+def trl_version() -> tuple[int, ...]:
+    """Return the numbers of the installed version; a suffix such as `.dev0` is left out.
+
+    Raises:
+        MissingExtraError: TRL is not installed.
+    """
+    numbers = []
+    for piece in trl_version_text().split("."):
+        if not piece.isdigit():
+            break
+        numbers.append(int(piece))
+    return tuple(numbers)
+
+
+def trl_version_text() -> str:
+    """Return the installed version as it is written.
+
+    Raises:
+        MissingExtraError: TRL is not installed.
+    """
+    try:
+        return version("trl")
+    except PackageNotFoundError:
+        raise MissingExtraError("abut.trl needs TRL: pip install 'abut[trl]'") from None
+
+
+def check_trl_version(*, stacklevel: int) -> None:
+    """Refuse a TRL whose `rollout_func` is another one; warn of one that nobody has tried.
+
+    Raises:
+        MissingExtraError: TRL is not installed, or older than 0.29.1.
+    """
+    found, text = trl_version(), trl_version_text()
+    if found < _OLDEST:
+        raise MissingExtraError(
+            f"abut.trl needs TRL 0.29.1 or later, found {text}\nhint: pip install 'trl>=0.29.1'"
+        )
+    if found[:2] > _NEWEST:
+        warnings.warn(
+            f"abut.trl was tested up to TRL 1.16 and found {text}", stacklevel=stacklevel + 1
+        )
