@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check test test-vllm test-openenv demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check test test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -72,6 +72,27 @@ $(OPENENV)/deps.stamp: tests/openenv_servers/requirements.txt
 
 test-openenv: build $(OPENENV)/deps.stamp
 	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
+
+# Each version of TRL that abut takes, in an environment of its own. uv links what they share, so
+# five of them are hardly larger than one.
+TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.12.0 1.16.0
+TRL_VENV := .venv-trl
+
+test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
+
+test-trl-%: build $(TRL_VENV)/%/deps.stamp
+	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
+		tests/trl_matrix tests/test_trl_ranks.py
+
+$(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requirements.txt
+	$(PYTHON) -m venv --clear $(TRL_VENV)/$*
+	$(TRL_VENV)/$*/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(TRL_VENV)/$*/bin/uv pip install --quiet \
+		--python $(TRL_VENV)/$*/bin/python --requirement tests/trl_matrix/requirements.txt \
+		--requirement $<
+	touch $@
+
+.PRECIOUS: $(TRL_VENV)/%/deps.stamp
 
 demo: build
 	$(BIN)/abut demo

@@ -61,6 +61,20 @@ def stage(tokenizer: Any, processor: Any) -> Any:
 
 
 @pytest.fixture
+def called(stage: Any, hf_tokenizer: Any) -> Any:
+    """Calls a rollout_func with a scripted sampler; returns its columns."""
+    from abut.trl import make_rollout_func
+    from stage import Recording, Talk
+    from trl_run import a_trainer
+
+    def call(prompts: Any, env: Any = Talk, trainer: Any = None, **make: Any) -> Any:
+        rollout_func = make_rollout_func(env, **{"sampler": Recording(stage.says())} | make)
+        return rollout_func(prompts, trainer or a_trainer(hf_tokenizer))
+
+    return call
+
+
+@pytest.fixture
 def no_thread_stays() -> Iterator[None]:
     """Nothing that the engine started is left running."""
     from stage import eventually, own_threads

@@ -298,7 +298,8 @@ testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, cha
 **chat_template_kwargs)
 testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
-trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, log_extra=None, **extras)
+trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, \
+log_extra=None, **extras)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None)
 trl.scored_only(reward_func)

@@ -1,7 +1,6 @@
 """TRL: what `GRPOTrainer` gets is what the engine saw and sampled, and failures carry no weight."""
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,139 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-import abut  # noqa: E402
-import abut.trl_version  # noqa: E402
-from abut.errors import MissingExtraError, RolloutError  # noqa: E402
-from abut.metrics import log_rollout_metrics  # noqa: E402
-from abut.record import read_records  # noqa: E402
-from abut.rollout import RolloutConfig, RolloutTask  # noqa: E402
-from abut.samplers.transformers import TransformersSampler  # noqa: E402
-from abut.samplers.vllm import VLLMServerSampler  # noqa: E402
-from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
-from abut.trl_sampler import sampler_of  # noqa: E402
-from fake_server import FakeServer  # noqa: E402
-from stage import BOTH, Recording, Stage, Talk, check_exact, env  # noqa: E402
-
-CONFIG = RolloutConfig(max_turn_tokens=5, retries=0)
-
-
-class Vowels(Talk):
-    """Rewards vowels; the third environment of each eight cannot be used."""
-
-    made = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken = type(self).made % 8 == 2
-        type(self).made += 1
-
-    def step(self, action: str) -> Any:
-        result = super().step(action)
-        if self.broken and len(self.actions) == 2:
-            raise ValueError("boom")
-        self.reward = sum(c in "aeiou" for c in action) / max(len(action), 1) + len(action) / 64
-        return result
-
-
-class Run:
-    """A real `GRPOTrainer` with the tiny model; keeps what it got and made of it."""
-
-    def __init__(
-        self,
-        hf_tokenizer: Any,
-        model: Any,
-        folder: Path,
-        env_class: Any,
-        *,
-        reward_funcs: Any = env_reward,
-        prompts: Sequence[Any] = ("go",) * 8,
-        make: dict[str, Any] | None = None,
-        **args: Any,
-    ) -> None:
-        from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
-
-        self.outputs: list[Any] = []
-        self.prompts: list[Any] = []
-        self.batches: list[Any] = []
-        self.recomputed: list[Any] = []
-        self.rollout_func = make_rollout_func(env_class, **{"config": CONFIG} | (make or {}))
-        dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
-        settings = {
-            "output_dir": str(folder),
-            "use_cpu": True,
-            "bf16": False,
-            "max_steps": 2,
-            "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 8,
-            "num_generations": 4,
-            "max_completion_length": 128,
-            "report_to": "none",
-            "logging_steps": 1,
-            "learning_rate": 1e-3,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-        }
-        self.trainer = GRPOTrainer(
-            model=model,
-            args=GRPOConfig(**settings | args),
-            processing_class=hf_tokenizer,
-            reward_funcs=reward_funcs,
-            train_dataset=dataset,
-            eval_dataset=dataset,
-            rollout_func=self._keep,
-        )
-        self._score = self.trainer._generate_and_score_completions
-        self.trainer._generate_and_score_completions = self._recompute
-
-    def _keep(self, prompts: Any, trainer: Any) -> Any:
-        self.prompts.append(prompts)
-        self.outputs.append(self.rollout_func(prompts, trainer))
-        return dict(self.outputs[-1])
-
-    def _recompute(self, inputs: Any) -> Any:
-        batch = self._score(inputs)
-        with torch.no_grad():
-            logprobs = self.trainer._get_per_token_logps_and_entropies(
-                self.trainer.model,
-                torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-                torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
-                batch["completion_ids"].size(1),
-            )[0]
-        self.batches.append(batch)
-        self.recomputed.append(logprobs)
-        return batch
-
-    def worst(self, roll: int = 0) -> float:
-        """The largest difference between TRL's logprobs and ours, in nats."""
-        most = 0.0
-        for output, recomputed in zip(self.outputs, self.recomputed, strict=True):
-            for row, theirs in enumerate(recomputed):
-                mask = np.asarray(output["env_mask"][row], dtype=bool)
-                ours = np.asarray(output["logprobs"][row])[mask]
-                theirs_sampled = theirs[: len(mask)].numpy()[mask]
-                if len(ours):
-                    most = max(most, np.abs(np.roll(ours, roll) - theirs_sampled).max())
-        return most
+import abut
+from abut.errors import RolloutError
+from abut.record import read_records
+from abut.rollout import RolloutConfig
+from abut.samplers.vllm import VLLMServerSampler
+from abut.trl import env_reward, make_rollout_func, scored_only
+from abut.trl_sampler import sampler_of
+from fake_server import FakeServer
+from stage import BOTH, Recording, Stage, Talk, check_exact, env
+from trl_run import CONFIG, Run, Vowels, a_trainer, recorded_calls, user
 
 
 @pytest.fixture(scope="module", params=[1.0, 0.7], ids=["T=1", "T=0.7"])
 def run(request: Any, hf_tokenizer: Any, tiny_model: Any, tmp_path_factory: Any) -> Iterator[Any]:
     """Two steps of training on an environment of which one in eight fails, all calls recorded."""
-    calls: list[Any] = []
-    sample_batch = TransformersSampler.sample_batch
-
-    def recording(self: Any, requests: Any) -> Any:
-        samples = sample_batch(self, requests)
-        calls.extend(zip(requests, samples, strict=True))
-        return samples
-
     folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransformersSampler, "sample_batch", recording)
+    with recorded_calls() as calls:
         run = Run(
             hf_tokenizer,
             tiny_model(),
@@ -229,6 +115,14 @@ def test_the_metrics_of_the_batch_are_logged(run: Any) -> None:
     assert logged["rollout/time/generate_s/mean"] > logged["rollout/time/env_s/mean"] > 0
     scored = [r for r in run.outputs[0]["env_reward"] if r is not None]
     assert logged["rewards/env_reward/mean"] == pytest.approx(np.mean(scored), abs=1e-5)
+    assert logged["rollout/time/rollout_s/max"] >= logged["rollout/time/rollout_s/mean"] > 0
+    assert logged["rollout/unscored_frac"] == pytest.approx(1 / 8)
+
+
+def test_the_table_of_completions_says_how_each_rollout_ended(run: Any) -> None:
+    extra = run.trainer._logs["extra"]
+    for name in ("num_turns", "stop_reason", "error", "rollout_id"):
+        assert list(extra[name])[-8:] == run.outputs[-1][name]
 
 
 def test_every_rollout_is_in_the_record(run: Any) -> None:
@@ -293,179 +187,7 @@ def test_filters_of_the_trainer_are_those_of_the_logprobs(
     assert sampler._settings["top_k"] == 3
 
 
-# ---- prompts, seeds and groups, with a trainer that only has what we read
-
-
-class Seeds(Talk):
-    """Notes what reset got."""
-
-    got: list[Any]
-
-    def reset(self, seed: str, *, episode_seed: int, level: int = 0) -> Any:
-        self.got.append((seed, episode_seed, level))
-        return super().reset(seed)
-
-
-def a_trainer(hf_tokenizer: Any, **changes: Any) -> Any:
-    attributes = {
-        "model": SimpleNamespace(
-            training=True,
-            config=SimpleNamespace(max_position_embeddings=1024),
-            generation_config=SimpleNamespace(eos_token_id=[505, 503]),
-        ),
-        "processing_class": hf_tokenizer,
-        "num_generations": 2,
-        "num_generations_eval": 1,
-        "accelerator": SimpleNamespace(process_index=0, num_processes=1),
-        "state": SimpleNamespace(global_step=0),
-        "args": SimpleNamespace(disable_tqdm=True),
-        "reward_funcs": [env_reward],
-        "max_completion_length": 256,
-        "use_vllm": False,
-    }
-    return SimpleNamespace(**attributes | changes)
-
-
-@pytest.fixture
-def called(stage: Stage, hf_tokenizer: Any) -> Any:
-    """Calls a rollout_func with a scripted sampler; returns its columns."""
-
-    def call(prompts: Any, env_class: Any = Talk, trainer: Any = None, **make: Any) -> Any:
-        rollout_func = make_rollout_func(env_class, **{"sampler": Recording(stage.says())} | make)
-        return rollout_func(prompts, trainer or a_trainer(hf_tokenizer))
-
-    return call
-
-
-def user(content: str, **keys: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content, **keys}
-
-
-def test_the_prompts_text_is_the_seed(called: Any) -> None:
-    cls = env(Seeds, got=[])
-    called(["a", "a", [user("b")], [user("first"), user("c")]], cls)
-    assert sorted(seed for seed, _, _ in cls.got) == ["a", "a", "b", "c"]
-
-
-def test_a_string_prompt_is_a_seed_and_nothing_else(called: Any, hf_tokenizer: Any) -> None:
-    out = called(["a secret seed"])
-    text = "<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
-    assert hf_tokenizer.decode(out["prompt_ids"][0]) == text
-
-
-def test_rows_are_in_the_order_of_the_prompts_whoever_is_first(
-    called: Any, stage: Stage, hf_tokenizer: Any
-) -> None:
-    prompts = [f"number {k}" for k in range(6)]
-    sampler = Recording(stage.says(), delay_s=lambda r: 0.05 - 0.01 * int(r.rollout_id[-1]))
-    out = called(prompts, env(reset=lambda self, seed: (self, seed)), sampler=sampler)
-    for prompt, ids in zip(prompts, out["prompt_ids"], strict=True):
-        assert prompt in hf_tokenizer.decode(ids)
-
-
-def test_the_row_reaches_reset_and_not_the_messages(called: Any) -> None:
-    cls = env(Seeds, got=[])
-    prompt = [user("text", row={"level": 4, "seed": "from the row", "unused": 1})]
-    out = called([prompt], cls)
-    ((seed, _, level),) = cls.got
-    assert (seed, level) == ("from the row", 4)
-    assert out["messages"][0][0] == user("text")
-    assert "row" in prompt[0], "the trainer's prompt stays as it was"
-
-
-def test_a_group_shares_its_episode_seed_and_groups_and_steps_differ(
-    stage: Stage, hf_tokenizer: Any
-) -> None:
-    cls = env(Seeds, got=[])
-    rollout_func = make_rollout_func(cls, sampler=Recording(stage.says()))
-    trainer = a_trainer(hf_tokenizer)
-    seeds = []
-    for _ in range(2):
-        cls.got.clear()
-        rollout_func(["a", "a", "b", "b"], trainer)
-        by_prompt = {p: {s for q, s, _ in cls.got if q == p} for p in "ab"}
-        assert {len(s) for s in by_prompt.values()} == {1}
-        seeds += [s for group in by_prompt.values() for s in group]
-    assert len(set(seeds)) == 4
-
-
-def test_a_group_that_two_ranks_share_has_one_seed(stage: Stage, hf_tokenizer: Any) -> None:
-    seeds: list[Any] = []
-    ids: list[str] = []
-    for rank, prompts in enumerate((["a", "a", "a"], ["a", "b", "b"])):
-        cls = env(Seeds, got=[])
-        trainer = a_trainer(
-            hf_tokenizer,
-            num_generations=4,
-            accelerator=SimpleNamespace(process_index=rank, num_processes=2),
-        )
-        rollout_func = make_rollout_func(cls, sampler=Recording(stage.says()))
-        ids += rollout_func(prompts, trainer)["rollout_id"]
-        seeds += [{s for p, s, _ in cls.got if p == prompt} for prompt in sorted(set(prompts))]
-    assert [len(group) for group in seeds] == [1, 1, 1]
-    assert seeds[0] == seeds[1] != seeds[2]
-    assert len(set(ids)) == 6
-
-
-def test_evaluation_has_groups_of_its_own_size(stage: Stage, hf_tokenizer: Any) -> None:
-    cls = env(Seeds, got=[])
-    trainer = a_trainer(hf_tokenizer)
-    trainer.model.training = False
-    make_rollout_func(cls, sampler=Recording(stage.says()))(["a", "a"], trainer)
-    assert len({seed for _, seed, _ in cls.got}) == 2
-
-
-class Counting:
-    """A pool that notes the groups of its tasks."""
-
-    def __init__(self) -> None:
-        self.groups: list[int] = []
-
-    async def lend(self, task: RolloutTask) -> Any:
-        self.groups.append(task.group)
-        return Talk()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_groups_are_numbered_over_ranks_and_batches(
-    stage: Stage, hf_tokenizer: Any, rank: int
-) -> None:
-    """Two ranks, three prompts each, groups of two: the second group is on both."""
-    pool = Counting()
-    rollout_func = make_rollout_func(pool, sampler=Recording(stage.says()))
-    trainer = a_trainer(
-        hf_tokenizer, accelerator=SimpleNamespace(process_index=rank, num_processes=2)
-    )
-
-    def groups() -> list[int]:
-        pool.groups.clear()
-        rollout_func(["a", "b", "c"], trainer)
-        return pool.groups.copy()
-
-    first = [[0, 0, 1], [1, 2, 2]][rank]
-    assert groups() == first
-    trainer.state.global_step = 1
-    assert groups() == [group + 3 for group in first]
-    trainer.model.training = False
-    for step in (1, 2):  # each evaluation begins anew, here with two batches in groups of one
-        trainer.state.global_step = step
-        assert groups() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
-        assert groups() == [3 * rank + 6, 3 * rank + 7, 3 * rank + 8]
-    trainer.model.training = True
-    assert groups() == [group + 6 for group in first]
-
-
-def test_a_resumed_run_does_not_begin_with_the_first_tasks(stage: Stage, hf_tokenizer: Any) -> None:
-    pool = Counting()
-    trainer = a_trainer(hf_tokenizer, state=SimpleNamespace(global_step=10))
-    make_rollout_func(pool, sampler=Recording(stage.says()))(["a"] * 4, trainer)
-    assert pool.groups == [20, 20, 21, 21]
-
-
-def test_the_same_config_gives_the_same_rows(called: Any) -> None:
-    one, two = called(["a"] * 4), called(["a"] * 4)
-    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id"):
-        assert one[name] == two[name]
+# ---- one call, with a trainer that only has what we read
 
 
 def test_limits_come_from_the_trainer_unless_the_config_has_them(
@@ -511,15 +233,6 @@ def test_nothing_sampled_is_a_row_without_weight(called: Any) -> None:
 
 
 # ---- what is refused, and what is warned of
-
-
-def test_a_system_message_and_a_system_prompt_are_an_error(called: Any) -> None:
-    with pytest.raises(ValueError, match="system") as raised:
-        called(["a", [{"role": "system", "content": "S"}, user("b")]], system_prompt="T")
-    assert str(raised.value) == (
-        "prompt 1 has a system message and make_rollout_func has a system_prompt\n"
-        "hint: give one of the two"
-    )
 
 
 @pytest.mark.parametrize("name", ["tools", "environment_factory", "environment_factories"])
@@ -610,92 +323,3 @@ def test_an_unknown_sampler_and_an_env_object_are_refused() -> None:
     assert str(raised.value) == "sampler='vllm': expected 'auto' or a sampler object"
     with pytest.raises(TypeError, match="got one environment object"):
         make_rollout_func(Talk())
-
-
-def other_reward(completions: Any, **kwargs: Any) -> list[float]:
-    return [1.0] * len(completions)
-
-
-def test_a_reward_function_that_scores_failures_is_warned_of(
-    called: Any, hf_tokenizer: Any
-) -> None:
-    with pytest.warns(UserWarning, match="other_reward") as caught:
-        called(["a"], trainer=a_trainer(hf_tokenizer, reward_funcs=[env_reward, other_reward]))
-    assert [str(warning.message) for warning in caught] == [
-        "the reward function other_reward also scores rollouts that failed, which pollutes their "
-        "group's baseline; wrap it: abut.trl.scored_only(other_reward)"
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        wrapped = scored_only(other_reward)
-        called(["a"], trainer=a_trainer(hf_tokenizer, reward_funcs=[env_reward, wrapped]))
-
-
-def test_scored_only_leaves_failures_out() -> None:
-    import asyncio
-
-    async def later(completions: Any, **kwargs: Any) -> list[float]:
-        return [2.0] * len(completions)
-
-    own = [0.5, None]
-    assert scored_only(other_reward)(["x", "y"], env_reward=own) == [1.0, None]
-    assert asyncio.run(scored_only(later)(["x", "y"], env_reward=own)) == [2.0, None]
-    assert scored_only(other_reward).__name__ == "other_reward"
-
-
-def test_env_reward_works_without_metrics() -> None:
-    assert env_reward(["x", "y"], env_reward=[0.5, None], prompts=[]) == [0.5, None]
-
-
-def test_no_rollouts_log_no_metrics() -> None:
-    log_rollout_metrics([], lambda name, value: pytest.fail(name))
-
-
-@pytest.fixture
-def trl_version(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def be(text: str) -> None:
-        monkeypatch.setattr(abut.trl_version, "version", lambda name: text)
-
-    return be
-
-
-def test_an_old_trl_is_refused_and_a_new_one_warned_of(trl_version: Any) -> None:
-    trl_version("0.29.0")
-    with pytest.raises(MissingExtraError) as raised:
-        make_rollout_func(Talk)
-    assert str(raised.value) == (
-        "abut.trl needs TRL 0.29.1 or later, found 0.29.0\nhint: pip install 'trl>=0.29.1'"
-    )
-    trl_version("2.0.0.dev0")
-    with pytest.warns(UserWarning, match="tested up to") as caught:
-        make_rollout_func(Talk)
-    assert str(caught[0].message) == "abut.trl was tested up to TRL 1.16 and found 2.0.0.dev0"
-    for tested in "0.29.1", "1.16.3":
-        trl_version(tested)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            make_rollout_func(Talk)
-
-
-def test_without_trl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import PackageNotFoundError
-
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(abut.trl_version, "version", missing)
-    with pytest.raises(MissingExtraError) as raised:
-        make_rollout_func(Talk)
-    assert str(raised.value) == "abut.trl needs TRL: pip install 'abut[trl]'"
-
-
-def test_a_trl_that_counts_none_as_zero_raises_on_failure(
-    called: Any, trl_version: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    trl_version("1.5.0")
-    with pytest.raises(RolloutError, match="rollout train-0-0-0 failed after 1 attempts"):
-        called(["a"] * 8, env(Vowels, made=2), config=CONFIG)
-    assert caplog.messages == [
-        "TRL 1.5.0 counts a reward of None as 0, so a failed rollout raises here; TRL 1.6 and "
-        "later leave it out"
-    ]
