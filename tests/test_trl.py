@@ -205,6 +205,16 @@ def test_limits_come_from_the_trainer_unless_the_config_has_them(
         assert engine.stop_token_ids == (505, 503)
 
 
+def test_the_chat_template_gets_the_trainers_keywords(called: Any, hf_tokenizer: Any) -> None:
+    trainer = a_trainer(
+        hf_tokenizer,
+        chat_template="{{- told }}" + hf_tokenizer.chat_template,
+        chat_template_kwargs={"told": "!"},
+    )
+    out = called(["a"], trainer=trainer)
+    assert hf_tokenizer.decode(out["prompt_ids"][0]).startswith("!<|im_start|>user")
+
+
 def test_a_rollout_without_any_request_still_has_its_prompt(called: Any, hf_tokenizer: Any) -> None:
     def broken(self: Any, seed: str) -> Any:
         raise OSError("no port")

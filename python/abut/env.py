@@ -23,9 +23,9 @@ Reply: TypeAlias = str | list[Message]
 class Env(Protocol):
     """A synchronous environment. Each call runs on a worker thread, one at a time for one env.
 
-    `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share) and
-    any key of the mapping `row` in the prompt's last message. `close()` is called at the end where
-    it exists, after a timeout also while the call that hangs still runs.
+    `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share), any
+    column of the dataset, and any key of the mapping `row` in the prompt's last message. `close()`
+    is called at the end where it exists, after a timeout also while the call that hangs still runs.
     """
 
     reward: float

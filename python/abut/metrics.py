@@ -1,6 +1,6 @@
 """The `rollout/…` metrics: what a batch of rollouts cost and how it ended.
 
-Invariant: every batch logs the same names, whatever happened in it. TRL up to 1.10 averages each
+Invariant: every batch logs the same names, whatever happened in it. TRL up to 1.12 averages each
 name over all ranks without asking who has it: one that a rank leaves out hangs the others.
 """
 

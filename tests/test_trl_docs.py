@@ -1,0 +1,60 @@
+"""The example of docs/trl.md does what the page says."""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+trl = pytest.importorskip("trl")
+
+DOCS = Path(__file__).parents[1] / "docs" / "trl.md"
+SETTINGS = {
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 1,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "shuffle_dataset": False,
+}
+
+
+def test_the_example_trains_on_both_environments(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+    # The same lines, with a model that is here, for one step.
+    small = {"model": tiny_model(), "processing_class": hf_tokenizer}
+    GRPOTrainer = trl.GRPOTrainer
+    monkeypatch.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
+    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **SETTINGS))
+    monkeypatch.chdir(tmp_path)
+    variables: dict[str, Any] = {}
+    exec(compile(code, str(DOCS), "exec"), variables)
+    trainer = variables["trainer"]
+    prompts = list(trainer._logs["prompt"])
+    assert sorted(prompts) == ["a shout"] * 4 + ["a sum"] * 4
+    logged = trainer.state.log_history[0]
+    assert logged["rollout/stop/env_done"] == 1
+    assert logged["rewards/brevity/mean"] == pytest.approx(0.1)
+
+
+def test_the_page_names_every_extra_and_every_metric(called: Any) -> None:
+    from abut.trl import env_reward
+
+    page = DOCS.read_text(encoding="utf-8")
+    out = called(["a"])
+    required = {"prompt_ids", "completion_ids", "logprobs", "env_mask"}
+    named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
+    assert set(out) - required == named & set(out)
+    metrics: dict[str, float] = {}
+    env_reward([], log_metric=metrics.__setitem__, **out)
+    for name in metrics:
+        name = name.removeprefix("rollout/")
+        assert f"`{name}`" in page or name.startswith("stop/")
+        assert not name.startswith("stop/") or f"`{name.removeprefix('stop/')}`" in page
