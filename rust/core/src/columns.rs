@@ -59,9 +59,12 @@ impl Row<'_> {
     /// Whether masks and logprobs are what they can be, without a branch for each token.
     fn agrees(&self) -> bool {
         let wrong = |mask: u8, logprob: f32| {
-            // Without its sign, a sampled logprob is below infinity and any other is 0.
-            let bound = if mask == 1 { f32::INFINITY.to_bits() << 1 } else { 1 };
-            u8::from(mask > 1) | u8::from(logprob.to_bits() << 1 >= bound)
+            // Without its sign: its upper byte is the exponent, and 0.0 is all zeros.
+            let bits = logprob.to_bits() << 1;
+            let is_not_finite = ((bits >> 24) + 1) >> 8;
+            let is_no_mask = u32::from(mask) & !1;
+            let if_not_sampled = u32::from(mask).wrapping_sub(1);
+            is_no_mask | is_not_finite | bits & if_not_sampled
         };
         let pairs = self.env_mask.iter().zip(self.logprobs);
         pairs.fold(0, |any, (&mask, &logprob)| any | wrong(mask, logprob)) == 0

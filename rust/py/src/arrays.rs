@@ -222,5 +222,22 @@ pub fn zeros<'py, T: Element, D: Dimension>(
     py: Python<'py>,
     shape: impl IntoPyObject<'py>,
 ) -> PyResult<Bound<'py, PyArray<T, D>>> {
-    Ok(py.import("numpy")?.call_method1("zeros", (shape, T::get_dtype(py)))?.cast_into()?)
+    made_by(py, "zeros", shape)
+}
+
+/// The same for values that are all written before anybody sees them. Memory that was used before
+/// is not cleared first, which for a batch takes as long as to write it.
+pub fn empty<'py, T: Element, D: Dimension>(
+    py: Python<'py>,
+    shape: impl IntoPyObject<'py>,
+) -> PyResult<Bound<'py, PyArray<T, D>>> {
+    made_by(py, "empty", shape)
+}
+
+fn made_by<'py, T: Element, D: Dimension>(
+    py: Python<'py>,
+    function: &str,
+    shape: impl IntoPyObject<'py>,
+) -> PyResult<Bound<'py, PyArray<T, D>>> {
+    Ok(py.import("numpy")?.call_method1(function, (shape, T::get_dtype(py)))?.cast_into()?)
 }

@@ -8,7 +8,7 @@ use numpy::{
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::arrays::{Numbers, zeros};
+use crate::arrays::{Numbers, empty};
 use crate::error;
 
 #[pyclass(name = "Columns", module = "abut", frozen)]
@@ -167,6 +167,6 @@ pub fn collate<'py>(
 
 /// Memory of NumPy's own: it asks for large pages, of which a batch touches fewer.
 fn room<T: Element>(py: Python<'_>, shape: [usize; 2]) -> PyResult<PyReadwriteArray2<'_, T>> {
-    let array: Bound<'_, PyArray2<T>> = zeros(py, (shape[0], shape[1]))?;
+    let array: Bound<'_, PyArray2<T>> = empty(py, (shape[0], shape[1]))?;
     Ok(array.try_readwrite()?)
 }

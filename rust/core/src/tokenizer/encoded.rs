@@ -30,6 +30,14 @@ impl Encoded {
         }
     }
 
+    /// Makes room for as many more tokens.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.ids.reserve(tokens);
+        if self.with_spans {
+            self.spans.reserve(tokens);
+        }
+    }
+
     /// Keeps the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
         self.ids.truncate(tokens);

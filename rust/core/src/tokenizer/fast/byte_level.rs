@@ -3,7 +3,10 @@
 use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
-use super::merges::{Merges, Symbol};
+use super::characters::{Characters, FirstMerges};
+use super::merges::Merges;
+#[cfg(test)]
+use super::merges::{Bench, Symbol};
 use super::model_file::ModelFile;
 use super::words::{Key, Scratch, Vocabulary};
 use crate::tokenizer::bytes::byte_chars;
@@ -12,6 +15,7 @@ use crate::tokenizer::bytes::byte_chars;
 #[derive(Debug)]
 pub(super) struct ByteLevel {
     bytes: Box<[u32; 256]>,
+    characters: Characters,
     merges: Merges,
     vocabulary: Vocabulary,
 }
@@ -43,30 +47,34 @@ impl ByteLevel {
             vocabulary.ignore_merges();
         }
         let mut merges = Merges::new(file.merges.len());
+        let mut first_merges = FirstMerges::new(vocabulary.ids());
         for (rank, (left, right)) in file.merges.iter().enumerate() {
             let (Some(mut left), Some(right)) = (to_bytes(left), to_bytes(right)) else { continue };
             let pair = (vocabulary.id_of(&left)?, vocabulary.id_of(&right)?);
+            let rank = u32::try_from(rank).ok()?;
+            first_merges.note((pair.0, &left), (pair.1, &right), rank);
             left.extend_from_slice(&right);
-            merges.insert(pair, u32::try_from(rank).ok()?, vocabulary.id_of(&left)?);
+            merges.insert(pair, rank, vocabulary.id_of(&left)?);
         }
         let mut bytes = Box::new([0; 256]);
         for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
             *id = vocabulary.id_of(&[byte])?;
         }
-        Some(Self { bytes, merges, vocabulary })
+        let characters = Characters::new(vocabulary.entries(), &bytes, &merges, &first_merges);
+        Some(Self { bytes, characters, merges, vocabulary })
     }
 
     /// Writes the tokens of the word from `start` to `end`.
     #[inline]
     pub fn encode(
         &self,
-        text: &[u8],
+        text: &str,
         start: usize,
         end: usize,
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
-        let key = Key::of(text, start, end);
+        let key = Key::of(text.as_bytes(), start, end);
         match key.and_then(|key| scratch.recall(key)) {
             Some(&[id]) => ids.push(id),
             Some(known) => ids.extend_from_slice(known),
@@ -74,12 +82,11 @@ impl ByteLevel {
         }
     }
 
-    fn encode_new(&self, word: &[u8], key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    fn encode_new(&self, word: &str, key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
         let from = ids.len();
-        let tokens = self.vocabulary.tokens(&self.merges, word, &mut scratch.bench, |symbols| {
-            let symbol =
-                |(byte, end): (&u8, usize)| Symbol { id: self.bytes[usize::from(*byte)], end };
-            symbols.extend(word.iter().zip(1..).map(symbol));
+        let bench = &mut scratch.bench;
+        let tokens = self.vocabulary.tokens(&self.merges, word.as_bytes(), bench, |symbols| {
+            self.characters.lay_out(word, &self.bytes, symbols);
         });
         ids.extend(tokens.iter().map(|token| token.id));
         if let Some(key) = key {
@@ -95,5 +102,30 @@ impl ByteLevel {
     /// How many bytes a token stands for.
     pub fn len_of(&self, id: u32) -> usize {
         self.vocabulary.bytes_of(id).len()
+    }
+}
+
+#[cfg(test)]
+impl ByteLevel {
+    /// The tokens of a word, merged from characters and from bytes.
+    pub fn tokens_both_ways(&self, word: &str) -> (Vec<u32>, Vec<u32>) {
+        let merged = |lay_out: &dyn Fn(&mut Vec<Symbol>)| {
+            let mut bench = Bench::default();
+            lay_out(&mut bench.symbols);
+            self.merges.apply(&mut bench);
+            bench.symbols.iter().map(|symbol| symbol.id).collect()
+        };
+        let of_byte = |(byte, end): (u8, usize)| Symbol { id: self.bytes[usize::from(byte)], end };
+        (
+            merged(&|symbols| self.characters.lay_out(word, &self.bytes, symbols)),
+            merged(&|symbols| symbols.extend(word.bytes().zip(1..).map(of_byte))),
+        )
+    }
+
+    /// Whether some character of the word is not laid out byte by byte.
+    pub fn begins_with_a_character(&self, word: &str) -> bool {
+        let mut symbols = Vec::new();
+        self.characters.lay_out(word, &self.bytes, &mut symbols);
+        symbols.len() < word.len()
     }
 }

@@ -18,6 +18,9 @@ pub(super) struct Symbol {
     pub end: usize,
 }
 
+/// How early a merge is made.
+pub(super) type Rank = u32;
+
 /// For two neighbours: the rank of their merge, and the token that they become.
 #[derive(Debug)]
 pub(super) struct Merges {
@@ -75,7 +78,7 @@ impl Merges {
     }
 
     /// A later merge of the same pair replaces an earlier one.
-    pub fn insert(&mut self, pair: (u32, u32), rank: u32, id: u32) {
+    pub fn insert(&mut self, pair: (u32, u32), rank: Rank, id: u32) {
         let merge = pair_key(rank, id);
         if let Some(index) = low_index(pair.0, pair.1) {
             self.low[index] = merge;
@@ -97,6 +100,12 @@ impl Merges {
         let key = pair_key(left, right);
         let (word, bit) = self.place_in_maybe(key);
         if self.maybe[word] & bit == 0 { NONE } else { self.table[self.slot(key)].1 }
+    }
+
+    /// The rank of the merge of two neighbours, and its token.
+    pub fn rank_and_id(&self, left: u32, right: u32) -> Option<(Rank, u32)> {
+        let merge = self.of(left, right);
+        (merge != NONE).then(|| (rank_of(merge), id_of(merge)))
     }
 
     /// The word and the bit of a pair.
@@ -214,6 +223,10 @@ fn low_index(left: u32, right: u32) -> Option<usize> {
 #[inline]
 fn pair_key(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
+}
+
+fn rank_of(merge: u64) -> Rank {
+    u32::try_from(merge >> 32).expect("the upper half")
 }
 
 /// The token of a merge.

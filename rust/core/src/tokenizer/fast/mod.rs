@@ -6,6 +6,7 @@
 
 mod byte_level;
 mod char_level;
+mod characters;
 mod class;
 mod merges;
 mod model_file;
@@ -35,6 +36,9 @@ use words::{Pool, Scratch};
 /// What encoders are compared with each other on: every script, class of character and case that
 /// a pattern is about.
 const PROBE: &str = include_str!("probe.txt");
+
+/// About how many bytes of text a token has at the least, to make room for tokens at once.
+const BYTES_PER_TOKEN: usize = 2;
 
 /// An encoder of our own.
 #[derive(Debug)]
@@ -129,6 +133,7 @@ impl Fast {
         // A later slice stands behind an added token.
         let edge = if range.start == 0 { segment.edge } else { Edge::Segment };
         let slice = &text[range];
+        out.reserve(slice.len() / BYTES_PER_TOKEN);
         match &self.encoder {
             Encoder::Words { pattern, model, .. } => {
                 encode_words(*pattern, model, slice, base, scratch, out);
@@ -168,18 +173,22 @@ fn encode_words(
     scratch: &mut Scratch,
     out: &mut Encoded,
 ) {
-    let bytes = text.as_bytes();
     pattern.words(text, |start, end| {
         let from = out.ids.len();
-        model.encode(bytes, start, end, scratch, &mut out.ids);
+        model.encode(text, start, end, scratch, &mut out.ids);
         if out.with_spans {
             let mut at = start;
-            for &id in &out.ids[from..] {
-                let end = at + model.len_of(id);
-                let span = whole_characters(text, at..end);
+            let mut push = |span: Range<usize>| {
+                let span = whole_characters(text, span);
                 out.spans.push(base + span.start..base + span.end);
+            };
+            // Where the last one ends is known: most words are one token.
+            for &id in &out.ids[from..out.ids.len() - 1] {
+                let end = at + model.len_of(id);
+                push(at..end);
                 at = end;
             }
+            push(at..end);
         }
     });
 }

@@ -12,45 +12,49 @@ use rustc_hash::FxHasher;
 
 use super::merges::{Bench, Merges, Symbol};
 
-/// Words of at most as many bytes are remembered.
-const MOST_BYTES: usize = 16;
+/// Words of at most as many bytes are remembered: with their length they are one number.
+const MOST_BYTES: usize = 15;
 const MOST_IDS: usize = 3;
 const SLOTS: usize = 1 << 15;
 const EMPTY: u32 = u32::MAX;
 
-/// The bytes of a short word as numbers; a longer one has none.
+/// The bytes of a short word and its length as a number; a longer one has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Key {
-    low: u64,
-    high: u64,
-    len: u8,
-}
+pub(super) struct Key(u128);
+
+/// For each length the bytes of a number that a word fills.
+const FILLED: [u128; MOST_BYTES + 1] = {
+    let mut filled = [0; MOST_BYTES + 1];
+    let mut len = 1;
+    while len <= MOST_BYTES {
+        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
+        len += 1;
+    }
+    filled
+};
 
 impl Key {
     /// The word from `start` to `end`.
     #[inline]
     pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
         let len = end - start;
-        if len > MOST_BYTES {
-            return None;
-        }
-        let bytes = if let Some(chunk) = text[start..].first_chunk::<MOST_BYTES>() {
-            u128::from_le_bytes(*chunk) & (u128::MAX >> (8 * (MOST_BYTES - len)))
+        let filled = FILLED.get(len)?;
+        let bytes = if let Some(chunk) = text[start..].first_chunk() {
+            u128::from_le_bytes(*chunk) & filled
         } else {
-            let mut bytes = [0; MOST_BYTES];
+            let mut bytes = [0; size_of::<u128>()];
             bytes[..len].copy_from_slice(&text[start..end]);
             u128::from_le_bytes(bytes)
         };
-        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
-        let len = u8::try_from(len).expect("at most 16");
-        Some(Self { low: half(bytes), high: half(bytes >> 64), len })
+        Some(Self(bytes | (len as u128) << (8 * MOST_BYTES)))
     }
 
     #[inline]
     fn slot(self) -> usize {
         const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
         const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
-        let mixed = (self.low.wrapping_mul(FIRST) ^ self.high ^ u64::from(self.len))
+        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
+        let mixed = (half(self.0).wrapping_mul(FIRST) ^ half(self.0 >> 64))
             .rotate_left(32)
             .wrapping_mul(SECOND);
         usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("less than all slots")
@@ -173,6 +177,16 @@ impl Vocabulary {
         let entries = self.places.iter().step_by(STEP);
         let bytes = entries.map(|&(start, end)| &self.bytes[start as usize..end as usize]);
         bytes.filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect()
+    }
+
+    /// One more than the highest id.
+    pub fn ids(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Each id with its bytes, which are empty where the vocabulary has a hole.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        (0..).zip(&self.places).map(|(id, _)| (id, self.bytes_of(id)))
     }
 
     /// The bytes of an id; empty where there are none.
