@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Up to how many symbols all pairs are looked through for the next merge.
-const SHORT: usize = 24;
+const SHORT: usize = 48;
 const NONE: u64 = u64::MAX;
 
 /// A token of a word, so far.
