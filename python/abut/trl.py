@@ -21,13 +21,21 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.engine import Engine, Limits
 from abut.env import EnvFactory, EnvPool, Message, check_env_factory
+from abut.env_source import EnvSource, ForTask
 from abut.errors import MissingExtraError, TemplateError, TokenizerError
 from abut.metrics import log_rollout_metrics, rollout_stats
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
 from abut.record import JsonlRecorder, Recorder
 from abut.rollout import Rollout, RolloutConfig, RolloutTask
 from abut.sampler import BatchSampler, Sampler
+from abut.trl_environment import (
+    MakeEnvironment,
+    from_environment_factory,
+    is_environment_class,
+)
 from abut.trl_sampler import sampler_of
+
+__all__ = ["env_reward", "from_environment_factory", "make_rollout_func", "scored_only"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +57,9 @@ def make_rollout_func(
 
     Args:
         env: an Env class or a factory without arguments, of which each episode gets a fresh one;
-            or an environment pool, which lends it one.
+            or an environment pool, which lends it one; or what `abut.tool_env` returns; or a class
+            as TRL's `environment_factory` takes it (`reset` and tools, no `step`), see
+            `from_environment_factory`.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" asks the trainer's vLLM server, or without vLLM samples with the trainer's
@@ -76,8 +86,10 @@ def make_rollout_func(
         raise TypeError(
             f"sampler must be 'auto' or an object with sample or sample_batch, got {sampler!r}"
         )
+    if is_environment_class(env):
+        env = from_environment_factory(env)
     return RolloutFunc(
-        check_env_factory(env),
+        env if isinstance(env, EnvSource) else check_env_factory(env),
         config or RolloutConfig(),
         processor,
         sampler,
@@ -91,7 +103,7 @@ class RolloutFunc:
 
     def __init__(
         self,
-        env: EnvFactory | EnvPool,
+        env: EnvFactory | EnvPool | EnvSource,
         config: RolloutConfig,
         processor: Processor | PartsProcessor | None,
         sampler: Sampler | BatchSampler | str,
@@ -105,6 +117,7 @@ class RolloutFunc:
         self._system_prompt = system_prompt
         self._recorder = recorder
         self._engine: Engine | None = None
+        self._for_task: ForTask | None = None
         self._trainer: Any = None
         self._batches: dict[str, tuple[int, int]] = {}
         self._next_group: dict[str, int] = {}
@@ -124,7 +137,11 @@ class RolloutFunc:
             self._row(rollout, task, self._engine)
             for rollout, task in zip(rollouts, tasks, strict=True)
         ]
-        return {
+        columns: dict[str, list[Any]] = {}
+        if any(isinstance(task.make_env, MakeEnvironment) for task in tasks):
+            # As TRL gives them to reward functions.
+            columns["environments"] = [task.make_env.environment for task in tasks]  # type: ignore[union-attr]
+        return columns | {
             **{key: [row[key] for row in rows] for key in rows[0]},
             "env_reward": [rollout.reward for rollout in rollouts],
             "env_step_rewards": [rollout.step_rewards for rollout in rollouts],
@@ -164,11 +181,15 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = _tokenizer_of(trainer)
+        source = self._env if isinstance(self._env, EnvSource) else None
         processor = self._processor or ChatTemplateProcessor(
             hf_tokenizer,
+            tools=source.tools if source else None,
             chat_template=getattr(trainer, "chat_template", None),
             **(getattr(trainer, "chat_template_kwargs", None) or {}),
         )
+        parts_processor = as_parts_processor(processor, hf_tokenizer)
+        self._for_task = source.bind(parts_processor) if source else None
         eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
         context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
         sampler = self._sampler
@@ -176,7 +197,7 @@ class RolloutFunc:
             sampler = sampler_of(trainer, hf_tokenizer, _trl_version())
         return Engine(
             Tokenizer.from_pretrained(hf_tokenizer),
-            as_parts_processor(processor, hf_tokenizer),
+            parts_processor,
             sampler,
             config,
             Limits(
@@ -200,19 +221,18 @@ class RolloutFunc:
         for index, prompt in enumerate(prompts):
             messages, seed, columns = self._start(prompt, index)
             group = (offset + index) // generations
-            tasks.append(
-                RolloutTask(
-                    index=index,
-                    rollout_id=f"{batch}-{offset + index}",
-                    make_env=self._env,
-                    messages=messages,
-                    # Arrow fills a key that a row does not have with None.
-                    seed=seed if columns.get("seed") is None else str(columns["seed"]),
-                    episode_seed=_episode_seed(self._config.seed, batch, group),
-                    columns=columns,
-                    group=first_group + group,
-                )
+            task = RolloutTask(
+                index=index,
+                rollout_id=f"{batch}-{offset + index}",
+                make_env=self._env,  # type: ignore[arg-type]  # a source: see below
+                messages=messages,
+                # Arrow fills a key that a row does not have with None.
+                seed=seed if columns.get("seed") is None else str(columns["seed"]),
+                episode_seed=_episode_seed(self._config.seed, batch, group),
+                columns=columns,
+                group=first_group + group,
             )
+            tasks.append(self._for_task(task) if self._for_task else task)
         return tasks
 
     def _first_group(self, mode: str, step: int, groups: int) -> int:
