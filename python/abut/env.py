@@ -177,7 +177,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
-            hint = "a Gym step returns five values; set self.reward and self.alive, " + hint
+            hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
         raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
