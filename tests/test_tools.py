@@ -288,6 +288,29 @@ def test_a_tool_that_hangs_is_told_after_the_deadline(play: Any) -> None:
     assert eventually(lambda: cancelled == [True])
 
 
+@pytest.mark.usefixtures("no_thread_stays")
+def test_rollouts_share_the_threads_of_their_tools(hf_tokenizer: Any, tokenizer: Any) -> None:
+    """As many as calls at once, not as rollouts: 32 rollouts, of which 2 are in flight."""
+    names: set[str] = set()
+
+    def name() -> str:
+        """Name the thread."""
+        names.add(threading.current_thread().name)
+        return "noted"
+
+    source = abut.tool_env([name], reward=length)
+    processor = ChatTemplateProcessor(hf_tokenizer, tools=source.tools)
+    stage = Stage(tokenizer, processor)
+    turns = [stage.says(text) for text in (call("name") * 2, "Done.")]
+    sampler = Recording(lambda request: turns[request.turn](request))
+    tasks = stage.tasks([lambda: None] * 32, seed="Begin.")
+    for_task = source.bind(processor)
+    for _ in range(2):
+        rollouts = stage.engine(sampler, max_rollouts=2).run([for_task(task) for task in tasks])
+        assert [rollout.reward for rollout in rollouts] == [5.0] * 32
+    assert len(names) <= 4
+
+
 def test_a_tool_may_say_that_the_environment_failed(play: Any) -> None:
     def dead() -> str:
         """Fail."""

@@ -234,6 +234,27 @@ def test_a_class_is_not_made_and_a_factory_is_made_once(guess: Any) -> None:
     assert len(guess.made) == 1
 
 
+def test_no_schema_has_self(guess: Any) -> None:
+    """transformers leaves `self` out only where it is bound, before 5."""
+
+    class Static(guess):
+        @staticmethod
+        def half(x: float) -> float:
+            """Halve.
+
+            Args:
+                x: A number.
+            """
+            return x / 2
+
+    source = from_environment_factory(Static)
+    parameters = {
+        tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
+        for tool in source.tools
+    }
+    assert parameters == {"guess": ["number"], "half": ["x"], "tries": []}
+
+
 # ---- without TRL's trainer
 
 

@@ -9,6 +9,7 @@ scaffold.
 import asyncio
 import inspect
 import json
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -79,6 +80,36 @@ JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown
 """Text as it is, all else as JSON."""
 
 
+class ToolThreads:
+    """Threads that all episodes of a batch share, so that there are no more than calls at once.
+
+    They end with the last episode.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._episodes = 0
+        self._threads: DaemonThreads | None = None
+
+    def enter(self) -> DaemonThreads:
+        """Give an episode the threads, until it leaves them."""
+        with self._lock:
+            self._episodes += 1
+            if self._threads is None:
+                self._threads = DaemonThreads("abut-tool")
+            return self._threads
+
+    def leave(self) -> None:
+        """Let the threads end if nobody else has them; one whose tool hangs, when that returns."""
+        with self._lock:
+            self._episodes -= 1
+            threads = self._threads
+            if self._episodes or threads is None:
+                return
+            self._threads = None
+        threads.close()
+
+
 class Toolbox:
     """Runs the calls of one episode, on the loop of asynchronous environments.
 
@@ -86,6 +117,7 @@ class Toolbox:
         functions: by name, sync or async.
         parse: takes an action apart.
         rules: limits, and what becomes of malformed calls.
+        threads: for what is sync.
         texts: how results and errors are told.
     """
 
@@ -94,13 +126,15 @@ class Toolbox:
         functions: Mapping[str, Function],
         parse: Parse,
         rules: ToolRules,
+        threads: ToolThreads,
         texts: ToolTexts = JSON_TEXTS,
     ) -> None:
         self._functions = functions
         self._parse = parse
         self._rules = rules
         self._texts = texts
-        self._threads = DaemonThreads("abut-tool")
+        self._shared = threads
+        self._threads = threads.enter()
         self._answers: Answers | None = None
 
     async def answer(self, action: str) -> list[Message] | None:
@@ -134,8 +168,8 @@ class Toolbox:
         return await returned if inspect.isawaitable(returned) else returned
 
     def close(self) -> None:
-        """Let the threads end; one whose tool hangs ends when that returns."""
-        self._threads.close()
+        """Leave the threads to the other episodes."""
+        self._shared.leave()
 
     async def _run(self, call: ToolCall) -> str:
         function = self._functions.get(call.name)

@@ -16,7 +16,7 @@ from abut.errors import MissingExtraError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
 from abut.tool_calls import Parse, ToolCallFormat, parse_tool_calls
-from abut.toolbox import Function, Toolbox, ToolRules
+from abut.toolbox import Function, Toolbox, ToolRules, ToolThreads
 
 Score: TypeAlias = Callable[..., float | Awaitable[float | None] | None]
 
@@ -82,10 +82,11 @@ class ToolEnv:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
             def make() -> ToolEpisode:
-                toolbox = Toolbox(self.functions, parse, self.rules)
+                toolbox = Toolbox(self.functions, parse, self.rules, threads)
                 columns = {k: v for k, v in task.columns.items() if k != "messages"}
                 named = named_keywords(functools.partial(self.reward, ()), columns)
 
@@ -133,7 +134,7 @@ class ToolEpisode:
         self.reward = await self._score(messages)
 
     def close(self) -> None:
-        """Let the tools' threads end."""
+        """Leave the threads of the tools."""
         self._toolbox.close()
 
 

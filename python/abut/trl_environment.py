@@ -7,6 +7,7 @@ each episode has a fresh environment, and the results of a turn come in the orde
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from abut.errors import EnvError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
 from abut.tool_calls import Parse, ToolCallFormat
-from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts
+from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts, ToolThreads
 from abut.tools import ToolEpisode, call_parser, schemas_by_name
 
 _NO_TOOLS = ("reset", "get_reward")
@@ -55,21 +56,19 @@ def from_environment_factory(
         ValueError: there is no tool, or two have one name.
         MissingExtraError: transformers is not installed.
     """
-    made = environment if inspect.isclass(environment) else type(probe := environment())
+    made = environment if inspect.isclass(environment) else type(environment())
     if not callable(getattr(made, "reset", None)):
         raise TypeError(
             f"{made.__name__} has no method 'reset'\n"
             "hint: pass a class or factory as for GRPOTrainer(environment_factory=…)"
         )
     names = _tool_names(made)
-    owner = made if inspect.isclass(environment) else probe
-    methods = [getattr(owner, name) for name in names]
-    rules = ToolRules(on_malformed, timeout_s, max_calls, max_result_chars)
-    schemas = schemas_by_name([*tools, *methods])
+    schemas = schemas_by_name([*tools, *(_bound(made, name) for name in names)])
     if not schemas:
         raise ValueError(
             f"{made.__name__} has no tools\nhint: its public methods, reset and get_reward excepted"
         )
+    rules = ToolRules(on_malformed, timeout_s, max_calls, max_result_chars)
     return EnvironmentFactory(
         environment,
         dict(zip(schemas, tools, strict=False)),
@@ -108,6 +107,7 @@ class EnvironmentFactory:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
             before = list(task.messages)
@@ -117,7 +117,7 @@ class EnvironmentFactory:
             elif before[-1]["role"] == "user" and isinstance(before[-1]["content"], str):
                 last = before.pop()
             row = {"prompt": list(task.messages) or task.seed, **task.columns}
-            make = MakeEnvironment(self, parse, row, last)
+            make = MakeEnvironment(self, parse, threads, row, last)
             return dataclasses.replace(task, make_env=make, messages=before)
 
         return for_task
@@ -127,12 +127,18 @@ class MakeEnvironment:
     """Makes the environments of one task; keeps the last one for reward functions."""
 
     def __init__(
-        self, factory: EnvironmentFactory, parse: Parse, row: Mapping[str, Any], last: Message
+        self,
+        factory: EnvironmentFactory,
+        parse: Parse,
+        threads: ToolThreads,
+        row: Mapping[str, Any],
+        last: Message,
     ) -> None:
         self.environment: Any = None
         self.__name__ = getattr(factory.make, "__name__", repr(factory.make))
         self._factory = factory
         self._parse = parse
+        self._threads = threads
         self._row = row
         self._last = last
 
@@ -141,7 +147,8 @@ class MakeEnvironment:
         factory = self._factory
         environment = self.environment = factory.make()
         methods = {name: getattr(environment, name) for name in factory.methods}
-        toolbox = Toolbox({**factory.functions, **methods}, self._parse, factory.rules, _TRL_TEXTS)
+        functions = {**factory.functions, **methods}
+        toolbox = Toolbox(functions, self._parse, factory.rules, self._threads, _TRL_TEXTS)
 
         async def begin() -> Reply:
             columns = named_keywords(environment.reset, self._row)
@@ -165,6 +172,14 @@ def _tool_names(made: type) -> list[str]:
         for name, _ in inspect.getmembers(made, inspect.isfunction)
         if name not in _NO_TOOLS and not name.startswith("_")
     ]
+
+
+def _bound(made: type, name: str) -> Function:
+    """A method without its `self`, which older versions of transformers take for a parameter."""
+    function: Function = getattr(made, name)
+    if isinstance(inspect.getattr_static(made, name), staticmethod):
+        return function
+    return types.MethodType(function, made)
 
 
 def _text(value: Any) -> str:
