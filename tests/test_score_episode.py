@@ -30,11 +30,20 @@ def scored(twin: Any = lambda cls: cls, **attributes: Any) -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize("config", [{}, {"max_turns": 2}, {"completion": 20}], ids=str)
-def test_it_is_asked_once_with_all_messages(stage: Stage, twin: Any, config: Any) -> None:
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, "env_done"),
+        ({"max_turns": 2}, "max_turns"),
+        ({"completion": 20}, "max_completion_tokens"),
+    ],
+)
+def test_it_is_asked_once_with_all_messages(
+    stage: Stage, twin: Any, config: Any, reason: str
+) -> None:
     cls = scored(twin)
     rollout = stage.play(cls, **config).one
-    assert rollout.error is None
+    assert (rollout.error, rollout.stop_reason) == (None, reason)
     assert cls.asked == [rollout.messages]
     assert rollout.reward == float(len(rollout.messages))
     assert rollout.step_rewards[:-1] == [1 / 3, 2 / 3][: len(rollout.turns) - 1]

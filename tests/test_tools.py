@@ -256,8 +256,23 @@ def test_calls_over_the_limit_are_told_and_not_run(play: Any) -> None:
 
     rollout = play([note], "".join(call("note", n=n) for n in range(4)), "Done.", max_calls=2).one
     assert sorted(ran) == [0, 1]
-    no = '{"error": "Not run: at most 2 calls in one turn"}'
-    assert [text for _, text in told(rollout)] == ["noted", "noted", no, no]
+    no = '{"error": "Not run: the last 2 calls. At most 2 in one turn"}'
+    assert told(rollout) == [("note", "noted"), ("note", "noted"), ("error", no)]
+
+
+def test_a_tool_may_have_any_parameters(play: Any) -> None:
+    def apply(function: str, what: str, self: int = 0) -> str:
+        """Apply.
+
+        Args:
+            function: Its name.
+            what: To what.
+            self: A number.
+        """
+        return f"{function}({what}, {self})"
+
+    text = call("apply", function="f", what="x", self=1)
+    assert told(play([apply], text, "Done.").one) == [("apply", "f(x, 1)")]
 
 
 @pytest.mark.usefixtures("no_thread_stays")
@@ -316,7 +331,9 @@ def test_a_tool_may_say_that_the_environment_failed(play: Any) -> None:
         """Fail."""
         raise EnvError("the database is gone")
 
-    played = play([dead], call("dead"), config={"retries": 1})
+    played = play(
+        [dead, say], call("dead") + call("say", text="x") + call("dead"), config={"retries": 1}
+    )
     assert (played.one.error, played.one.attempts) == ("EnvError: the database is gone", 2)
 
 
@@ -331,6 +348,13 @@ def test_a_malformed_call_is_fed_back(play: Any) -> None:
     assert texts[0] == "hi"
     assert texts[1] == texts[2]
     assert texts[1].startswith('{"error": "Malformed tool call: ')
+
+
+def test_not_each_of_many_malformed_calls_is_told(play: Any) -> None:
+    rollout = play([say], BROKEN * 5, "Done.", max_calls=2).one
+    texts = [text for _, text in told(rollout)]
+    assert len(texts) == 3
+    assert texts[2] == '{"error": "And 3 more"}'
 
 
 def test_a_malformed_call_may_end_the_episode(play: Any) -> None:
@@ -437,7 +461,7 @@ def test_the_reward_is_not_counted_twice(play: Any, sums: str) -> None:
 def test_a_reward_that_raises_fails_the_rollout(play: Any) -> None:
     rollout = play([add], "Done.", reward=lambda messages: 1 / 0).one
     assert rollout.error == (
-        "EnvError: ToolEpisode.score_episode raised ZeroDivisionError: division by zero"
+        "EnvError: the reward function <lambda> raised ZeroDivisionError: division by zero"
     )
     never = play(
         [add],

@@ -222,7 +222,13 @@ def test_only_a_class_with_reset_and_tools_and_no_step_is_taken_for_one(guess: A
 
     assert is_environment_class(guess)
     assert not is_environment_class(type("Steps", (guess,), {"step": Guess.guess}))
-    for other in Talk, NoTools, guess(), lambda: guess():
+
+    class Misspelled:
+        def reset(self, seed: str) -> Any: ...
+
+        def stpe(self, action: str) -> Any: ...
+
+    for other in Talk, NoTools, Misspelled, guess(), lambda: guess():
         assert not is_environment_class(other)
 
 
@@ -321,6 +327,21 @@ def test_a_reward_of_its_own_and_more_tools(play: Any, guess: Any) -> None:
     rollout = play(source, call("double", x=4) + guessed(1), "Done.")
     assert [m["content"] for m in rollout.messages if m["role"] == "tool"] == ["8", "higher"]
     assert rollout.reward == 5.0
+
+
+@pytest.mark.parametrize("method", ["reset", "get_reward", "reward"])
+def test_what_an_environment_raises_fails_its_rollout_and_names_it(
+    play: Any, guess: Any, method: str
+) -> None:
+    def broken(self: Any, **row: Any) -> Any:
+        raise OSError("no port")
+
+    if method == "reward":
+        source = from_environment_factory(guess, reward=broken)
+    else:
+        source = from_environment_factory(type("Guess", (guess,), {method: broken}))
+    name = "the reward of Guess" if method == "reward" else f"Guess.{method}"
+    assert play(source, "Done.").error == f"EnvError: {name} raised OSError: no port"
 
 
 def test_without_get_reward_there_is_no_score(play: Any) -> None:

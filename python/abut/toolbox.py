@@ -2,8 +2,8 @@
 
 Invariant: nothing that a policy writes raises, and no tool holds up its turn past the deadline.
 Each call is answered by one `role: tool` message, in the order of the calls, then each malformed
-one. A name that the policy made up never gets into a message: only contents are kept from becoming
-scaffold.
+one; those over the limit by one message for all. A name that the policy made up never gets into a
+message: only contents are kept from becoming scaffold.
 """
 
 import asyncio
@@ -156,16 +156,35 @@ class Toolbox:
         finally:
             for task in running:
                 task.cancel()
+        if errors := [e for task in running if task.done() and (e := task.exception())]:
+            raise errors[0]
         told = [self._told(task) for task in running]
         return [*map(self._message, taken, told), *self._refused(parsed)]
 
-    async def call(self, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    async def call(
+        self, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> T:
         """Call a function, sync or async, without holding up the loop."""
         if inspect.iscoroutinefunction(function):
             returned: T | Awaitable[T] = function(*args, **kwargs)
         else:
             returned = await self._on_thread(lambda: function(*args, **kwargs))
         return await returned if inspect.isawaitable(returned) else returned
+
+    async def ask(
+        self, what: str, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> T:
+        """Call what is no tool.
+
+        Raises:
+            EnvError: it raises; `what` names it.
+        """
+        try:
+            return await self.call(function, *args, **kwargs)
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Leave the threads to the other episodes."""
@@ -191,15 +210,15 @@ class Toolbox:
         return self._texts.error(f"TimeoutError: no answer within {self._rules.timeout_s:g} s")
 
     def _refused(self, parsed: ParsedCalls) -> list[Message]:
-        limit = self._rules.max_calls
-        too_many = f"Not run: at most {limit} calls in one turn"
-        messages = [
-            self._message(call, self._texts.error(too_many)) for call in parsed.calls[limit:]
+        limit, malformed = self._rules.max_calls, parsed.malformed
+        over = len(parsed.calls) - limit
+        texts = [f"Not run: the last {over} calls. At most {limit} in one turn"] * (over > 0)
+        texts += [f"Malformed tool call: {call.error}" for call in malformed[:limit]]
+        texts += [f"And {len(malformed) - limit} more"] * (len(malformed) > limit)
+        return [
+            {"role": "tool", "name": NO_TOOL, "content": self._bounded(self._texts.error(text))}
+            for text in texts
         ]
-        for malformed in parsed.malformed[:limit]:
-            text = self._texts.error(f"Malformed tool call: {malformed.error}")
-            messages.append({"role": "tool", "name": NO_TOOL, "content": self._bounded(text)})
-        return messages
 
     def _message(self, call: ToolCall, text: str) -> Message:
         name = call.name if call.name in self._functions else NO_TOOL

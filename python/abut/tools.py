@@ -46,7 +46,7 @@ def tool_env(
             with it, "end" ends the episode, and no call of that turn is run.
         timeout_s: seconds for the calls of one turn; keep it below `step_timeout_s`. Calls that
             take longer are answered by an error; an async one is cancelled, a thread is left alone.
-        max_calls: more calls of one turn are answered by an error and not run.
+        max_calls: more calls of one turn are not run, and answered by one error.
         max_result_chars: what is longer is cut, and a last line says so. None cuts nothing.
         format: how the policy writes calls; None: as the chat template does.
 
@@ -95,7 +95,10 @@ class ToolEnv:
                     return "" if asked else task.seed  # a string prompt is the question
 
                 async def score(messages: list[Message]) -> float | None:
-                    return await toolbox.call(self.reward, messages, **named)
+                    name = getattr(self.reward, "__name__", repr(self.reward))
+                    return await toolbox.ask(
+                        f"the reward function {name}", self.reward, messages, **named
+                    )
 
                 return ToolEpisode(toolbox, begin, score)
 

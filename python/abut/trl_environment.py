@@ -81,12 +81,14 @@ def from_environment_factory(
 
 
 def is_environment_class(env: Any) -> bool:
-    """Whether it can only be a class for TRL's `environment_factory`: no `step`, but tools."""
+    """Whether it can only be a class for TRL: `reset`, documented methods, and no `step`."""
+    if not inspect.isclass(env) or hasattr(env, "step"):
+        return False
+    names = _tool_names(env)
     return (
-        inspect.isclass(env)
-        and callable(getattr(env, "reset", None))
-        and not hasattr(env, "step")
-        and bool(_tool_names(env))
+        callable(getattr(env, "reset", None))
+        and bool(names)
+        and all(getattr(env, name).__doc__ for name in names)
     )
 
 
@@ -146,21 +148,24 @@ class MakeEnvironment:
         """Make an environment for one attempt."""
         factory = self._factory
         environment = self.environment = factory.make()
-        methods = {name: getattr(environment, name) for name in factory.methods}
+        name = type(environment).__name__
+        methods = {method: getattr(environment, method) for method in factory.methods}
         functions = {**factory.functions, **methods}
         toolbox = Toolbox(functions, self._parse, factory.rules, self._threads, _TRL_TEXTS)
 
         async def begin() -> Reply:
             columns = named_keywords(environment.reset, self._row)
-            said = await toolbox.call(environment.reset, **columns)
+            said = await toolbox.ask(f"{name}.reset", environment.reset, **columns)
             content = self._last["content"] + ("" if said is None else _text(said))
             return [{**self._last, "content": content}] if content else ""
 
         async def score(messages: list[Message]) -> float | None:
             if factory.reward is not None:
-                return await toolbox.call(factory.reward, environment)
+                return await toolbox.ask(f"the reward of {name}", factory.reward, environment)
             get_reward = getattr(environment, "get_reward", None)
-            return None if get_reward is None else await toolbox.call(get_reward)
+            if get_reward is None:
+                return None
+            return await toolbox.ask(f"{name}.get_reward", get_reward)
 
         return ToolEpisode(toolbox, begin, score)
 
