@@ -136,8 +136,7 @@ PAIR = "Talk.step must return (env, reply), got "
         (
             ("o", 1.0, True, False, {}),
             PAIR + "tuple of 5: ['str', 'float', 'bool', 'bool', 'dict']\n"
-            "hint: a Gym step returns five values; set self.reward and self.alive, return (self, "
-            "text)",
+            "hint: a Gym step returns five values; abut.gym.GymEnv plays such objects",
         ),
         (
             ("text", Talk()),

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from abut.env import check_env_factory, make_env
 from abut.errors import InvalidAction
 from abut.gym import GymEnv
 from stage import Stage, assert_done
@@ -93,6 +94,12 @@ def test_an_older_gym_is_named(stage: Stage, method: str, returned: Any, text: s
     old = type("Old", (Count,), {method: lambda self, *args, **kwargs: returned})
     played = stage.play(gym(old), script="1", retries=0, max_failed_frac=1)
     assert played.one.error == f"EnvError: {text}\n{HINT}"
+
+
+def test_a_gym_env_is_a_factory() -> None:
+    source = gym()
+    one, two = make_env(check_env_factory(source)), make_env(check_env_factory(source))
+    assert one is not two
 
 
 def test_an_object_that_cannot_be_made_is_named(stage: Stage) -> None:

@@ -22,7 +22,9 @@ import abut.samplers.vllm
 import abut.strategies
 import abut.testing
 import abut.trl
+import abut.trl_env
 
+KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
     "audit": ("Audit", "audit"),
     "samplers.trl_server": ("TRLServerSampler",),
@@ -31,7 +33,8 @@ MODULES = {
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
-    "trl": ("env_reward", "make_rollout_func", "scored_only"),
+    "trl": abut.trl.__all__,
+    "trl_env": tuple(name for name in abut.trl_env.__all__ if name not in KNOWN),
 }
 OPTIONAL = (
     "aiohttp",
@@ -239,6 +242,8 @@ collate(columns, *, pad_id)
 parse_tool_calls(text, *, format, tools=None)
 read_records(path)
 stitch(calls, *, on_drift='error', tokenizer=None)
+tool_env(functions, *, reward, on_malformed='feed_back', timeout_s=30.0, max_calls=16, \
+max_result_chars=20000, format=None)
 audit.Audit
   source
   profile
@@ -300,9 +305,48 @@ testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
 trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
+trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
+timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None)
 trl.scored_only(reward_func)
+trl_env.RolloutDecoder (protocol)
+  generate(input_ids)
+trl_env.RolloutDecoderFactory (protocol)
+  make_decoder(trainer)
+trl_env.Tokenizer (protocol)
+  decode(token_list)
+  encode(text)
+  processing_class
+trl_env.TransformerDecoderFactory(temperature, eos_token_set, max_completion_length)
+  check_trainer(trainer)
+trl_env.TransformerTokenizer(processing_class)
+  decode(token_list)
+  encode(text)
+trl_env.Type1Processor(config)
+  append_user_input(prompt)
+  init_system_input(prompt)
+  parse_agent_output(completion)
+trl_env.Type1ProcessorConfig
+  prefix_system
+  suffix_system
+  prefix_user
+  suffix_user
+  begin_answer
+  end_answer
+trl_env.VLLMDecoderFactory(temperature, eos_token_set, max_completion_length, \
+gpu_memory_utilization=0.5, enable_sleep_mode=True)
+  check_trainer(trainer)
+trl_env.deepseekr1_processor
+trl_env.gemma4_instruct_processor
+trl_env.gemma4_processor
+trl_env.make_reward_func()
+trl_env.make_rollout_func(processor, tokenizer, decoder_factory, env_factory, system_prompt, \
+max_conversation_length)
+trl_env.make_rollout_func_mp(processor, tokenizer, decoder_factory, env_factory, system_prompt, \
+max_conversation_length)
+trl_env.qwen3_instruct_processor
+trl_env.qwen3_processor
 """
 
 

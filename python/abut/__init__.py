@@ -36,6 +36,7 @@ from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
 from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
+from abut.tools import tool_env
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
 """The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""
@@ -87,4 +88,5 @@ __all__ = [
     "parse_tool_calls",
     "read_records",
     "stitch",
+    "tool_env",
 ]

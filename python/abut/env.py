@@ -26,6 +26,9 @@ class Env(Protocol):
     `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share), any
     column of the dataset, and any key of the mapping `row` in the prompt's last message. `close()`
     is called at the end where it exists, after a timeout also while the call that hangs still runs.
+
+    An environment that scores whole episodes has `score_episode(messages)`: called once after the
+    last step, whatever ended the episode, with all its messages, to set `reward`.
     """
 
     reward: float
@@ -140,12 +143,17 @@ def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -
     """Return what `reset` takes besides the seed: columns and `episode_seed` that it names."""
     offered = {**columns, "episode_seed": episode_seed}
     offered.pop("seed", None)
+    return named_keywords(env.reset, offered)
+
+
+def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the offered a function takes by name; all of it where it takes any."""
     try:
-        parameters = list(inspect.signature(env.reset).parameters.values())
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a callable that Python cannot look into
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return offered
+        return dict(offered)
     return {
         parameter.name: offered[parameter.name]
         for parameter in parameters
@@ -165,14 +173,11 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         EnvError: it is not a pair of an environment and a reply.
     """
     name = f"{type(env).__name__}.{method}"
-    if isinstance(returned, Awaitable):
-        if inspect.iscoroutine(returned):
-            returned.close()
-        raise EnvError(f"{name} returned an awaitable\nhint: make reset and step both `async def`")
+    check_no_awaitable(env, method, returned)
     if not isinstance(returned, tuple) or len(returned) != 2:
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
-            hint = "a Gym step returns five values; set self.reward and self.alive, " + hint
+            hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
         raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
@@ -190,6 +195,22 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         )
     # A copy: the environment may use its message again for the next turn.
     return following, [_plain(message) for message in reply]
+
+
+def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
+    """Refuse what one method of an environment returns where the others are not async.
+
+    Raises:
+        EnvError: it is an awaitable.
+    """
+    if not isinstance(returned, Awaitable):
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()
+    raise EnvError(
+        f"{type(env).__name__}.{method} returned an awaitable\n"
+        "hint: make reset and step both `async def`"
+    )
 
 
 def env_alive(env: Any) -> bool:

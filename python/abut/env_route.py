@@ -5,9 +5,13 @@ that names none of several is an error, before anything is played.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from abut.env import EnvFactory, EnvPool, check_env_factory
+from abut.env_source import EnvSource
+from abut.trl_environment import from_environment_factory, is_environment_class
+
+EnvKind: TypeAlias = EnvFactory | EnvPool | EnvSource
 
 ROUTE = "environment"
 """The column that names a row's environment; TRL's `environment_factory` reads the same one."""
@@ -17,8 +21,8 @@ class EnvRoute:
     """What `env` stands for: one kind of environment, or several by name.
 
     Args:
-        env: an Env class, a factory without arguments, an environment pool, or a mapping of names
-            to these.
+        env: an Env class, a factory without arguments, an environment pool, a source of
+            environments, a class for TRL's `environment_factory`, or a mapping of names to these.
 
     Raises:
         TypeError: it is none of these.
@@ -26,9 +30,9 @@ class EnvRoute:
     """
 
     def __init__(self, env: Any) -> None:
-        self._named: dict[Any, EnvFactory | EnvPool] | None = None
+        self._named: dict[Any, EnvKind] | None = None
         if not isinstance(env, Mapping):
-            self._only = check_env_factory(env)
+            self._only = _kind_of(env)
             return
         if not env:
             raise ValueError(
@@ -37,9 +41,12 @@ class EnvRoute:
             )
         self._named = {name: _checked(name, kind) for name, kind in env.items()}
 
-    def of_row(
-        self, columns: Mapping[str, Any], row: str
-    ) -> tuple[EnvFactory | EnvPool, dict[str, Any]]:
+    @property
+    def kinds(self) -> list[EnvKind]:
+        """All environments that rows can name."""
+        return [self._only] if self._named is None else list(self._named.values())
+
+    def of_row(self, columns: Mapping[str, Any], row: str) -> tuple[EnvKind, dict[str, Any]]:
         """Return what plays a row, and the columns that are not spent on choosing it.
 
         Args:
@@ -67,8 +74,14 @@ class EnvRoute:
         return self._named[name], left
 
 
-def _checked(name: Any, env: Any) -> EnvFactory | EnvPool:
+def _checked(name: Any, env: Any) -> EnvKind:
     try:
-        return check_env_factory(env)
+        return _kind_of(env)
     except TypeError as error:
         raise TypeError(f"env[{name!r}]: {error}") from None
+
+
+def _kind_of(env: Any) -> EnvKind:
+    if is_environment_class(env):
+        return from_environment_factory(env)
+    return env if isinstance(env, EnvSource) else check_env_factory(env)

@@ -20,6 +20,7 @@ from abut.env import (
     Message,
     Reply,
     accepted_keywords,
+    check_no_awaitable,
     check_reply,
     close_env,
     env_alive,
@@ -75,6 +76,7 @@ class Episode:
         while True:
             sample, turn = await self._sample(clock)
             if await self._step(sample, turn):
+                await self._score()
                 return self._finish()
 
     def end(self) -> Any:
@@ -271,6 +273,24 @@ class Episode:
             self.rollout.stop_reason = reason
         return left < 1
 
+    async def _score(self) -> None:
+        """Let an env that scores whole episodes do so, whatever ended this one."""
+        score = getattr(self._env, "score_episode", None)
+        # An empty sample took no step.
+        stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
+        if score is None or not stepped:
+            return
+        method, timeout_s = "score_episode", self._config.step_timeout_s
+        messages = list(self.rollout.messages)
+        if is_async(self._env):
+            await self._on_env_loop(method, timeout_s, lambda: score(messages))
+        else:
+            call = lambda: check_no_awaitable(  # noqa: E731
+                self._env, method, self._call_env(method, messages)
+            )
+            await self._on_thread(method, timeout_s, call)
+        stepped[-1].reward = env_reward_value(self._env)
+
     def _count_spellings(self, messages: Sequence[Message]) -> None:
         """Count the control tokens that somebody spells who is neither developer nor policy."""
         counts = self.rollout.control_spellings
@@ -367,9 +387,8 @@ class Episode:
             name = getattr(self._task.make_env, "__name__", "the environment")
             if self._env is not None:
                 name = type(self._env).__name__
-            raise EnvError(
-                f"{name}.{what} did not answer within {what}_timeout_s={timeout_s:g}"
-            ) from None
+            limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
+            raise EnvError(f"{name}.{what} did not answer within {limit}={timeout_s:g}") from None
 
 
 @contextmanager

@@ -82,27 +82,44 @@ class PartsProcessor(Protocol):
         ...
 
 
-def as_parts_processor(processor: Processor | PartsProcessor, hf_tokenizer: Any) -> PartsProcessor:
+def as_parts_processor(
+    processor: Processor | PartsProcessor,
+    hf_tokenizer: Any,
+    *,
+    close_token: str | None = None,
+    stop_token_ids: Sequence[int] = (),
+) -> PartsProcessor:
     """The processor itself where it gives parts, else one that finds its scaffold.
 
     A processor with only the three text methods is called with a placeholder and with the real
-    text; the two must differ in the content alone. Its turns end on the tokenizer's EOS token. It
-    takes a system message (or none: then nothing is written for it) and user messages, one at a
-    time.
+    text; the two must differ in the content alone. It takes a system message (or none: then
+    nothing is written for it) and user messages, one at a time.
+
+    Args:
+        processor: of either kind.
+        hf_tokenizer: a transformers tokenizer.
+        close_token: ends the turns of a text processor; None: the tokenizer's EOS token.
+        stop_token_ids: on which they end besides.
 
     Raises:
-        TemplateError: the tokenizer has no EOS token.
+        TemplateError: no token ends a turn.
     """
     if isinstance(processor, PartsProcessor):
         return processor
-    return _TextProcessorParts(processor, hf_tokenizer)
+    return _TextProcessorParts(processor, hf_tokenizer, close_token, stop_token_ids)
 
 
 class _TextProcessorParts:
     """A `PartsProcessor` over the three text methods."""
 
-    def __init__(self, processor: Processor, hf_tokenizer: Any) -> None:
-        if hf_tokenizer.eos_token_id is None:
+    def __init__(
+        self,
+        processor: Processor,
+        hf_tokenizer: Any,
+        close_token: str | None,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        if close_token is None and hf_tokenizer.eos_token_id is None:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so nothing says "
                 "where a turn ends\n"
@@ -110,9 +127,18 @@ class _TextProcessorParts:
                 "ChatTemplateProcessor"
             )
         self._processor = processor
-        self._close = str(hf_tokenizer.eos_token)
-        self.close_token_id = int(hf_tokenizer.eos_token_id)
-        self.stop_token_ids: tuple[int, ...] = (self.close_token_id,)
+        self._close = str(hf_tokenizer.eos_token) if close_token is None else close_token
+        close_id = hf_tokenizer.get_vocab().get(self._close)
+        if close_id is None:
+            raise TemplateError(
+                f"{self._close!r} is no token of {hf_tokenizer.name_or_path!r}, so nothing says "
+                "where a turn ends\n"
+                "hint: name the token that closes a turn, for ChatML <|im_end|>"
+            )
+        self.close_token_id = int(close_id)
+        eos = hf_tokenizer.eos_token_id
+        ids = [self.close_token_id, *([] if eos is None else [int(eos)]), *stop_token_ids]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
 
     def opening(self, messages: Sequence[Message]) -> list[Part]:
         texts = self._texts(messages, takes=(["system", "user"], ["user"]))

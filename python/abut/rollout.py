@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from abut._native import Columns
 from abut.env import EnvFactory, EnvPool, Message
+from abut.processor import PartsProcessor
 
 
 def _help(default: Any, text: str) -> Any:
@@ -123,6 +124,8 @@ class RolloutTask:
     """The other columns of the dataset's row."""
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
+    processor: PartsProcessor | None = None
+    """Writes its conversation; None: the engine's."""
 
 
 @dataclass

@@ -9,16 +9,18 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.engine import Engine, Limits
 from abut.env_route import EnvRoute
+from abut.env_source import ForTask, bind_all
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
 from abut.record import JsonlRecorder, Recorder
 from abut.rollout import Rollout, RolloutConfig
 from abut.sampler import BatchSampler, Sampler
+from abut.trl_environment import environments_of, from_environment_factory
 from abut.trl_rewards import env_reward, scored_only, warn_of_unwrapped
 from abut.trl_rows import rows_of
 from abut.trl_sampler import sampler_of
@@ -30,7 +32,13 @@ from abut.trl_version import (
     trl_version_text,
 )
 
-__all__ = ["RolloutFunc", "env_reward", "make_rollout_func", "scored_only"]
+__all__ = [
+    "RolloutFunc",
+    "env_reward",
+    "from_environment_factory",
+    "make_rollout_func",
+    "scored_only",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +56,10 @@ def make_rollout_func(
 
     Args:
         env: an Env class or a factory without arguments, of which each episode gets a fresh one;
-            an environment pool, which lends it one; or a dict of these, of which each row of the
-            dataset names one in its column `environment`.
+            or an environment pool, which lends it one; or what `abut.tool_env` returns; or a class as
+            TRL's `environment_factory` takes it (`reset` and tools, no `step`), see
+            `from_environment_factory`; or a dict of these, of which each row of the dataset names
+            one in its column `environment`.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" asks the trainer's vLLM server, or without vLLM samples with the trainer's
@@ -103,15 +113,16 @@ class RolloutFunc:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
         if self._engine is None or self._trainer is not trainer:
-            self._engine = self._build_engine(trainer)
+            self._engine, self._for_task = self._build_engine(trainer)
             self._trainer = trainer
         if trainer.use_vllm and trainer.vllm_mode == "server":
             # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
             trainer.accelerator.wait_for_everyone()
         mode = "train" if trainer.model.training else "eval"
-        tasks = self._tasks.of_batch(prompts, trainer, mode)
+        tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
         rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
-        return rows_of(rollouts, tasks, self._engine)
+        rows = rows_of(rollouts, tasks, self._engine)
+        return rows | environments_of(tasks)
 
     def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
         if self._recorder is None:
@@ -124,7 +135,8 @@ class RolloutFunc:
             tokenizer=hf_tokenizer.name_or_path,
         )
 
-    def _build_engine(self, trainer: Any) -> Engine:
+    def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
+        """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         if getattr(self._sampler, "base_urls", ()) and not trainer.use_vllm:
@@ -142,19 +154,17 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = _tokenizer_of(trainer)
-        processor = self._processor or ChatTemplateProcessor(
-            hf_tokenizer,
-            chat_template=getattr(trainer, "chat_template", None),
-            **(getattr(trainer, "chat_template_kwargs", None) or {}),
+        processor, for_task = bind_all(
+            self._tasks.route.kinds, functools.partial(self._processor_with, trainer, hf_tokenizer)
         )
         eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
         context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
         sampler = self._sampler
         if isinstance(sampler, str):
             sampler = sampler_of(trainer, hf_tokenizer, trl_version())
-        return Engine(
+        engine = Engine(
             Tokenizer.from_pretrained(hf_tokenizer),
-            as_parts_processor(processor, hf_tokenizer),
+            processor,
             sampler,
             config,
             Limits(
@@ -164,6 +174,18 @@ class RolloutFunc:
             stop_token_ids=[eos] if isinstance(eos, int) else eos or [],
             progress=not trainer.args.disable_tqdm,
         )
+        return engine, for_task
+
+    def _processor_with(
+        self, trainer: Any, hf_tokenizer: Any, tools: Sequence[Mapping[str, Any]]
+    ) -> PartsProcessor:
+        processor = self._processor or ChatTemplateProcessor(
+            hf_tokenizer,
+            tools=tools or None,
+            chat_template=getattr(trainer, "chat_template", None),
+            **(getattr(trainer, "chat_template_kwargs", None) or {}),
+        )
+        return as_parts_processor(processor, hf_tokenizer)
 
 
 def _refuse_tool_loop(trainer: Any) -> None:

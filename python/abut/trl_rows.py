@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from abut._native import Tokenizer
 from abut.engine import Engine
 from abut.errors import TemplateError, TokenizerError
 from abut.metrics import rollout_stats
+from abut.processor import PartsProcessor
 from abut.rollout import Rollout, RolloutTask
 
 
@@ -44,18 +46,21 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
             "logprobs": columns.logprobs.tolist(),
             "env_mask": columns.env_mask.tolist(),
         }
+    processor = task.processor or engine.processor
     prompt_ids = rollout.prompt_ids
     if prompt_ids is None:
-        prompt_ids = _canonical_prompt(task, engine)
+        prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
     return {
         "prompt_ids": np.asarray(prompt_ids).tolist(),
-        "completion_ids": [engine.processor.close_token_id],
+        "completion_ids": [processor.close_token_id],
         "logprobs": [0.0],
         "env_mask": [0],
     }
 
 
-def _canonical_prompt(task: RolloutTask, engine: Engine) -> list[int]:
+def _canonical_prompt(
+    task: RolloutTask, processor: PartsProcessor, tokenizer: Tokenizer
+) -> list[int]:
     """A prompt for a rollout that failed before it had one.
 
     It trains nothing (mask 0). What made the rollout fail may be the prompt itself, so the next
@@ -66,6 +71,5 @@ def _canonical_prompt(task: RolloutTask, engine: Engine) -> list[int]:
         messages.append({"role": "user", "content": task.seed})
     for attempt in (messages, [{"role": "user", "content": ""}]):
         with suppress(TemplateError, TokenizerError):
-            parts = engine.processor.opening(attempt)
-            return engine.tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]
-    return [engine.processor.close_token_id]
+            return tokenizer.encode_parts(processor.opening(attempt)).tolist()
+    return [processor.close_token_id]

@@ -24,7 +24,7 @@ class Tasks:
     """
 
     def __init__(self, route: EnvRoute, *, seed: int, system_prompt: str | None) -> None:
-        self._route = route
+        self.route = route
         self._seed = seed
         self._system_prompt = system_prompt
         self._batches: dict[str, tuple[int, int]] = {}
@@ -50,7 +50,7 @@ class Tasks:
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
             messages, seed, row = self._start(prompt, index)
             columns = _joined(dataset_row, row) | {"prompt": prompt}
-            make_env, columns = self._route.of_row(columns, f"prompt {index}")
+            make_env, columns = self.route.of_row(columns, f"prompt {index}")
             if columns.get("seed") is not None:
                 seed = str(columns["seed"])
             group = (offset + index) // generations
@@ -58,7 +58,7 @@ class Tasks:
                 RolloutTask(
                     index=index,
                     rollout_id=f"{batch}-{offset + index}",
-                    make_env=make_env,
+                    make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
                     messages=messages,
                     seed=seed,
                     episode_seed=_episode_seed(self._seed, batch, group),

@@ -1,0 +1,64 @@
+"""Environments that are made for a task: with tools for the chat template, and a look at the row.
+
+Invariant: a source is never changed by what it is bound to, so one serves many trainers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from abut.processor import PartsProcessor
+from abut.rollout import RolloutTask
+
+ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
+
+
+@runtime_checkable
+class EnvSource(Protocol):
+    """What `make_rollout_func` takes besides factories and pools.
+
+    Attributes:
+        tools: JSON schemas, which the chat template shows to the policy.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+
+    def bind(self, processor: PartsProcessor) -> ForTask:
+        """Return what gives a task its environment, for conversations that `processor` writes.
+
+        Raises:
+            TypeError: the processor cannot read tool calls.
+            TemplateError: its template writes none.
+        """
+        ...
+
+
+def bind_all(
+    kinds: Iterable[Any], processor_with: Callable[[Sequence[Mapping[str, Any]]], PartsProcessor]
+) -> tuple[PartsProcessor, ForTask]:
+    """Bind the sources among `kinds`; return the first processor, and what completes a task.
+
+    Args:
+        kinds: what `RolloutTask.make_env` can be; at least one.
+        processor_with: makes the processor whose template shows these tools, perhaps none.
+
+    Raises:
+        TypeError, TemplateError: as `EnvSource.bind`.
+    """
+    processors: dict[int, PartsProcessor] = {}
+    bound: dict[int, ForTask] = {}
+    plain: PartsProcessor | None = None
+    for kind in kinds:
+        if isinstance(kind, EnvSource):
+            processors[id(kind)] = processor_with(kind.tools)
+            bound[id(kind)] = kind.bind(processors[id(kind)])
+        else:
+            plain = processors[id(kind)] = plain or processor_with(())
+
+    def for_task(task: RolloutTask) -> RolloutTask:
+        kind = id(task.make_env)
+        if kind in bound:
+            task = bound[kind](task)
+        return dataclasses.replace(task, processor=processors[kind])
+
+    return next(iter(processors.values())), for_task

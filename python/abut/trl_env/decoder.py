@@ -1,0 +1,78 @@
+"""Decoders: what samples one turn, as trl-env names it.
+
+Invariant: a turn is sampled under the trainer's temperature, or the batch is refused: TRL computes
+the logprobs again under its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from abut.sampler import Sample, SampleRequest
+
+
+class RolloutDecoder(Protocol):
+    """Samples turns, one after the other."""
+
+    def generate(self, input_ids: list[int]) -> tuple[list[int], list[float]]:
+        """The ids of a turn, each with its logprob under the distribution it was drawn from."""
+        ...
+
+
+class RolloutDecoderFactory(Protocol):
+    """Makes the decoder of a batch."""
+
+    def make_decoder(self, trainer: Any) -> RolloutDecoder:
+        """A decoder with the trainer's weights of now."""
+        ...
+
+
+class DecoderSampler:
+    """A `BatchSampler` that asks a decoder of the user's own, one turn at a time."""
+
+    def __init__(self) -> None:
+        self.decoder: RolloutDecoder | None = None
+
+    def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample one turn for each request, in order."""
+        assert self.decoder is not None, "set for each batch"
+        samples = []
+        for request in requests:
+            ids, logprobs = self.decoder.generate(request.prompt_ids.tolist())
+            # A decoder knows no budget: what is over it was not sampled for this row.
+            cut = len(ids) > request.max_tokens
+            ids, logprobs = ids[: request.max_tokens], logprobs[: request.max_tokens]
+            stopped = not cut and bool(ids) and ids[-1] in request.stop_token_ids
+            samples.append(
+                Sample(
+                    np.asarray(ids, dtype=np.int64),
+                    np.asarray(logprobs, dtype=np.float32),
+                    "stop" if stopped else "length",
+                )
+            )
+        return samples
+
+
+class DecoderSettings:
+    """What both factories of trl-env say: the trainer's own sampler does the rest."""
+
+    def __init__(
+        self, temperature: float, eos_token_set: set[int], max_completion_length: int
+    ) -> None:
+        self.temperature = temperature
+        self.eos_token_set = eos_token_set
+        self.max_completion_length = max_completion_length
+
+    def check_trainer(self, trainer: Any) -> None:
+        """Refuse a trainer that would compute other logprobs.
+
+        Raises:
+            ValueError: its temperature is another one.
+        """
+        if self.temperature != trainer.temperature:
+            raise ValueError(
+                f"{type(self).__name__}(temperature={self.temperature:g}), but the trainer has "
+                f"temperature={trainer.temperature:g} and computes logprobs with that\n"
+                f"hint: GRPOConfig(temperature={self.temperature:g})"
+            )

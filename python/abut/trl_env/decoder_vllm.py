@@ -1,0 +1,58 @@
+"""Sampling with vLLM, as trl-env names it."""
+
+import warnings
+from typing import Any
+
+from abut.trl_env.decoder import DecoderSettings
+
+
+class VLLMDecoderFactory(DecoderSettings):
+    """Samples with the trainer's vLLM, in its process or on its server.
+
+    trl-env starts an engine of its own beside a trainer with `use_vllm=False`. Here the engine is
+    the trainer's, which also corrects for the difference between vLLM's logprobs and its own.
+
+    Args:
+        temperature: that of the trainer.
+        eos_token_set: ids that end a turn, besides the template's own.
+        max_completion_length: most tokens of one turn.
+        gpu_memory_utilization: that of the trainer.
+        enable_sleep_mode: that of the trainer.
+    """
+
+    def __init__(
+        self,
+        temperature: float,
+        eos_token_set: set[int],
+        max_completion_length: int,
+        gpu_memory_utilization: float = 0.5,
+        enable_sleep_mode: bool = True,
+    ) -> None:
+        super().__init__(temperature, eos_token_set, max_completion_length)
+        self.gpu_memory_utilization = gpu_memory_utilization
+        self.enable_sleep_mode = enable_sleep_mode
+
+    def check_trainer(self, trainer: Any) -> None:
+        """Refuse a trainer without vLLM; warn where its engine was made with other settings.
+
+        Raises:
+            ValueError: its temperature is another one, or it has no vLLM.
+        """
+        super().check_trainer(trainer)
+        settings = {
+            "vllm_gpu_memory_utilization": self.gpu_memory_utilization,
+            "vllm_enable_sleep_mode": self.enable_sleep_mode,
+        }
+        said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        if not trainer.use_vllm:
+            raise ValueError(
+                "VLLMDecoderFactory samples with the trainer's vLLM, but the trainer has "
+                f'use_vllm=False\nhint: GRPOConfig(use_vllm=True, vllm_mode="colocate", {said})'
+            )
+        theirs = {name: getattr(trainer.args, name, None) for name in settings}
+        if trainer.vllm_mode == "colocate" and theirs != settings:
+            warnings.warn(
+                f"the trainer's vLLM has {theirs}, not {settings} as VLLMDecoderFactory says; "
+                f"hint: GRPOConfig({said})",
+                stacklevel=3,
+            )

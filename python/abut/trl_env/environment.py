@@ -1,0 +1,11 @@
+"""Environments, as trl-env names them."""
+
+from typing import TypeAlias
+
+from abut.env import Env
+
+__all__ = ["Action", "Delta", "Env", "Seed"]
+
+Action: TypeAlias = str
+Delta: TypeAlias = str
+Seed: TypeAlias = str

@@ -1,0 +1,128 @@
+"""Processors of trl-env: what stands around a prompt, and where an answer begins and ends.
+
+Invariant: the three methods give trl-env's texts. What trl-env leaves out between a turn's end and
+the next turn is written all the same: it is what `suffix_system` has behind `end_answer`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
+
+__all__ = [
+    "Processor",
+    "Type1Processor",
+    "Type1ProcessorConfig",
+    "deepseekr1_processor",
+    "gemma4_instruct_processor",
+    "gemma4_processor",
+    "qwen3_instruct_processor",
+    "qwen3_processor",
+]
+
+
+@dataclass
+class Type1ProcessorConfig:
+    """The text around prompts and answers."""
+
+    prefix_system: str
+    suffix_system: str
+    prefix_user: str
+    suffix_user: str
+    """With the generation prompt."""
+    begin_answer: str
+    """Ends the reasoning."""
+    end_answer: str
+    """The token that ends a turn."""
+
+
+class Type1Processor:
+    """A `Processor` that writes fixed text around prompts."""
+
+    def __init__(self, config: Type1ProcessorConfig) -> None:
+        self.config = config
+
+    def init_system_input(self, prompt: str) -> str:
+        """The system block."""
+        return self.config.prefix_system + prompt + self.config.suffix_system
+
+    def append_user_input(self, prompt: str) -> str:
+        """A user's turn and the generation prompt."""
+        return self.config.prefix_user + prompt + self.config.suffix_user
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        """`(reasoning, action)`: the action begins behind the last `begin_answer`."""
+        spoken = completion.split(self.config.end_answer)[0]
+        reasoning, _, action = spoken.rpartition(self.config.begin_answer)
+        return reasoning, action
+
+
+class _Separated:
+    """A `Type1Processor` whose turns begin with what stands between two turns."""
+
+    def __init__(self, processor: Type1Processor) -> None:
+        config = processor.config
+        closes = config.suffix_system.startswith(config.end_answer)
+        self._separator = config.suffix_system.removeprefix(config.end_answer) if closes else ""
+        self._processor = processor
+        self.parse_agent_output = processor.parse_agent_output
+
+    def init_system_input(self, prompt: str) -> str:
+        return self._processor.init_system_input(prompt).removesuffix(self._separator)
+
+    def append_user_input(self, prompt: str) -> str:
+        return self._separator + self._processor.append_user_input(prompt)
+
+
+def parts_processor(
+    processor: Processor | PartsProcessor, hf_tokenizer: Any, eos_token_set: Iterable[int]
+) -> PartsProcessor:
+    """What the engine uses in the place of a processor of trl-env."""
+    stops = sorted(eos_token_set)
+    if isinstance(processor, ChatTemplateProcessor):
+        return processor.with_stop_token_ids(stops)
+    if not isinstance(processor, Type1Processor):
+        return as_parts_processor(processor, hf_tokenizer, stop_token_ids=stops)
+    return as_parts_processor(
+        _Separated(processor),
+        hf_tokenizer,
+        close_token=processor.config.end_answer,
+        stop_token_ids=stops,
+    )
+
+
+def _preset(
+    *, system: tuple[str, str], user: tuple[str, str], answer: tuple[str, str]
+) -> Type1Processor:
+    return Type1Processor(Type1ProcessorConfig(*system, *user, *answer))
+
+
+_CHATML_SYSTEM = ("<|im_start|>system\n", "<|im_end|>\n")
+_CHATML_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
+
+qwen3_instruct_processor = _preset(
+    system=_CHATML_SYSTEM,
+    user=("<|im_start|>user\n", _CHATML_ANSWER + "<think>\n\n</think>\n\n"),
+    answer=("</think>", "<|im_end|>"),
+)
+qwen3_processor = _preset(
+    system=_CHATML_SYSTEM,
+    user=("<|im_start|>user\n", _CHATML_ANSWER + "<think>\n"),
+    answer=("</think>", "<|im_end|>"),
+)
+gemma4_instruct_processor = _preset(
+    system=("<bos><|turn>system\n", "<turn|>\n"),
+    user=("<|turn>user\n", "<turn|>\n<|turn>model\n"),
+    answer=("<channel|>", "<turn|>"),
+)
+gemma4_processor = _preset(
+    system=("<bos><|turn>system\n<|think|>\n", "<turn|>\n"),
+    user=("<|turn>user\n", "<turn|>\n<|turn>model\n"),
+    answer=("<channel|>", "<turn|>"),
+)
+deepseekr1_processor = _preset(
+    system=("<｜begin▁of▁sentence｜>", ""),
+    user=("<｜User｜>", "<｜Assistant｜><think>\n"),
+    answer=("</think>", "<｜end▁of▁sentence｜>"),
+)

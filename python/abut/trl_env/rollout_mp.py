@@ -1,0 +1,7 @@
+"""trl-env's rollouts in processes of their own; here all rollouts of a batch are played at once."""
+
+from abut.trl_env.rollout import make_reward_func, make_rollout_func
+
+__all__ = ["make_reward_func", "make_rollout_func", "make_rollout_func_mp"]
+
+make_rollout_func_mp = make_rollout_func

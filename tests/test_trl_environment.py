@@ -1,0 +1,386 @@
+"""TRL's environment classes: the same conversation, token for token, as in TRL's own loop."""
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from abut.processor import ChatTemplateProcessor  # noqa: E402
+from abut.rollout import RolloutTask  # noqa: E402
+from abut.trl import from_environment_factory, make_rollout_func  # noqa: E402
+from abut.trl_environment import is_environment_class  # noqa: E402
+from stage import Batched, Recording, Stage, Talk, assert_done  # noqa: E402
+
+
+class Guess:
+    """As TRL's documentation has them: guess a number that only the row knows."""
+
+    made: "list[Guess]"
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        type(self).made.append(self)
+
+    def reset(self, secret: int, **row: Any) -> str | None:
+        self.secret, self.row = secret, row
+        self.calls.clear()
+        return f"\nThe number has {len(str(secret))} digits." if secret else None
+
+    def guess(self, number: int) -> str:
+        """
+        Guess the number.
+
+        Args:
+            number: Your guess.
+
+        Returns:
+            Whether it is higher or lower.
+        """
+        self.calls.append(number)
+        if number < 0:
+            raise ValueError(f"{number} is negative")
+        return "right" if number == self.secret else "higher" if number < self.secret else "lower"
+
+    async def tries(self) -> dict[str, Any]:
+        """
+        Count the guesses.
+
+        Returns:
+            Their number and the last one.
+        """
+        self.calls.append("tries")
+        return {"tries": len(self.calls), "last": None}
+
+    def get_reward(self) -> float:
+        return 1.0 / len(self.calls) if self.secret in self.calls else 0.0
+
+    def _hidden(self) -> None:
+        raise AssertionError("no tool")
+
+
+@pytest.fixture
+def guess() -> Any:
+    """A class of its own for each test, which knows what was made of it."""
+    return type("Guess", (Guess,), {"made": []})
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def guessed(number: int) -> str:
+    return call("guess", number=number)
+
+
+# What the policy says in the turns of each row, by the number that it looks for.
+TURNS = {
+    42: [
+        "Let me see.\n" + guessed(50) + "\n" + guessed(-1) + "\n" + call("look"),
+        call("tries"),
+        guessed(42),
+        "It is 42.",
+    ],
+    7: [guessed(9), '<tool_call>\n{"name": "guess", "arguments": }\n</tool_call>', "never said"],
+    0: ["I do not know."],
+}
+
+
+class Both:
+    """One batch of `GRPOTrainer`, with TRL's own loop and with ours, on the same words."""
+
+    def __init__(self, tokenizer: Any, model: Any, folder: Path, guess: Any) -> None:
+        self.tokenizer, self.model, self.folder, self.guess = tokenizer, model, folder, guess
+        self.ids = {
+            secret: [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts]
+            for secret, texts in TURNS.items()
+        }
+
+    def spoken(self, prompt_ids: Any) -> list[int]:
+        """What the policy says after a prompt."""
+        text = self.tokenizer.decode(prompt_ids)
+        secret = int(text.partition("Row ")[2].partition(".")[0])
+        return self.ids[secret][text.count("<|im_start|>assistant") - 1]
+
+    def play(self, *, columns: bool, **how: Any) -> Any:
+        """Play and score one batch; returns what `_generate` gave, and the rewards."""
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+        from trl.chat_template_utils import get_training_chat_template
+
+        tokenizer = copy.deepcopy(self.tokenizer)
+        if not columns:  # TRL changes to this template by itself
+            tokenizer.chat_template = get_training_chat_template(tokenizer)
+        rows = [{"prompt": [{"role": "user", "content": f"Row {n}."}], "secret": n} for n in TURNS]
+        if not columns:
+            for row in rows:
+                row["prompt"][0]["row"] = {"secret": row.pop("secret")}
+        trainer = GRPOTrainer(
+            model=self.model(),
+            args=GRPOConfig(
+                output_dir=str(self.folder),
+                use_cpu=True,
+                bf16=False,
+                per_device_train_batch_size=6,
+                num_generations=2,
+                max_completion_length=512,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+                shuffle_dataset=False,
+                chat_template_kwargs={"enable_thinking": False},
+            ),
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list(rows),
+            **how,
+        )
+        generate, rewards = trainer._generate, trainer._calculate_rewards
+        kept = SimpleNamespace()
+
+        def keep(prompts: Any) -> Any:
+            kept.generated = generate(prompts)
+            return kept.generated
+
+        def keep_rewards(*args: Any) -> Any:
+            kept.rewards = rewards(*args)
+            return kept.rewards
+
+        def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            return [list(self.spoken(ids)) for ids in prompt_ids], None
+
+        trainer._generate, trainer._calculate_rewards = keep, keep_rewards
+        trainer._generate_single_turn = say
+        trainer._generate_and_score_completions([row for row in rows for _ in range(2)])
+        kept.prompt_ids, kept.completion_ids, kept.mask = kept.generated[:3]
+        kept.calls = sorted(
+            (environment.secret, environment.calls)
+            for environment in self.guess.made
+            if hasattr(environment, "secret")
+        )
+        self.guess.made.clear()
+        return kept
+
+
+@pytest.fixture
+def both(qwen3: Any, tiny_model: Any, tmp_path: Path, guess: Any) -> Both:
+    def model() -> Any:
+        return tiny_model(
+            vocab_size=len(qwen3),
+            hidden_size=16,
+            eos_token_id=qwen3.eos_token_id,
+            pad_token_id=qwen3.pad_token_id,
+        )
+
+    return Both(qwen3, model, tmp_path, guess)
+
+
+def test_the_same_words_give_the_rows_of_trls_own_loop(both: Both) -> None:
+    theirs = both.play(columns=True, environment_factory=both.guess)
+
+    rollout_func = make_rollout_func(
+        both.guess, sampler=Batched(lambda request: both.spoken(request.prompt_ids))
+    )
+    seen: list[Any] = []
+
+    def reward_func(environments: Any, env_reward: Any, **kwargs: Any) -> Any:
+        seen.extend(environments)
+        return env_reward
+
+    reward_func.__abut_scored_only__ = True  # type: ignore[attr-defined]
+    ours = both.play(columns=False, rollout_func=rollout_func, reward_funcs=reward_func)
+
+    assert ours.prompt_ids == theirs.prompt_ids
+    assert ours.completion_ids == theirs.completion_ids
+    assert ours.mask == theirs.mask
+    assert ours.rewards.tolist() == theirs.rewards.tolist()
+    assert ours.calls == theirs.calls
+    assert sorted({tuple(calls) for _, calls in ours.calls}, key=str) == [
+        (),
+        (50, -1, "tries", 42),
+        (9,),
+    ]
+    assert sorted(set(ours.rewards.flatten().tolist())) == [0.0, 0.25]
+    texts = [both.tokenizer.decode(ids) for ids in ours.completion_ids]
+    errors = "<tool_response>\n{'error': '-1 is negative'}\n</tool_response>\n"
+    errors += "<tool_response>\n{'error': 'Tool look not found.'}\n</tool_response>"
+    assert sum(errors in text for text in texts) == 2
+    assert {type(environment).__name__ for environment in seen} == {"Guess"}
+    assert len(seen) == 6
+
+
+# ---- what is taken for one
+
+
+def test_only_a_class_with_reset_and_tools_and_no_step_is_taken_for_one(guess: Any) -> None:
+    class NoTools:
+        def reset(self) -> None: ...
+
+    assert is_environment_class(guess)
+    assert not is_environment_class(type("Steps", (guess,), {"step": Guess.guess}))
+
+    class Misspelled:
+        def reset(self, seed: str) -> Any: ...
+
+        def stpe(self, action: str) -> Any: ...
+
+    for other in Talk, NoTools, Misspelled, guess(), lambda: guess():
+        assert not is_environment_class(other)
+
+
+def test_a_class_is_not_made_and_a_factory_is_made_once(guess: Any) -> None:
+    source = from_environment_factory(guess)
+    assert guess.made == []
+    assert [tool["function"]["name"] for tool in source.tools] == ["guess", "tries"]
+    assert from_environment_factory(lambda: guess()).tools == source.tools
+    assert len(guess.made) == 1
+
+
+def test_no_schema_has_self(guess: Any) -> None:
+    """transformers leaves `self` out only where it is bound, before 5."""
+
+    class Static(guess):
+        @staticmethod
+        def half(x: float) -> float:
+            """Halve.
+
+            Args:
+                x: A number.
+            """
+            return x / 2
+
+    source = from_environment_factory(Static)
+    parameters = {
+        tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
+        for tool in source.tools
+    }
+    assert parameters == {"guess": ["number"], "half": ["x"], "tries": []}
+
+
+# ---- without TRL's trainer
+
+
+@pytest.fixture
+def play(hf_tokenizer: Any, tokenizer: Any) -> Any:
+    def played(source: Any, *turns: str, **task: Any) -> Any:
+        processor = ChatTemplateProcessor(hf_tokenizer, tools=source.tools)
+        stage = Stage(tokenizer, processor)
+        sampler = Recording(lambda request: stage.says(turns[request.turn])(request))
+        engine = stage.engine(sampler, retries=0, max_failed_frac=1)
+        given = {"messages": [], "seed": "Begin.", "episode_seed": 7, "columns": {"secret": 5}}
+        (base,) = stage.tasks([Talk], **given | task)
+        made: RolloutTask = source.bind(processor)(base)
+        (rollout,) = engine.run([made])
+        return rollout
+
+    return played
+
+
+def user(content: str, **keys: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **keys}
+
+
+@pytest.mark.parametrize(
+    ("messages", "secret", "opening"),
+    [
+        ([user("first"), user("Go.", name="ann")], 5, [user("first"), user("Go.*", name="ann")]),
+        ([user("Go.")], 0, [user("Go.")]),
+        ([], 5, [user("Begin.*")]),
+        (
+            [{"role": "system", "content": "S"}],
+            0,
+            [{"role": "system", "content": "S"}, user("Begin.")],
+        ),
+    ],
+)
+def test_what_reset_says_is_written_behind_the_last_message(
+    play: Any, guess: Any, messages: Any, secret: int, opening: Any
+) -> None:
+    rollout = play(
+        from_environment_factory(guess), "Done.", messages=messages, columns={"secret": secret}
+    )
+    assert_done(rollout)
+    expected = [
+        {**m, "content": m["content"].replace("*", "\nThe number has 1 digits.")} for m in opening
+    ]
+    assert rollout.messages[:-1] == expected
+    assert guess.made[0].row == {"prompt": messages or "Begin."}
+
+
+def test_a_reward_of_its_own_and_more_tools(play: Any, guess: Any) -> None:
+    def double(x: int) -> int:
+        """Double.
+
+        Args:
+            x: A number.
+        """
+        return 2 * x
+
+    async def judge(environment: Any) -> float:
+        return float(environment.secret)
+
+    source = from_environment_factory(guess, tools=[double], reward=judge)
+    rollout = play(source, call("double", x=4) + guessed(1), "Done.")
+    assert [m["content"] for m in rollout.messages if m["role"] == "tool"] == ["8", "higher"]
+    assert rollout.reward == 5.0
+
+
+@pytest.mark.parametrize("method", ["reset", "get_reward", "reward"])
+def test_what_an_environment_raises_fails_its_rollout_and_names_it(
+    play: Any, guess: Any, method: str
+) -> None:
+    def broken(self: Any, **row: Any) -> Any:
+        raise OSError("no port")
+
+    if method == "reward":
+        source = from_environment_factory(guess, reward=broken)
+    else:
+        source = from_environment_factory(type("Guess", (guess,), {method: broken}))
+    name = "the reward of Guess" if method == "reward" else f"Guess.{method}"
+    assert play(source, "Done.").error == f"EnvError: {name} raised OSError: no port"
+
+
+def test_without_get_reward_there_is_no_score(play: Any) -> None:
+    class Quiet:
+        def reset(self) -> None: ...
+
+        def look(self) -> list[Any]:
+            """Look."""
+            return [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+        def show(self) -> list[Any]:
+            """Show."""
+            return [{"type": "image", "image": None}]
+
+    source = from_environment_factory(Quiet)
+    rollout = play(source, call("look"), "Done.")
+    assert rollout.reward is None
+    assert rollout.messages[2]["content"] == "ab"
+    assert play(source, call("show"), "Done.").error == (
+        "EnvError: a tool or reset returned a list that is not one of text blocks\n"
+        "hint: return a text; images are not supported"
+    )
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    class Nothing:
+        pass
+
+    class NoTools:
+        def reset(self) -> None: ...
+
+    with pytest.raises(TypeError) as raised:
+        from_environment_factory(Nothing)
+    assert str(raised.value) == (
+        "Nothing has no method 'reset'\n"
+        "hint: pass a class or factory as for GRPOTrainer(environment_factory=…)"
+    )
+    with pytest.raises(ValueError, match="no tools") as refused:
+        from_environment_factory(NoTools)
+    assert str(refused.value) == (
+        "NoTools has no tools\nhint: its public methods, reset and get_reward excepted"
+    )
