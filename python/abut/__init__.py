@@ -31,10 +31,18 @@ from abut.errors import (
     TrajectoryError,
 )
 from abut.parts import Content, Part, Scaffold
+from abut.pending import PendingTurn, PendingTurns
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
 from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
-from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
+from abut.sampler import (
+    BatchSampler,
+    Sample,
+    Sampler,
+    SampleRequest,
+    ScriptedSampler,
+    StreamSampler,
+)
 from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
@@ -60,6 +68,8 @@ __all__ = [
     "ParsedCalls",
     "Part",
     "PartsProcessor",
+    "PendingTurn",
+    "PendingTurns",
     "Processor",
     "Rollout",
     "RolloutConfig",
@@ -74,6 +84,7 @@ __all__ = [
     "SeamError",
     "Stitched",
     "StopReason",
+    "StreamSampler",
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
