@@ -4,7 +4,7 @@ Invariant: a `Sample` answers exactly the ids of its request, and is whole: noth
 or failed becomes one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,15 +42,15 @@ def room(
         tokens = min(tokens, max_context_tokens - len(request.prompt_ids))
     if tokens < 1:
         raise SamplerError(
-            f"{where(request)}: the prompt has {len(request.prompt_ids)} tokens, and {holder} holds "
-            f"{max_context_tokens} with the sample\nhint: shorten the prompt, or {longer}"
+            f"{where(request)}: the prompt has {len(request.prompt_ids)} tokens, and {holder} "
+            f"holds {max_context_tokens} with the sample\nhint: shorten the prompt, or {longer}"
         )
     return tokens
 
 
-def refusal_hint(said: str, hints: Mapping[str, str] = _HINTS) -> str:
+def refusal_hint(said: str) -> str:
     """Return the line that goes with what vLLM said of a request, or nothing."""
-    for part, hint in hints.items():
+    for part, hint in _HINTS.items():
         if part in said:
             return f"\nhint: {hint}"
     return ""
@@ -85,9 +85,7 @@ def sample_of(
             "hint: something between here and the engine truncates or rewrites prompts"
         )
     if finish_reason not in ("stop", "length"):
-        raise SamplerError(
-            f"finish_reason is {finish_reason!r}, expected 'stop', 'length' or 'abort'"
-        )
+        raise SamplerError(f"finish_reason is {finish_reason!r}, expected 'stop' or 'length'")
     return Sample(
         ids,
         logprobs,
