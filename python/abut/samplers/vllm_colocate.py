@@ -150,7 +150,8 @@ class VLLMColocateSampler:
             )
             params = self._params(tokens, request.seed, request.stop_token_ids)
             try:
-                prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+                # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
+                prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
                 self._engine.add_request(name, prompt, params)
             except ValueError as error:
                 said = f"{where(request)}: vLLM refuses the request: {error}"
