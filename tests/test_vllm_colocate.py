@@ -1,6 +1,9 @@
 """vLLM in this process, against an engine that only counts; tests/real_vllm has the real one."""
 
 import asyncio
+import json
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -220,15 +223,15 @@ def test_a_turn_that_takes_too_long_is_aborted_and_the_others_go_on(played: Any)
     llm.llm_engine.step = step
 
     async def play(ask: Ask) -> list[Any]:
-        slow, other = request("slow", max_tokens=10**5), request("other", max_tokens=300)
+        other, slow = request("other", max_tokens=300), request("slow", max_tokens=10**5)
         return await asyncio.gather(
-            asyncio.wait_for(ask(slow), 0.1), ask(other), return_exceptions=True
+            ask(other), asyncio.wait_for(ask(slow), 0.1), return_exceptions=True
         )
 
-    slow, other = served(VLLMColocateSampler(llm), play)
+    other, slow = served(VLLMColocateSampler(llm), play)
     assert isinstance(slow, TimeoutError)
-    assert other.ids.tolist() == [token_of(7, 1, place) for place in range(300)]
-    assert llm.llm_engine.aborted == ["abut-0-1"]
+    assert other.ids.tolist() == [token_of(7, 0, place) for place in range(300)]
+    assert llm.llm_engine.aborted == ["abut-0-2"]
     late = {"max_turn_tokens": None, "completion": 10**5, "turn_timeout_s": 0.1, "retries": 0}
     told = played(llm, Talk, max_failed_frac=1.0, **late)
     assert told.one.error == "EnvError: turn 0 was not sampled within turn_timeout_s=0.1"
