@@ -11,16 +11,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed
 from transformers import AutoTokenizer
 
 import abut
 import fake_vllm
 from abut.errors import AbutError
-from abut.pending import PendingTurn
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from assets import DEMO_ASSETS
 from stage import Stage, Talk, check_exact, env
+from streams import kept_answers
 
 
 class Slow(Talk):
@@ -68,29 +69,20 @@ def play(stage: Stage, name: str, rank: int, ranks: int) -> dict[str, Any]:
         options = options | {"turn_timeout_s": 0.05 if rank else 60, "max_failed_frac": 1.0}
         options |= {"max_turn_tokens": None if rank else 6}
     sampler: Any = VLLMColocateSampler(llm)
-    calls: list[Any] = []
-    answer = PendingTurn.answer
-
-    def kept(turn: PendingTurn, sample: Any) -> None:
-        calls.append((turn.request, sample))
-        answer(turn, sample)
-
-    PendingTurn.answer = kept  # type: ignore[method-assign]
-    sampler.calls = calls
     said: dict[str, Any] = {"error": None}
     began = time.monotonic()
-    try:
-        told = stage.play(
-            *envs[rank], sampler=sampler, **{"max_turn_tokens": 6, "retries": 0} | options
-        )
-        for rollout in told.rollouts:
-            if not rollout.failed:
-                check_exact(rollout.columns, told.calls(rollout))
-        said["failed"] = [rollout.error for rollout in told.rollouts if rollout.failed]
-    except (AbutError, RuntimeError) as error:
-        said["error"] = f"{type(error).__name__}: {error}"
-    finally:
-        PendingTurn.answer = answer  # type: ignore[method-assign]
+    options = {"max_turn_tokens": 6, "retries": 0} | options
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        sampler.calls = kept_answers(monkeypatch)
+        try:
+            told = stage.play(*envs[rank], sampler=sampler, **options)
+        except (AbutError, RuntimeError) as error:
+            said["error"] = f"{type(error).__name__}: {error}"
+        else:
+            for rollout in told.rollouts:
+                if not rollout.failed:
+                    check_exact(rollout.columns, told.calls(rollout))
+            said["failed"] = [rollout.error for rollout in told.rollouts if rollout.failed]
     return said | {
         "seconds": time.monotonic() - began,
         "admitted": engine.admitted,

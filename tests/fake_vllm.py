@@ -4,20 +4,12 @@ What a token is depends on its request's seed, on its place and on which request
 belongs to. So ranks that admit other requests, or in another order, get other tokens.
 """
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeVar
-
-from abut.pending import PendingTurns
-from abut.sampler import Sample, SampleRequest
-from abut.threads import Answers
-
-T = TypeVar("T")
-Ask = Callable[[SampleRequest], Awaitable[Sample]]
+from typing import Any
 
 VOCABULARY = 512
 
@@ -75,6 +67,7 @@ class Engine:
         max_model_len: prompt and sample together.
         logprobs_mode: as the engine was built.
         ranks: of the tensor-parallel group.
+        step_s: how long a step takes.
         change: changes an output before it is given.
     """
 
@@ -84,6 +77,7 @@ class Engine:
         max_model_len: int = 2048,
         logprobs_mode: str = "processed_logprobs",
         ranks: int = 1,
+        step_s: float = 0.0,
         change: Callable[[Any], None] = lambda output: None,
     ) -> None:
         self.vllm_config = SimpleNamespace(
@@ -92,6 +86,7 @@ class Engine:
                 tensor_parallel_size=ranks, distributed_executor_backend="external_launcher"
             ),
         )
+        self.step_s = step_s
         self.change = change
         self.running: dict[str, Drawing] = {}
         self.admitted: list[tuple[str, tuple[int, ...]]] = []
@@ -123,6 +118,7 @@ class Engine:
         if self.fails_at == self.steps:
             raise RuntimeError("out of memory")
         self.steps += 1
+        time.sleep(self.step_s)
         outputs = []
         for drawing in list(self.running.values()):
             token = token_of(drawing.params.seed, drawing.number, len(drawing.token_ids))
@@ -169,26 +165,3 @@ def logprob_of(id_: int) -> float:
 
 def llm(**settings: Any) -> Any:
     return SimpleNamespace(llm_engine=Engine(**settings))
-
-
-def served(sampler: Any, play: Callable[[Ask], Awaitable[T]]) -> T:
-    """What `play` returns on a loop of its own, while the sampler serves it on this thread."""
-    turns, done = PendingTurns(), Future[T]()
-
-    async def run() -> T:
-        answers = Answers(asyncio.get_running_loop())
-        return await play(lambda request: turns.sample(request, answers))
-
-    def on_a_loop() -> None:
-        try:
-            done.set_result(asyncio.run(run()))
-        except BaseException as error:
-            done.set_exception(error)
-        turns.close(done.exception())
-
-    thread = threading.Thread(target=on_a_loop, daemon=True)
-    thread.start()
-    with sampler:
-        sampler.sample_stream(turns)
-    thread.join()
-    return done.result()

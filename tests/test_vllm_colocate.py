@@ -16,13 +16,13 @@ import pytest
 
 import fake_vllm
 from abut.errors import RolloutError, SamplerError
-from abut.pending import PendingTurn
-from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, StreamSampler
+from abut.sampler import BatchSampler, Sampler, SampleRequest, StreamSampler
 from abut.samplers.tensor_parallel import Alone
 from abut.samplers.vllm import VLLMColocateSampler
 from abut.trl_sampler import sampler_of
-from fake_vllm import Ask, logprob_of, served, token_of
+from fake_vllm import logprob_of, token_of
 from stage import Played, Stage, Talk, check_exact, env
+from streams import Ask, ask, kept_answers, served
 
 HERE = Path(__file__).parent
 
@@ -47,13 +47,6 @@ def request(rollout_id: str = "r0", **changes: Any) -> SampleRequest:
     return SampleRequest(**fields | changes)
 
 
-def ask(sampler: Any, *requests: SampleRequest) -> list[Sample]:
-    async def play(ask: Ask) -> list[Sample]:
-        return list(await asyncio.gather(*map(ask, requests)))
-
-    return served(sampler, play)
-
-
 def error_of(llm: Any, *requests: SampleRequest, **settings: Any) -> str:
     with pytest.raises(SamplerError) as raised:
         ask(VLLMColocateSampler(llm, **settings), *requests or [request()])
@@ -64,14 +57,7 @@ def error_of(llm: Any, *requests: SampleRequest, **settings: Any) -> str:
 @pytest.fixture
 def played(stage: Stage, monkeypatch: Any) -> Any:
     """Plays rollouts with a fake engine; keeps each sample beside its request."""
-    calls: list[tuple[SampleRequest, Sample]] = []
-    answer = PendingTurn.answer
-
-    def kept(turn: PendingTurn, sample: Sample) -> None:
-        calls.append((turn.request, sample))
-        answer(turn, sample)
-
-    monkeypatch.setattr(PendingTurn, "answer", kept)
+    calls = kept_answers(monkeypatch)
 
     def play(llm: Any, *envs: Any, **options: Any) -> Played:
         sampler: Any = VLLMColocateSampler(llm)
@@ -154,7 +140,7 @@ def test_the_engines_length_bounds_the_sample() -> None:
 
 
 def test_a_turn_joins_those_that_run() -> None:
-    llm = fake_vllm.llm()
+    llm = fake_vllm.llm(step_s=0.001)
     ended: list[str] = []
 
     async def play(ask: Ask) -> None:
@@ -163,11 +149,11 @@ def test_a_turn_joins_those_that_run() -> None:
                 await ask(request(rollout_id, turn=turn, max_tokens=max_tokens))
             ended.append(rollout_id)
 
-        await asyncio.gather(one("long", 1, 1500), one("short", 3, 2))
+        await asyncio.gather(one("long", 1, 500), one("short", 3, 2))
 
     served(VLLMColocateSampler(llm), play)
     assert ended == ["short", "long"]
-    assert llm.llm_engine.steps == 1500, "no turn had the engine for itself"
+    assert llm.llm_engine.steps == 500, "no turn had the engine for itself"
 
 
 # ---- rollouts
@@ -215,12 +201,7 @@ def test_nothing_turns_while_only_environments_work(played: Any, monkeypatch: An
 
 
 def test_a_turn_that_takes_too_long_is_aborted_and_the_others_go_on(played: Any) -> None:
-    def step() -> Any:
-        time.sleep(0.001)
-        return type(llm.llm_engine).step(llm.llm_engine)
-
-    llm = fake_vllm.llm(max_model_len=10**6)
-    llm.llm_engine.step = step
+    llm = fake_vllm.llm(max_model_len=10**6, step_s=0.001)
 
     async def play(ask: Ask) -> list[Any]:
         other, slow = request("other", max_tokens=300), request("slow", max_tokens=10**5)
@@ -425,6 +406,8 @@ def test_an_old_trl_that_wakes_an_engine_with_old_weights_is_refused() -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
     """What two ranks say of each batch that they played together."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("ranks")
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = [

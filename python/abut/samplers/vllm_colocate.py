@@ -95,7 +95,7 @@ class VLLMColocateSampler:
         """Sample until no turn comes any more, on this rank or another one of its group.
 
         Raises:
-            SamplerError: another rank of the group failed.
+            SamplerError: vLLM refused a request or gave a wrong answer, or another rank failed.
         """
         running: dict[str, PendingTurn | None] = {}
         try:
@@ -133,34 +133,28 @@ class VLLMColocateSampler:
             for name in one.given_up:
                 del running[name]
             for name, request in one.requests.items():
-                if self._admit(name, request, own.get(name)):
-                    running[name] = own.get(name)
+                self._admit(name, request)
+                running[name] = own.get(name)
         if running:
             self._collect(running)
         return bool(running) or not all(one.is_done for one in heard)
 
-    def _admit(self, name: str, request: SampleRequest, turn: PendingTurn | None) -> bool:
-        """Let a turn join; one that is refused fails on the rank that it is of."""
+    def _admit(self, name: str, request: SampleRequest) -> None:
+        """Let a turn join; on all ranks, which all raise where one does."""
+        tokens = room(
+            request,
+            self.max_context_tokens,
+            holder="the engine",
+            longer="GRPOConfig(vllm_max_model_length=…)",
+        )
+        params = self._params(tokens, request.seed, request.stop_token_ids)
+        # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
         try:
-            tokens = room(
-                request,
-                self.max_context_tokens,
-                holder="the engine",
-                longer="GRPOConfig(vllm_max_model_length=…)",
-            )
-            params = self._params(tokens, request.seed, request.stop_token_ids)
-            try:
-                # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
-                prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
-                self._engine.add_request(name, prompt, params)
-            except ValueError as error:
-                said = f"{where(request)}: vLLM refuses the request: {error}"
-                raise SamplerError(f"{said}{refusal_hint(said)}") from error
-        except SamplerError as error:
-            if turn is not None:
-                turn.fail(error)
-            return False
-        return True
+            self._engine.add_request(name, prompt, params)
+        except Exception as error:  # of classes that differ from version to version
+            said = f"{where(request)}: vLLM refuses the request: {error}"
+            raise SamplerError(f"{said}{refusal_hint(said)}") from error
 
     def _collect(self, running: dict[str, PendingTurn | None]) -> None:
         """Step once, and answer the turns of this rank that have ended."""
@@ -171,7 +165,7 @@ class VLLMColocateSampler:
             try:
                 turn.answer(_sample(output, turn.request))
             except SamplerError as error:
-                turn.fail(SamplerError(f"{where(turn.request)}: {error}"))
+                raise SamplerError(f"{where(turn.request)}: {error}") from error
 
     def _name(self) -> str:
         self._named += 1
