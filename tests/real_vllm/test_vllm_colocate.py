@@ -1,7 +1,4 @@
-"""vLLM in the trainer's process: its samples are what the trainer's model says they are.
-
-TRL writes weights past what vLLM packs for the CPU; here they go vLLM's own way. All else is TRL's.
-"""
+"""vLLM in the trainer's process: its samples are what the trainer's model says they are."""
 
 import asyncio
 import functools
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_vllm_server import requests
-from training import DIFFERENCE, a_trainer
+from training import DIFFERENCE, a_trainer, on_the_cpu, reload_weights
 
 from abut.errors import SamplerError
 from abut.sampler import SampleRequest
@@ -28,12 +25,6 @@ STEPS = 12
 LONG = {"generation_kwargs": {"ignore_eos": True}}
 
 
-def load(llm: Any, parameters: Any) -> None:
-    worker = llm.llm_engine.model_executor.driver_worker
-    worker.reload_weights(weights_iterator=list(parameters))
-    llm.reset_prefix_cache()
-
-
 class Run:
     """A trainer whose engine gets the weights, or does not."""
 
@@ -45,7 +36,7 @@ class Run:
 
     def sync(self) -> None:
         if self.is_synced:
-            load(self.llm, self.trainer.vllm_generation._iter_named_params())
+            reload_weights(self.llm, self.trainer.vllm_generation._iter_named_params())
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +47,7 @@ def run(model_folder: Path, hf_tokenizer: Any, tmp_path_factory: Any) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
-        # float32 and eager: logprobs agree with transformers' to the rounding.
-        cpu = {"dtype": "float32", "enforce_eager": True}
-        cpu |= {"kv_cache_memory_bytes": 2**26, "block_size": 32}
-        patch.setattr(generation, "LLM", functools.partial(generation.LLM, **cpu))
+        patch.setattr(generation, "LLM", functools.partial(generation.LLM, **on_the_cpu()))
         trainer, outputs = a_trainer(
             AutoModelForCausalLM.from_pretrained(model_folder),
             hf_tokenizer,
@@ -80,7 +68,7 @@ def run(model_folder: Path, hf_tokenizer: Any, tmp_path_factory: Any) -> Iterato
 @pytest.fixture
 def llm(run: Run, untied: Any) -> Any:
     """The engine, with the weights of `untied`."""
-    load(run.llm, untied.named_parameters())
+    reload_weights(run.llm, untied.named_parameters())
     yield run.llm
     assert not run.llm.llm_engine.has_unfinished_requests()
 

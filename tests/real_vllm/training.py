@@ -19,14 +19,33 @@ class Vowels(Talk):
         return result
 
 
-def a_trainer(model: Any, hf_tokenizer: Any, out: Path, **args: Any) -> tuple[Any, list[Any]]:
+def on_the_cpu() -> dict[str, Any]:
+    """Arguments for `vllm.LLM`; float32 and eager: logprobs agree with transformers'."""
+    return {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**26,
+        "block_size": 32,
+    }
+
+
+def reload_weights(llm: Any, parameters: Any) -> None:
+    """Give an engine weights. TRL writes them past what vLLM packs for the CPU; vLLM does not."""
+    worker = llm.llm_engine.model_executor.driver_worker
+    worker.reload_weights(weights_iterator=list(parameters))
+    llm.reset_prefix_cache()
+
+
+def a_trainer(
+    model: Any, hf_tokenizer: Any, out: Path, *, env: type = Vowels, **args: Any
+) -> tuple[Any, list[Any]]:
     """A trainer of multi-turn rollouts, and a list that gets what each batch of them is."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     outputs: list[Any] = []
     rollout_func = make_rollout_func(
-        Vowels, config=RolloutConfig(max_turns=3, max_turn_tokens=6, max_completion_tokens=200)
+        env, config=RolloutConfig(max_turns=3, max_turn_tokens=6, max_completion_tokens=200)
     )
 
     def keep(prompts: Any, trainer: Any) -> Any:
