@@ -13,6 +13,7 @@ from abut.sampler import (
     Sampler,
     SampleRequest,
     ScriptedSampler,
+    StreamSampler,
     check_sample,
 )
 

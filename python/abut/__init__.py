@@ -31,7 +31,6 @@ from abut.errors import (
     TrajectoryError,
 )
 from abut.parts import Content, Part, Scaffold
-from abut.pending import PendingTurn, PendingTurns
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
 from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
@@ -68,8 +67,6 @@ __all__ = [
     "ParsedCalls",
     "Part",
     "PartsProcessor",
-    "PendingTurn",
-    "PendingTurns",
     "Processor",
     "Rollout",
     "RolloutConfig",

@@ -87,9 +87,10 @@ class StreamSampler(Protocol):
     """
 
     def sample_stream(self, turns: "PendingTurns") -> None:
-        """Sample until `turns` is closed; `turns.error` says if the batch failed.
+        """Sample until no turn comes any more.
 
-        A turn that is `given_up` meanwhile is dropped, whatever of it was sampled.
+        `turns.take` gives those that wait, `turn.answer` hands over a sample. A turn that is
+        `given_up` is dropped, whatever was sampled of it. What is raised here ends the batch.
         """
         ...
 

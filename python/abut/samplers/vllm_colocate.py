@@ -58,15 +58,13 @@ class VLLMColocateSampler:
         awake: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         self._engine = llm.llm_engine
-        config = self._engine.vllm_config
+        self._config = config = self._engine.vllm_config
         if config.model_config.logprobs_mode != "processed_logprobs":
             raise ValueError(
                 "the engine gives logprobs from before temperature and filters: its logprobs_mode "
                 f"is {config.model_config.logprobs_mode!r}\n"
                 "hint: LLM(…, logprobs_mode='processed_logprobs')"
             )
-        self.max_context_tokens: int = config.model_config.max_model_len
-        """Prompt and sample together."""
         settings = vllm_settings(
             generation_kwargs,
             temperature=temperature,
@@ -81,6 +79,11 @@ class VLLMColocateSampler:
         self._awake = awake or nullcontext
         self._stack = ExitStack()
         self._named = 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and sample together."""
+        return int(self._config.model_config.max_model_len)
 
     def __enter__(self) -> Self:
         """Wake the engine for a batch of rollouts."""
