@@ -25,13 +25,24 @@ def serve(
         sampler: one that is not of this process gets no turns, and the end is waited for.
         turns: what waits.
         at_most: how many can be waited for at once.
+
+    Raises:
+        SamplerError: `sample_stream` returned too early. What it raises is raised here as well;
+            what `sample_batch` raises goes to those who wait for the batch.
     """
-    if isinstance(sampler, StreamSampler) and not isinstance(sampler, BatchSampler):
+    if isinstance(sampler, BatchSampler):
+        while not turns.closed:
+            if batch := _gather(turns, at_most):
+                _sample(sampler, batch)
+    elif isinstance(sampler, StreamSampler):
         sampler.sample_stream(turns)
-    while not turns.closed:
-        batch = _gather(turns, at_most)
-        if batch:
-            _sample(sampler, batch)  # type: ignore[arg-type]
+        if not turns.closed:
+            raise SamplerError(
+                "sample_stream returned while rollouts still need samples\n"
+                "hint: it goes on until turns.closed"
+            )
+    else:
+        turns.take(None)
 
 
 def _gather(turns: PendingTurns, at_most: Callable[[], int]) -> list[PendingTurn]:

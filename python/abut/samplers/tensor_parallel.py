@@ -30,10 +30,10 @@ class News:
 
 
 class Alone:
-    """One rank, with the whole model."""
+    """One rank, with the whole model: what `Ranks` is where there are no others."""
 
     rank = 0
-    wait_s: float | None = None
+    wait_s = None
     """How long a rank with nothing to do waits for turns; None: until one comes."""
 
     def exchange(self, news: News) -> list[News]:
@@ -44,15 +44,15 @@ class Alone:
         """Tell the others that this rank failed between two exchanges."""
 
 
-class Ranks(Alone):
+class Ranks:
     """The ranks of a tensor-parallel group; each calls `exchange` equally often.
 
     Args:
         group: a process group of `torch.distributed` for objects on the CPU.
     """
 
-    # Others may have turns meanwhile, and go on when all have exchanged.
     wait_s = 0.005
+    """Others may have turns meanwhile, and cannot step before all have exchanged."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed

@@ -206,7 +206,7 @@ def _for_params(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _ranks(parallel_config: Any) -> Alone:
+def _ranks(parallel_config: Any) -> Alone | Ranks:
     """Who steps this engine: under an external launcher all ranks of a tensor-parallel group do."""
     if (
         parallel_config.distributed_executor_backend != "external_launcher"
