@@ -114,6 +114,14 @@ def test_a_stop_string_ends_a_turn_and_is_named(llm: Any, hf_tokenizer: Any) -> 
     assert len(cut.ids) < len(whole.ids)
 
 
+def test_structured_outputs_bind_a_turn(llm: Any, hf_tokenizer: Any) -> None:
+    settings = {"structured_outputs": {"regex": "(yes|no)!"}}
+    asked = requests(8, stop_token_ids=())
+    samples = ask(VLLMColocateSampler(llm, generation_kwargs=settings), *asked)
+    texts = {hf_tokenizer.decode(sample.ids, skip_special_tokens=True) for sample in samples}
+    assert texts <= {"yes!", "no!"}
+
+
 def test_rollouts_of_64_at_once_are_exact(
     llm: Any, stage: Any, untied: Any, monkeypatch: Any
 ) -> None:
