@@ -28,7 +28,7 @@ KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
     "audit": ("Audit", "audit"),
     "samplers.trl_server": ("TRLServerSampler",),
-    "samplers.vllm": ("VLLMServerSampler",),
+    "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "strategies": abut.strategies.__all__,
@@ -192,6 +192,8 @@ StopReason
   MAX_CONTEXT_TOKENS = 'max_context_tokens'
   EMPTY_SAMPLE = 'empty_sample'
   ERROR = 'error'
+StreamSampler (protocol)
+  sample_stream(turns)
 TemplateError(AbutError, ValueError)
 Tokenizer
   control_spellings(text)
@@ -259,6 +261,10 @@ audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool
 samplers.trl_server.TRLServerSampler(base_url, *, temperature=1.0, top_k=0, top_p=1.0, \
 min_p=None, repetition_penalty=1.0, generation_kwargs=None, give_up_s=120.0, on_restart='resume')
   sample(request)
+samplers.vllm.VLLMColocateSampler(llm, *, temperature=1.0, top_k=0, top_p=1.0, min_p=None, \
+repetition_penalty=1.0, generation_kwargs=None, awake=None)
+  max_context_tokens
+  sample_stream(turns)
 samplers.vllm.VLLMServerSampler(base_urls, *, model=None, temperature=1.0, top_k=0, top_p=1.0, \
 min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completions', \
 api_key=None, give_up_s=120.0, on_restart='resume')

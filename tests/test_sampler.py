@@ -13,6 +13,7 @@ from abut.sampler import (
     Sampler,
     SampleRequest,
     ScriptedSampler,
+    StreamSampler,
     check_sample,
 )
 
@@ -53,12 +54,15 @@ def test_which_protocol_a_sampler_has() -> None:
     class InProcess:
         def sample_batch(self, requests: Any) -> Any: ...
 
-    scripted = ScriptedSampler(lambda r: [])
-    assert (isinstance(scripted, Sampler), isinstance(scripted, BatchSampler)) == (True, False)
-    assert (isinstance(InProcess(), Sampler), isinstance(InProcess(), BatchSampler)) == (
-        False,
-        True,
-    )
+    class Stream:
+        def sample_stream(self, turns: Any) -> None: ...
+
+    def protocols(sampler: Any) -> list[bool]:
+        return [isinstance(sampler, kind) for kind in (Sampler, BatchSampler, StreamSampler)]
+
+    assert protocols(ScriptedSampler(lambda r: [])) == [True, False, False]
+    assert protocols(InProcess()) == [False, True, False]
+    assert protocols(Stream()) == [False, False, True]
 
 
 def test_a_good_sample_passes_and_a_bad_one_is_named() -> None:

@@ -255,16 +255,6 @@ def test_trls_own_tool_loop_is_refused(called: Any, hf_tokenizer: Any, name: str
     )
 
 
-def test_vllm_in_the_trainers_process_is_not_asked(called: Any, hf_tokenizer: Any) -> None:
-    trainer = a_trainer(hf_tokenizer, use_vllm=True, vllm_mode="colocate")
-    with pytest.raises(ValueError, match="vllm_mode") as raised:
-        called(["a"], trainer=trainer, sampler="auto")
-    assert str(raised.value) == (
-        "sampler='auto' cannot ask vLLM in vllm_mode='colocate'\n"
-        "hint: GRPOConfig(vllm_mode='server') or use_vllm=False, or pass a sampler of your own"
-    )
-
-
 VLLM_ARGS = {
     "generation_kwargs": {"min_tokens": 2},
     "vllm_server_base_url": None,

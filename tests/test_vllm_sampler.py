@@ -428,7 +428,7 @@ def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(server: Fa
         ),
         (
             {"finish_reason": "repetition"},
-            "finish_reason is 'repetition', expected 'stop', 'length' or 'abort'",
+            "finish_reason is 'repetition', expected 'stop' or 'length'",
         ),
     ],
 )

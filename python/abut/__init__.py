@@ -34,7 +34,14 @@ from abut.parts import Content, Part, Scaffold
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
 from abut.record import JsonlRecorder, read_records
 from abut.rollout import Rollout, RolloutConfig, StopReason
-from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, ScriptedSampler
+from abut.sampler import (
+    BatchSampler,
+    Sample,
+    Sampler,
+    SampleRequest,
+    ScriptedSampler,
+    StreamSampler,
+)
 from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
 from abut.tools import tool_env
 
@@ -75,6 +82,7 @@ __all__ = [
     "SeamError",
     "Stitched",
     "StopReason",
+    "StreamSampler",
     "TemplateError",
     "Tokenizer",
     "TokenizerError",

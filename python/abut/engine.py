@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import inspect
 import logging
-import queue
 import re
 import threading
 import time
@@ -29,11 +28,13 @@ from typing import Any, TypeVar
 
 from abut._native import Tokenizer
 from abut.episode import Episode
-from abut.errors import EnvError, RolloutError, SamplerError, TemplateError, TokenizerError
+from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.in_process import serve
+from abut.pending import PendingTurns
 from abut.processor import PartsProcessor
 from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
-from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
+from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, StreamSampler
 from abut.threads import Answers, DaemonThreads
 
 T = TypeVar("T")
@@ -42,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 # What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
 _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
-# After the first waiting request, how long further ones are waited for, while rollouts are still
-# stepping: a batch of one costs the model nearly what a batch of all does.
-_GATHER_S = 0.02
 _CLOSE_S = 5.0
 _INTERRUPTED_CLOSE_S = 0.5
 _DRAIN_S = 1.0
@@ -65,7 +63,7 @@ class Engine:
         self,
         tokenizer: Tokenizer,
         processor: PartsProcessor,
-        sampler: Sampler | BatchSampler,
+        sampler: Sampler | BatchSampler | StreamSampler,
         config: RolloutConfig,
         limits: Limits,
         *,
@@ -81,6 +79,7 @@ class Engine:
         # Asked once: a look at a protocol costs as much as an append.
         self.in_process = isinstance(sampler, BatchSampler)
         """Whether turns are sampled by a model in this process, which no clock can interrupt."""
+        self._streams = isinstance(sampler, StreamSampler)
         self._progress = progress
         self._unfinished = 0
         self._close_hangs = False
@@ -107,9 +106,7 @@ class Engine:
         if not tasks:
             return []
         # New for each batch: an interrupted one leaves what nobody waits for any more.
-        self._waiting: queue.SimpleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._turns = PendingTurns()
         self._ended: list[Rollout] = []
         self._unfinished = len(tasks)
         try:
@@ -154,10 +151,10 @@ class Engine:
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn, at most `max_requests` at once."""
         if self.in_process:
-            future: Future[Sample] = Future()
-            self._waiting.put((request, future))
-            return await asyncio.wrap_future(future)
+            return await self._turns.sample(request, self.answers)
         async with self._request_slots:
+            if self._streams:
+                return await self._turns.sample(request, self.answers)
             return await self._sampler.sample(request)  # type: ignore[union-attr]
 
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
@@ -206,41 +203,10 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(run(), self._env_loop)
 
     def _serve(self, done: Future[list[Rollout]]) -> None:
-        """Sample for in-process models on this thread until the batch is done."""
-        done.add_done_callback(lambda _: self._waiting.put(None))
-        while (batch := self._gather()) is not None:
-            requests = [request for request, _ in batch]
-            try:
-                samples = self._sampler.sample_batch(requests)  # type: ignore[union-attr]
-                if len(samples) != len(requests):
-                    raise SamplerError(
-                        f"sample_batch returned {len(samples)} samples for {len(requests)} requests"
-                    )
-            except Exception as error:
-                for _, future in batch:
-                    future.set_exception(error)
-                continue
-            for (_, future), sample in zip(batch, samples, strict=True):
-                future.set_result(sample)
-
-    def _gather(self) -> list[tuple[SampleRequest, Future[Sample]]] | None:
-        """Wait for requests; returns those that came close together, None when all is done."""
-        item = self._waiting.get()
-        batch = []
-        deadline = time.monotonic() + _GATHER_S
-        while item is not None:
-            if item[1].set_running_or_notify_cancel():
-                batch.append(item)
-            if len(batch) >= min(self._unfinished, self.config.max_requests):
-                return batch
-            try:
-                item = self._waiting.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                if batch:
-                    return batch
-                item = self._waiting.get()
-                deadline = time.monotonic() + _GATHER_S
-        return None
+        """Sample for models in this process on this thread until the batch is done."""
+        done.add_done_callback(lambda done: self._turns.close(done.exception()))
+        at_most = self.config.max_requests
+        serve(self._sampler, self._turns, lambda: max(1, min(self._unfinished, at_most)))
 
     def _run_loop(
         self,

@@ -7,12 +7,15 @@ with its own logprob under the distribution it was drawn from, the stop token in
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import SamplerError
+
+if TYPE_CHECKING:
+    from abut.pending import PendingTurns
 
 Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -64,10 +67,31 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class BatchSampler(Protocol):
-    """Draws many turns in one call, on the thread that called the engine (in-process models)."""
+    """Draws many turns in one call, on the thread that called the engine (in-process models).
+
+    This and `StreamSampler`: one that is also a context manager is entered for each batch of
+    rollouts.
+    """
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one turn for each request, in order."""
+        ...
+
+
+@runtime_checkable
+class StreamSampler(Protocol):
+    """Draws turns as they come, on the thread that called the engine (engines in this process).
+
+    At most `max_requests` turns are out at once. One that has `max_context_tokens`, an int or None,
+    bounds prompt and completion by it.
+    """
+
+    def sample_stream(self, turns: "PendingTurns") -> None:
+        """Sample until no turn comes any more.
+
+        `turns.take` gives those that wait, `turn.answer` hands over a sample. A turn that is
+        `given_up` is dropped, whatever was sampled of it. What is raised here ends the batch.
+        """
         ...
 
 

@@ -19,7 +19,7 @@ from abut.env_source import ForTask, bind_all
 from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
 from abut.record import JsonlRecorder, Recorder
 from abut.rollout import Rollout, RolloutConfig
-from abut.sampler import BatchSampler, Sampler
+from abut.sampler import BatchSampler, Sampler, StreamSampler
 from abut.trl_environment import environments_of, from_environment_factory
 from abut.trl_rewards import env_reward, scored_only, warn_of_unwrapped
 from abut.trl_rows import rows_of
@@ -48,7 +48,7 @@ def make_rollout_func(
     *,
     config: RolloutConfig | None = None,
     processor: Processor | PartsProcessor | None = None,
-    sampler: Sampler | BatchSampler | str = "auto",
+    sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
     system_prompt: str | None = None,
     recorder: Recorder | str | os.PathLike[str] | None = None,
 ) -> "RolloutFunc":
@@ -56,14 +56,14 @@ def make_rollout_func(
 
     Args:
         env: an Env class or a factory without arguments, of which each episode gets a fresh one;
-            or an environment pool, which lends it one; or what `abut.tool_env` returns; or a class as
-            TRL's `environment_factory` takes it (`reset` and tools, no `step`), see
-            `from_environment_factory`; or a dict of these, of which each row of the dataset names
+            an environment pool, which lends it one; what `abut.tool_env` returns; a class as TRL's
+            `environment_factory` takes it (`reset` and tools, no `step`; see
+            `from_environment_factory`); or a dict of these, of which each row of the dataset names
             one in its column `environment`.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
-        sampler: "auto" asks the trainer's vLLM server, or without vLLM samples with the trainer's
-            model in this process.
+        sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
+            vLLM samples with the trainer's model.
         system_prompt: for prompts that have no system message.
         recorder: keeps every rollout; a path is that of a JSONL file.
 
@@ -82,9 +82,11 @@ def make_rollout_func(
             f"config must be a RolloutConfig, got {type(config).__name__}\n"
             "hint: RolloutConfig(max_turns=4, …)"
         )
-    if not isinstance(sampler, str | Sampler | BatchSampler) or isinstance(sampler, type):
+    kinds = str | Sampler | BatchSampler | StreamSampler
+    if not isinstance(sampler, kinds) or isinstance(sampler, type):
         raise TypeError(
-            f"sampler must be 'auto' or an object with sample or sample_batch, got {sampler!r}"
+            "sampler must be 'auto' or an object with sample, sample_batch or sample_stream, got "
+            f"{sampler!r}"
         )
     config = config or RolloutConfig()
     tasks = Tasks(EnvRoute(env), seed=config.seed, system_prompt=system_prompt)
@@ -99,7 +101,7 @@ class RolloutFunc:
         tasks: Tasks,
         config: RolloutConfig,
         processor: Processor | PartsProcessor | None,
-        sampler: Sampler | BatchSampler | str,
+        sampler: Sampler | BatchSampler | StreamSampler | str,
         recorder: Recorder | None,
     ) -> None:
         self._tasks = tasks

@@ -4,27 +4,28 @@ Invariant: it samples what TRL would sample itself: the trainer's own weights, u
 trainer's sampling settings.
 """
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from abut.sampler import BatchSampler, Sampler
+from abut.sampler import BatchSampler, Sampler, StreamSampler
 
 # From here on TRL asks `vllm serve`; before, a server of its own.
 _ASKS_VLLM = (1, 11)
+# From here on TRL gives an engine that wakes the trainer's weights; before, those from the disk.
+_WAKES_WITH_WEIGHTS = (1, 10)
 
 
 def sampler_of(
     trainer: Any, hf_tokenizer: Any, trl_version: tuple[int, ...]
-) -> Sampler | BatchSampler:
+) -> Sampler | BatchSampler | StreamSampler:
     """Return the sampler for `sampler="auto"`.
 
     Raises:
-        ValueError: with vLLM in the trainer's own process.
+        ValueError: with sleep mode, where TRL is too old for it; settings under which nothing can
+            be trained.
     """
-    if trainer.use_vllm and trainer.vllm_mode != "server":
-        raise ValueError(
-            f"sampler='auto' cannot ask vLLM in vllm_mode={trainer.vllm_mode!r}\n"
-            "hint: GRPOConfig(vllm_mode='server') or use_vllm=False, or pass a sampler of your own"
-        )
     settings = {
         "temperature": trainer.temperature,
         "top_k": trainer.top_k,
@@ -33,9 +34,15 @@ def sampler_of(
         "repetition_penalty": trainer.repetition_penalty,
         "generation_kwargs": trainer.args.generation_kwargs,
     }
-    if trainer.use_vllm:
-        return _server(trainer.args, settings, trl_version)
-    return _in_process(trainer, hf_tokenizer, settings)
+    if not trainer.use_vllm:
+        return _in_process(trainer, hf_tokenizer, settings)
+    regex = getattr(trainer.args, "vllm_structured_outputs_regex", None)
+    if regex is not None:
+        more = settings["generation_kwargs"] or {}
+        settings["generation_kwargs"] = {**more, "structured_outputs": {"regex": regex}}
+    if trainer.vllm_mode == "colocate":
+        return _colocate(trainer.vllm_generation, settings, trl_version)
+    return _server(trainer.args, settings, trl_version)
 
 
 def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:
@@ -53,6 +60,43 @@ def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> Ba
         ),
         **settings,
     )
+
+
+def _colocate(
+    generation: Any, settings: dict[str, Any], trl_version: tuple[int, ...]
+) -> StreamSampler:
+    """The engine in this process, which TRL gives the weights before each batch."""
+    from abut.samplers.vllm_colocate import VLLMColocateSampler
+
+    if generation.enable_sleep_mode and trl_version < _WAKES_WITH_WEIGHTS:
+        raise ValueError(
+            f"vllm_enable_sleep_mode=True with TRL {'.'.join(map(str, trl_version))}: the engine "
+            "would wake with the weights that it was started with\n"
+            "hint: pip install 'trl>=1.10', or vllm_enable_sleep_mode=False"
+        )
+    return VLLMColocateSampler(
+        generation.llm, awake=functools.partial(_awake, generation), **settings
+    )
+
+
+@contextmanager
+def _awake(generation: Any) -> Iterator[None]:
+    """Do what `VLLMGeneration.generate` does before and after it generates."""
+    if generation.tensor_parallel_size > 1:
+        # Training's collectives must be over before vLLM's begin: NCCL may hang otherwise.
+        generation.accelerator.wait_for_everyone()
+    if not generation.enable_sleep_mode:
+        yield
+        return
+    # Sleep has thrown the weights away; where TRL has synced them for this batch, they are awake.
+    if generation._llm_weights_sleeping:
+        generation.sync_weights()
+    generation.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield
+    finally:
+        generation.llm.sleep(level=2)
+        generation._llm_weights_sleeping = True
 
 
 def _server(args: Any, settings: dict[str, Any], trl_version: tuple[int, ...]) -> Sampler:

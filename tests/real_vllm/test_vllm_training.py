@@ -10,23 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training import DIFFERENCE, a_trainer
 from vllm_server import VLLMServer
 
-from abut.rollout import RolloutConfig
-from abut.trl import env_reward, make_rollout_func
-from stage import Talk
-
 STEPS = 4
-DIFFERENCE = "sampling/sampling_logp_difference/mean"
-
-
-class Vowels(Talk):
-    """Rewards vowels: something that a few steps of training change."""
-
-    def step(self, action: str) -> Any:
-        result = super().step(action)
-        self.reward = sum(c in "aeiou" for c in action) / max(len(action), 1) + len(action) / 64
-        return result
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +43,6 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     tmp_path: Path,
     monkeypatch: Any,
 ) -> None:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
     from trl.generation.vllm_client import VLLMClient
 
     model = tiny_model(seed=3, tie_word_embeddings=False, head_dim=32)
@@ -70,39 +55,13 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
 
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, **_: None)
     monkeypatch.setattr(VLLMClient, "update_named_params", update)
-    outputs: list[Any] = []
-    rollout_func = make_rollout_func(
-        Vowels, config=RolloutConfig(max_turns=3, max_turn_tokens=6, max_completion_tokens=200)
-    )
-
-    def keep(prompts: Any, trainer: Any) -> Any:
-        outputs.append(rollout_func(prompts, trainer))
-        return dict(outputs[-1])
-
-    trainer = GRPOTrainer(
-        model=model,
-        args=GRPOConfig(
-            output_dir=str(tmp_path / "out"),
-            use_cpu=True,
-            bf16=False,
-            use_vllm=True,
-            vllm_mode="server",
-            vllm_server_base_url=own_server.url,
-            max_steps=STEPS,
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=200,
-            temperature=0.8,
-            learning_rate=1e-3,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        processing_class=hf_tokenizer,
-        reward_funcs=env_reward,
-        train_dataset=Dataset.from_list([{"prompt": "begin"}] * 16),
-        rollout_func=keep,
+    trainer, outputs = a_trainer(
+        model,
+        hf_tokenizer,
+        tmp_path / "out",
+        vllm_mode="server",
+        vllm_server_base_url=own_server.url,
+        max_steps=STEPS,
     )
     trainer.train()
     differences = [log[DIFFERENCE] for log in trainer.state.log_history if DIFFERENCE in log]

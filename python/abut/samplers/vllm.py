@@ -22,7 +22,11 @@ from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
 from abut.samplers.server import Refused, Server
 from abut.samplers.servers import OnRestart, Servers
+from abut.samplers.vllm_colocate import VLLMColocateSampler
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
 from abut.samplers.vllm_settings import vllm_settings
+
+__all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
 
 _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
 # A certain token may come out a little off 0.
@@ -96,6 +100,7 @@ class VLLMServerSampler:
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             says_stop_string=endpoint == "completions",
+            to_endpoint=True,
         )
         self._model = model
         self._lengths: dict[str, int] = {}
@@ -132,58 +137,47 @@ class VLLMServerSampler:
         Raises:
             SamplerError: a server refused the request or gave a wrong answer, or none is well.
         """
-        where = f"rollout {request.rollout_id}, turn {request.turn}"
-        prompt_ids, room = request.prompt_ids, request.max_tokens
-        if self.max_context_tokens is not None:
-            room = min(room, self.max_context_tokens - len(prompt_ids))
-        if room < 1:
-            raise SamplerError(
-                f"{where}: the prompt has {len(prompt_ids)} tokens, and the server holds "
-                f"{self.max_context_tokens} with the sample\n"
-                "hint: shorten the prompt, or start the server with a longer --max-model-len"
-            )
+        tokens = room(
+            request,
+            self.max_context_tokens,
+            holder="the server",
+            longer="start the server with a longer --max-model-len",
+        )
         sampling = self._settings | {
-            "max_tokens": room,
+            "max_tokens": tokens,
             "seed": request.seed,
             "stop_token_ids": list(request.stop_token_ids),
         }
-        body = self._body(prompt_ids.tolist(), sampling)
+        body = self._body(request.prompt_ids.tolist(), sampling)
         pause_s = _FIRST_ABORT_S
         while True:
             try:
                 server, content = await self._servers.ask(request.rollout_id, self._path, body)
             except Refused as error:
-                raise SamplerError(f"{where}: {error}{_hint(error)}") from error
+                raise SamplerError(f"{where(request)}: {error}{_hint(error)}") from error
             try:
                 choice = _only_choice(content)
                 if choice.finish_reason != "abort":
                     return self._sample(choice, request)
             except SamplerError as error:
-                raise SamplerError(f"{where}: the server at {server.url}: {error}") from error
+                raise SamplerError(
+                    f"{where(request)}: the server at {server.url}: {error}"
+                ) from error
             # Paused. It holds what it is asked now until it is resumed.
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_ABORT_S)
 
     def _sample(self, choice: Choice, request: SampleRequest) -> Sample:
         seen = choice.prompt_token_ids
-        # /inference/v1/generate does not repeat it.
-        if self._path == _PATHS["completions"] or seen is not None:
-            received = np.empty(0, np.int64) if seen is None else seen
-            if not np.array_equal(received, request.prompt_ids):
-                raise SamplerError(
-                    f"the engine received {len(received)} prompt tokens, which are not the "
-                    f"{len(request.prompt_ids)} of the request\n"
-                    "hint: something between here and the engine truncates or rewrites prompts"
-                )
-        if choice.finish_reason not in ("stop", "length"):
-            raise SamplerError(
-                f"finish_reason is {choice.finish_reason!r}, expected 'stop', 'length' or 'abort'"
-            )
-        return Sample(
-            choice.token_ids,
-            choice.logprobs,
-            "stop" if choice.finish_reason == "stop" else "length",
-            choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        if seen is None and self._path == _PATHS["completions"]:
+            seen = np.empty(0, np.int64)  # /inference/v1/generate does not repeat it, this one does
+        return sample_of(
+            request,
+            prompt_ids=seen,
+            ids=choice.token_ids,
+            logprobs=choice.logprobs,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
         )
 
     def _body(self, prompt_ids: list[int], sampling: dict[str, Any]) -> bytes:
@@ -258,13 +252,8 @@ def _only_choice(content: bytes) -> Choice:
 
 
 def _hint(error: Refused) -> str:
-    hints = {
-        "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
-        "out of vocabulary": "the served model has another vocabulary than the rollouts' tokenizer",
-    }
-    for said, hint in hints.items():
-        if said in error.said:
-            return f"\nhint: {hint}"
+    if hint := refusal_hint(error.said):
+        return hint
     if error.status in (401, 403):
         return "\nhint: pass api_key=…"
     if error.status == 404 and error.path == _PATHS["generate"]:

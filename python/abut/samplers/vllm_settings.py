@@ -11,18 +11,16 @@ from typing import Any
 _KNOWN = (
     "allowed_token_ids",
     "bad_words",
-    "cache_salt",
     "ignore_eos",
     "include_stop_str_in_output",
     "logit_bias",
     "min_tokens",
-    "priority",
-    "response_format",
     "stop",
     "structured_outputs",
     "thinking_token_budget",
-    "vllm_xargs",
 )
+# What only a server's endpoint knows; `SamplingParams` has no field of that name.
+_OF_ENDPOINTS = ("cache_salt", "priority", "response_format", "vllm_xargs")
 
 
 def vllm_settings(
@@ -33,7 +31,8 @@ def vllm_settings(
     top_p: float | None,
     min_p: float | None,
     repetition_penalty: float | None,
-    says_stop_string: bool,
+    says_stop_string: bool = True,
+    to_endpoint: bool = False,
 ) -> dict[str, Any]:
     """Return all settings; those in `generation_kwargs` win, None is the neutral value.
 
@@ -44,7 +43,8 @@ def vllm_settings(
         top_p: 1.0 is all.
         min_p: 0.0 is all.
         repetition_penalty: 1.0 is none.
-        says_stop_string: whether the server's answer says on which stop string a sample ended.
+        says_stop_string: whether the answer says on which stop string a sample ended.
+        to_endpoint: whether they go to an endpoint of vLLM's server, or to `SamplingParams`.
 
     Raises:
         ValueError: a setting that the sampler does not take.
@@ -58,10 +58,11 @@ def vllm_settings(
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+    known = (*settings, *_KNOWN, *(_OF_ENDPOINTS if to_endpoint else ()))
     for name, value in (generation_kwargs or {}).items():
         if value is None:
             continue
-        if name not in (*settings, *_KNOWN):
+        if name not in known:
             raise ValueError(
                 f"generation_kwargs[{name!r}]={value!r}: not a sampling setting that this sampler "
                 "takes, and vLLM would pass over it in silence\n"

@@ -1,0 +1,103 @@
+"""Ranks that run one model together, each for rollouts of its own.
+
+Invariant: between two steps of the model every rank hears of every rank, in the order of ranks. So
+all do the same, in the same order, and all leave in the same round.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from abut.errors import SamplerError
+from abut.sampler import SampleRequest
+
+# How long a rank whose last word does not get through keeps its error to itself.
+_LAST_WORD_S = 10.0
+
+
+@dataclass(frozen=True)
+class News:
+    """What one rank has to say between two steps."""
+
+    requests: dict[str, SampleRequest] = field(default_factory=dict)
+    """The turns that join, by name, in their order."""
+    given_up: list[str] = field(default_factory=list)
+    """The turns that nobody waits for any more."""
+    is_done: bool = False
+    """Whether no turn will come from there any more."""
+    error: str | None = None
+    """Why its batch failed."""
+
+
+class Alone:
+    """One rank, with the whole model: what `Ranks` is where there are no others."""
+
+    rank = 0
+    wait_s = None
+    """How long a rank with nothing to do waits for turns; None: until one comes."""
+
+    def exchange(self, news: News) -> list[News]:
+        """Return the news of all ranks, in their order."""
+        return [news]
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that this rank failed between two exchanges."""
+
+
+class Ranks:
+    """The ranks of a tensor-parallel group; each calls `exchange` equally often.
+
+    Args:
+        group: a process group of `torch.distributed` for objects on the CPU.
+    """
+
+    wait_s = 0.005
+    """Others may have turns meanwhile, and cannot step before all have exchanged."""
+
+    def __init__(self, group: Any) -> None:
+        import torch.distributed
+
+        self._distributed = torch.distributed
+        self._group = group
+        self._is_whole = True
+        self.rank = torch.distributed.get_rank(group)
+
+    def exchange(self, news: News) -> list[News]:
+        """Return the news of all ranks, in their order.
+
+        Raises:
+            SamplerError: a rank is gone, or another one's batch failed.
+        """
+        heard: list[Any] = [None] * self._distributed.get_world_size(self._group)
+        try:
+            self._distributed.all_gather_object(heard, news, group=self._group)
+        except RuntimeError as error:
+            self._is_whole = False
+            raise SamplerError(
+                f"rank {self.rank} of the tensor-parallel group does not reach the others: "
+                f"{error}\nhint: look for the first error of the other ranks"
+            ) from error
+        failed = [rank for rank, one in enumerate(heard) if one.error is not None]
+        self._is_whole = not failed
+        if failed and self.rank not in failed:
+            raise SamplerError(
+                f"rank {failed[0]} of the tensor-parallel group failed, and the others cannot go "
+                f"on without it: {heard[failed[0]].error}"
+            )
+        return heard
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that this rank failed between two exchanges; wait for them, not long."""
+        if not self._is_whole:
+            return
+        news = News(error=f"{type(error).__name__}: {error}")
+        # A rank that hangs in a step of the model never hears it, and then this one has to end.
+        word = threading.Thread(target=self._say, args=(news,), name="abut-leave", daemon=True)
+        word.start()
+        word.join(_LAST_WORD_S)
+
+    def _say(self, news: News) -> None:
+        try:
+            self.exchange(news)
+        except SamplerError:
+            return  # they have failed as well

@@ -1,0 +1,238 @@
+"""Sampling from a vLLM engine in this process, turn by turn: continuous batching.
+
+Invariant: a sample is what the engine drew for exactly the ids of its request, whole, with the
+logprobs of the distribution that it was drawn from. Turns join between two steps, nobody waits for
+a batch; and when `sample_stream` returns, the engine has no request of ours.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Self
+
+import numpy as np
+
+from abut.errors import SamplerError
+from abut.pending import PendingTurn, PendingTurns
+from abut.sampler import Sample, SampleRequest
+from abut.samplers.tensor_parallel import Alone, News, Ranks
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
+from abut.samplers.vllm_settings import vllm_settings
+
+
+class VLLMColocateSampler:
+    """Samples from a `vllm.LLM` of this process, on the thread that called the engine.
+
+    A context manager; the engine enters it for each batch of rollouts. The engine's limits apply:
+    how many turns at once (`max_requests`; vLLM's own is `max_num_seqs`) and how long one may take
+    (`turn_timeout_s`); a turn that is given up is aborted between two steps.
+
+    Where vLLM is tensor-parallel under an external launcher (as in TRL), each rank has a sampler
+    and rollouts of its own; all ranks must play their batches at the same time.
+
+    Args:
+        llm: with `logprobs_mode="processed_logprobs"`.
+        temperature: above 0; logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
+        min_p: keep tokens with at least this share of the most likely one's probability.
+        repetition_penalty: 1.0 is none.
+        generation_kwargs: more sampling settings of vLLM.
+        awake: gives a context in which the engine can sample, entered once for each batch of
+            rollouts (as `GRPOTrainer` wakes an engine that sleeps while the model is trained).
+
+    Raises:
+        ValueError: a setting, or an engine, whose logprobs could not be those of the sampled
+            tokens; a setting that vLLM does not know.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 1.0,
+        min_p: float | None = None,
+        repetition_penalty: float | None = 1.0,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        awake: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        self._engine = llm.llm_engine
+        self._config = config = self._engine.vllm_config
+        if config.model_config.logprobs_mode != "processed_logprobs":
+            raise ValueError(
+                "the engine gives logprobs from before temperature and filters: its logprobs_mode "
+                f"is {config.model_config.logprobs_mode!r}\n"
+                "hint: LLM(…, logprobs_mode='processed_logprobs')"
+            )
+        settings = vllm_settings(
+            generation_kwargs,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+        )
+        self._settings = _for_params(settings)
+        self._params(16, 0, ())  # vLLM judges them now, not in the middle of a batch
+        self._ranks = _ranks(config.parallel_config)
+        self._awake = awake or nullcontext
+        self._stack = ExitStack()
+        self._named = 0
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and sample together."""
+        return int(self._config.model_config.max_model_len)
+
+    def __enter__(self) -> Self:
+        """Wake the engine for a batch of rollouts."""
+        self._stack.enter_context(self._awake())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let it sleep."""
+        self._stack.close()
+
+    def sample_stream(self, turns: PendingTurns) -> None:
+        """Sample until no turn comes any more, on this rank or another one of its group.
+
+        Raises:
+            SamplerError: vLLM refused a request or gave a wrong answer, or another rank failed.
+        """
+        running: dict[str, PendingTurn | None] = {}
+        try:
+            while self._step(turns, running):
+                pass
+        except Exception as error:
+            self._ranks.leave(error)
+            raise
+        finally:
+            if running:
+                self._engine.abort_request(list(running))
+
+    def _step(self, turns: PendingTurns, running: dict[str, PendingTurn | None]) -> bool:
+        """Exchange news, let turns join, and step once; returns whether there is more to do.
+
+        Args:
+            turns: those of this rank.
+            running: all that the engine has, by name; those of other ranks are None.
+        """
+        taken = turns.take(0.0 if running else self._ranks.wait_s)
+        own = {self._name(): turn for turn in taken}
+        error = turns.error if turns.closed else None
+        news = News(
+            {name: turn.request for name, turn in own.items()},
+            [name for name, turn in running.items() if turn is not None and turn.given_up],
+            turns.closed,
+            None if error is None else f"{type(error).__name__}: {error}",
+        )
+        heard = self._ranks.exchange(news)
+        if news.error is not None:
+            return False  # the others have heard it, and leave as well
+        for one in heard:
+            if one.given_up:
+                self._engine.abort_request(one.given_up)
+            for name in one.given_up:
+                del running[name]
+            for name, request in one.requests.items():
+                self._admit(name, request)
+                running[name] = own.get(name)
+        if running:
+            self._collect(running)
+        return bool(running) or not all(one.is_done for one in heard)
+
+    def _admit(self, name: str, request: SampleRequest) -> None:
+        """Let a turn join; on all ranks, which all raise where one does."""
+        tokens = room(
+            request,
+            self.max_context_tokens,
+            holder="the engine",
+            longer="GRPOConfig(vllm_max_model_length=…)",
+        )
+        params = self._params(tokens, request.seed, request.stop_token_ids)
+        # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        try:
+            self._engine.add_request(name, prompt, params)
+        except Exception as error:  # of classes that differ from version to version
+            said = f"{where(request)}: vLLM refuses the request: {error}"
+            raise SamplerError(f"{said}{refusal_hint(said)}") from error
+
+    def _collect(self, running: dict[str, PendingTurn | None]) -> None:
+        """Step once, and answer the turns of this rank that have ended."""
+        for output in self._engine.step():
+            turn = running.pop(output.request_id, None) if output.finished else None
+            if turn is None:
+                continue
+            try:
+                turn.answer(_sample(output, turn.request))
+            except SamplerError as error:
+                raise SamplerError(f"{where(turn.request)}: {error}") from error
+
+    def _name(self) -> str:
+        self._named += 1
+        return f"abut-{self._ranks.rank}-{self._named}"
+
+    def _params(self, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...]) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        try:
+            return SamplingParams(
+                **self._settings,
+                max_tokens=max_tokens,
+                seed=seed,
+                stop_token_ids=list(stop_token_ids),
+                logprobs=0,
+                # Text is for stop strings alone; one that skipped tokens would hide them.
+                detokenize=bool(self._settings.get("stop")),
+                skip_special_tokens=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+        except TypeError as error:
+            raise ValueError(
+                f"vLLM does not take these settings: {error}\nhint: generation_kwargs has one that "
+                "this version of vLLM does not know"
+            ) from error
+
+
+def _for_params(settings: dict[str, Any]) -> dict[str, Any]:
+    structured = settings.get("structured_outputs")
+    if isinstance(structured, Mapping):
+        from vllm.sampling_params import StructuredOutputsParams
+
+        return settings | {"structured_outputs": StructuredOutputsParams(**structured)}
+    return settings
+
+
+def _ranks(parallel_config: Any) -> Alone | Ranks:
+    """Who steps this engine: under an external launcher all ranks of a tensor-parallel group do."""
+    if (
+        parallel_config.distributed_executor_backend != "external_launcher"
+        or parallel_config.tensor_parallel_size == 1
+    ):
+        return Alone()
+    from vllm.distributed import get_tp_group
+
+    return Ranks(get_tp_group().cpu_group)
+
+
+def _sample(output: Any, request: SampleRequest) -> Sample:
+    if len(output.outputs) != 1:
+        raise SamplerError(f"{len(output.outputs)} samples were drawn, and 1 asked for")
+    (drawn,) = output.outputs
+    ids = list(drawn.token_ids)
+    logprobs = drawn.logprobs or []
+    if len(logprobs) != len(ids):
+        raise SamplerError(f"{len(ids)} ids have {len(logprobs)} logprobs")
+    return sample_of(
+        request,
+        prompt_ids=output.prompt_token_ids,
+        ids=np.asarray(ids, dtype=np.int64),
+        logprobs=np.asarray(
+            [choices[id_].logprob for id_, choices in zip(ids, logprobs, strict=True)], np.float32
+        ),
+        finish_reason=drawn.finish_reason,
+        stop_reason=drawn.stop_reason,
+    )

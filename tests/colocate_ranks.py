@@ -1,0 +1,114 @@
+"""One rank of a tensor-parallel group, over gloo and with an engine that only counts.
+
+`python colocate_ranks.py RANK RANKS FOLDER` plays one batch after the other and writes what became
+of each to `FOLDER/RANK.json`. The last batch ends with the death of rank 1.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+from transformers import AutoTokenizer
+
+import abut
+import fake_vllm
+from abut.errors import AbutError
+from abut.samplers.vllm_colocate import VLLMColocateSampler
+from assets import DEMO_ASSETS
+from stage import Stage, Talk, check_exact, env
+from streams import kept_answers
+
+
+class Slow(Talk):
+    def step(self, action: str) -> Any:
+        time.sleep(0.05)
+        return super().step(action)
+
+
+class Broken(Talk):
+    def step(self, action: str) -> Any:
+        raise ValueError("boom")
+
+
+class Deadly(Talk):
+    def step(self, action: str) -> Any:
+        time.sleep(0.2)
+        os._exit(3)
+
+
+# The environments of each rank, and what else is special about the batch.
+BATCHES: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
+    "even": ([[Talk] * 3, [Talk] * 3], {}),
+    "one rank has slow environments": (
+        [[env(Talk, turns=5)] * 4, [env(Slow, turns=4)] * 2],
+        {},
+    ),
+    "one rank has a rollout that fails": ([[Talk] * 2, [Broken, Talk]], {"on_failure": "raise"}),
+    "after a batch that failed": ([[Talk] * 2, [Talk] * 2], {}),
+    "one rank gives a turn up": (
+        [[env(Slow, turns=8)] * 2, [Talk]],
+        {"max_turn_tokens": None, "completion": 1500},
+    ),
+    "one rank cannot step": ([[Talk] * 2, [Talk] * 2], {}),
+    "one rank dies": ([[env(Slow, turns=8)] * 2, [Deadly]], {}),
+}
+
+
+def play(stage: Stage, name: str, rank: int, ranks: int) -> dict[str, Any]:
+    envs, options = BATCHES[name]
+    llm = fake_vllm.llm(ranks=ranks)
+    engine = llm.llm_engine
+    if name == "one rank cannot step" and rank == 1:
+        engine.fails_at = 4
+    if name == "one rank gives a turn up":
+        options = options | {"turn_timeout_s": 0.05 if rank else 60, "max_failed_frac": 1.0}
+        options |= {"max_turn_tokens": None if rank else 6}
+    sampler: Any = VLLMColocateSampler(llm)
+    said: dict[str, Any] = {"error": None}
+    began = time.monotonic()
+    options = {"max_turn_tokens": 6, "retries": 0} | options
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        sampler.calls = kept_answers(monkeypatch)
+        try:
+            told = stage.play(*envs[rank], sampler=sampler, **options)
+        except (AbutError, RuntimeError) as error:
+            said["error"] = f"{type(error).__name__}: {error}"
+        else:
+            for rollout in told.rollouts:
+                if not rollout.failed:
+                    check_exact(rollout.columns, told.calls(rollout))
+            said["failed"] = [rollout.error for rollout in told.rollouts if rollout.failed]
+    return said | {
+        "seconds": time.monotonic() - began,
+        "admitted": engine.admitted,
+        "aborted": engine.aborted,
+        "running": list(engine.running),
+        "steps": engine.steps,
+    }
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=ranks
+    )
+    fake_vllm.install(sys.modules, torch.distributed.group.WORLD)  # type: ignore[arg-type]
+    hf_tokenizer = AutoTokenizer.from_pretrained(DEMO_ASSETS)
+    stage = Stage(
+        abut.Tokenizer.from_pretrained(hf_tokenizer), abut.ChatTemplateProcessor(hf_tokenizer)
+    )
+    said: dict[str, Any] = {}
+    for name in BATCHES:
+        said[name] = play(stage, name, rank, ranks)
+        (folder / f"{rank}.json").write_text(json.dumps(said))
+        if name != "one rank dies":
+            torch.distributed.barrier()
+    os._exit(0)  # gloo would wait for the rank that is dead
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

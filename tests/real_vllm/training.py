@@ -1,0 +1,78 @@
+"""`GRPOTrainer` with vLLM on the CPU: what the tests of both modes train."""
+
+from pathlib import Path
+from typing import Any
+
+from abut.rollout import RolloutConfig
+from abut.trl import env_reward, make_rollout_func
+from stage import Talk
+
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
+
+
+class Vowels(Talk):
+    """Rewards vowels: something that a few steps of training change."""
+
+    def step(self, action: str) -> Any:
+        result = super().step(action)
+        self.reward = sum(c in "aeiou" for c in action) / max(len(action), 1) + len(action) / 64
+        return result
+
+
+def on_the_cpu() -> dict[str, Any]:
+    """Arguments for `vllm.LLM`; float32 and eager: logprobs agree with transformers'."""
+    return {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**26,
+        "block_size": 32,
+    }
+
+
+def reload_weights(llm: Any, parameters: Any) -> None:
+    """Give an engine weights. TRL writes them past what vLLM packs for the CPU; vLLM does not."""
+    worker = llm.llm_engine.model_executor.driver_worker
+    worker.reload_weights(weights_iterator=list(parameters))
+    llm.reset_prefix_cache()
+
+
+def a_trainer(
+    model: Any, hf_tokenizer: Any, out: Path, *, env: type = Vowels, **args: Any
+) -> tuple[Any, list[Any]]:
+    """A trainer of multi-turn rollouts, and a list that gets what each batch of them is."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    outputs: list[Any] = []
+    rollout_func = make_rollout_func(
+        env, config=RolloutConfig(max_turns=3, max_turn_tokens=6, max_completion_tokens=200)
+    )
+
+    def keep(prompts: Any, trainer: Any) -> Any:
+        outputs.append(rollout_func(prompts, trainer))
+        return dict(outputs[-1])
+
+    fixed = {
+        "output_dir": str(out),
+        "use_cpu": True,
+        "bf16": False,
+        "use_vllm": True,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 200,
+        "temperature": 0.8,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    trainer = GRPOTrainer(
+        model=model,
+        args=GRPOConfig(**fixed | args),
+        processing_class=hf_tokenizer,
+        reward_funcs=env_reward,
+        train_dataset=Dataset.from_list([{"prompt": "begin"}] * 16),
+        rollout_func=keep,
+    )
+    return trainer, outputs
