@@ -10,11 +10,9 @@ import hashlib
 import inspect
 import logging
 import queue
-import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import (
@@ -25,18 +23,18 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from abut._native import Tokenizer
 from abut.episode import Episode
 from abut.errors import EnvError, RolloutError, SamplerError, TemplateError, TokenizerError
+from abut.failures import Failures
 from abut.processor import PartsProcessor
 from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
-from abut.threads import Answers, DaemonThreads
-
-T = TypeVar("T")
+from abut.slots import Slots
+from abut.threads import DaemonLoop, DaemonThreads, Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,6 @@ _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 _GATHER_S = 0.02
 _CLOSE_S = 5.0
 _INTERRUPTED_CLOSE_S = 0.5
-_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ class Engine:
         self._unfinished = 0
         self._close_hangs = False
         self._live_envs: set[int] = set()
-        self._env_loop: asyncio.AbstractEventLoop | None = None
-        self._env_loop_lock = threading.Lock()
+        self._env_loop: DaemonLoop | None = None
+        self._env_lock = threading.Lock()
 
     def run(
         self,
@@ -118,19 +115,19 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(self._ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        self._judge(rollouts)
+        self._failures.judge(rollouts, self.config.max_failed_frac)
         return rollouts
 
     def _run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
         self._closing: list[Future[Any]] = []
-        self._causes: dict[str, BaseException] = {}
+        self._failures = Failures()
         self._live_envs.clear()
         self._interrupted = False
         done: Future[list[Rollout]] = Future()
         with ExitStack() as stack:
             self.threads = DaemonThreads("abut-env")
             stack.callback(self.threads.close)
-            stack.callback(self._stop_env_loop)
+            stack.callback(self._close_env_loop)
             stack.callback(self._wait_for_closing)
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
@@ -157,8 +154,11 @@ class Engine:
             future: Future[Sample] = Future()
             self._waiting.put((request, future))
             return await asyncio.wrap_future(future)
-        async with self._request_slots:
+        await self._request_slots.take(request.turn)
+        try:
             return await self._sampler.sample(request)  # type: ignore[union-attr]
+        finally:
+            self._request_slots.give()
 
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
         """Return the own seed of one turn: the same for the same config, task and attempt."""
@@ -178,7 +178,7 @@ class Engine:
         Raises:
             EnvError: another rollout of the batch has it already.
         """
-        with self._env_loop_lock:
+        with self._env_lock:
             taken = id(env) in self._live_envs
             self._live_envs.add(id(env))
         if taken:
@@ -188,22 +188,13 @@ class Engine:
                 "lambda: Env(…)"
             )
 
-    def submit_to_env_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run a coroutine of an async environment on the environments' own loop."""
-        with self._env_loop_lock:
+    @property
+    def env_loop(self) -> DaemonLoop:
+        """The loop of asynchronous environments, which is started when the first one needs it."""
+        with self._env_lock:
             if self._env_loop is None:
-                self._env_loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=_run_until_stopped,
-                    args=(self._env_loop,),
-                    name="abut-env-loop",
-                    daemon=True,
-                ).start()
-
-        async def run() -> T:
-            return await call()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._env_loop)
+                self._env_loop = DaemonLoop("abut-env-loop")
+            return self._env_loop
 
     def _serve(self, done: Future[list[Rollout]]) -> None:
         """Sample for in-process models on this thread until the batch is done."""
@@ -258,9 +249,9 @@ class Engine:
             loop.close()
 
     async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
-        self.answers = Answers(asyncio.get_running_loop())
-        self.env_slots = asyncio.Semaphore(self.config.max_env_steps)
-        self._request_slots = asyncio.Semaphore(self.config.max_requests)
+        self.mailbox = Mailbox(asyncio.get_running_loop())
+        self.env_slots = Slots(self.config.max_env_steps)
+        self._request_slots = Slots(self.config.max_requests)
         rollout_slots = asyncio.Semaphore(self.config.max_rollouts or len(tasks))
         progress = Progress(len(tasks), self._progress)
 
@@ -323,7 +314,6 @@ class Engine:
 
     def _failed(self, episode: Episode, error: Exception) -> Rollout:
         partial = episode.rollout
-        self._causes.setdefault(_kind_of(f"{type(error).__name__}: {error}"), error)
         return Rollout(
             partial.rollout_id,
             partial.index,
@@ -333,7 +323,7 @@ class Engine:
             messages=list(partial.messages),
             control_spellings=dict(partial.control_spellings),
             stop_reason=StopReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
+            error=self._failures.note(error),
         )
 
     def _close(self, env: Any) -> None:
@@ -343,27 +333,9 @@ class Engine:
         if close is None:
             return
         if inspect.iscoroutinefunction(close):
-            self._closing.append(self.submit_to_env_loop(close))
+            self._closing.append(self.env_loop.submit(close))
         else:
             self._closing.append(self.threads.submit(close))
-
-    def _judge(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [rollout for rollout in rollouts if rollout.failed]
-        if not failed:
-            return
-        kinds = Counter(_kind_of(rollout.error or "") for rollout in failed)
-        lines = "\n".join(f"  {count} x {kind}" for kind, count in kinds.most_common(8))
-        if len(failed) <= self.config.max_failed_frac * len(rollouts):
-            logger.warning("%d of %d rollouts failed:\n%s", len(failed), len(rollouts), lines)
-            return
-        most = kinds.most_common(1)[0][0]
-        message = next(r.error or "" for r in failed if _kind_of(r.error or "") == most)
-        hints = [line for line in message.splitlines() if line.startswith("hint: ")]
-        raise RolloutError(
-            f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_frac="
-            f"{self.config.max_failed_frac:g} allows:\n{lines}\n"
-            + "\n".join(hints or ["hint: mend what failed, or raise max_failed_frac"])
-        ) from self._causes.get(most)
 
     def _wait_for_closing(self) -> None:
         """Give environments time to close: once. One that hangs would cost it in every batch."""
@@ -379,28 +351,8 @@ class Engine:
                 seconds,
             )
 
-    def _stop_env_loop(self) -> None:
-        loop, self._env_loop = self._env_loop, None
-        if loop is None:
-            return
-
-        async def drain() -> None:
-            pending = asyncio.all_tasks() - {asyncio.current_task()}
-            if pending:
-                await asyncio.wait(pending, timeout=_DRAIN_S)
-
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * _DRAIN_S)
-        loop.call_soon_threadsafe(loop.stop)
-
-
-def _kind_of(error: str) -> str:
-    """The first line of an error, without the addresses of objects: what a histogram counts."""
-    return re.sub(r"0x[0-9a-fA-F]+", "0x…", error.partition("\n")[0])
-
-
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    def _close_env_loop(self) -> None:
+        with self._env_lock:
+            loop, self._env_loop = self._env_loop, None
+        if loop is not None:
+            loop.close()

@@ -1,0 +1,180 @@
+"""Nobody waits for the slowest: a batch takes as long as its slowest rollout, and no longer.
+
+The delays of steps and samples are drawn from a log-normal distribution (median 100 ms, sigma 1).
+What a batch may take is computed from the delays as the environment and the sampler have seen them,
+so that a busy machine, on which a sleep takes longer, moves both sides.
+"""
+
+import asyncio
+import heapq
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abut.rollout import RolloutTask
+from abut.sampler import Sample, SampleRequest
+from stage import Recording, Stage, Talk, assert_done, check_exact, env
+
+ROLLOUTS, TURNS, SLOTS = 128, 8, 16
+SLACK = 1.05
+SEEDS = (0, 1, 2)
+# With few slots, a long step that comes last leaves the other slots idle, and nobody knows beforehand
+# which one is long: the schedule that serves fewest turns first, on an ideal machine, comes within
+# 5 % of the bound for 41 % of seeds (median: 6 % above it). For these it comes within 3 %.
+KIND_SEEDS = (45, 49, 59)
+
+pytestmark = pytest.mark.usefixtures("no_thread_stays")
+
+
+class Delays:
+    """What steps and samples take in one batch, as drawn and as seen."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.drawn = 0.1 * np.exp(rng.standard_normal((2, ROLLOUTS, TURNS)))
+        self.seen: dict[int, list[float]] = defaultdict(list)
+        """For each rollout, sample and step in turn."""
+
+    def sample_s(self, rollout: int) -> float:
+        return float(self.drawn[0, rollout, len(self.seen[rollout]) // 2])
+
+    def step_s(self, rollout: int) -> float:
+        return float(self.drawn[1, rollout, len(self.seen[rollout]) // 2])
+
+    def own_s(self) -> float:
+        """What the slowest rollout takes by itself."""
+        return max(map(sum, self.seen.values()))
+
+    def bound_s(self, slots: int) -> float:
+        """What no schedule comes below: the slowest rollout, or all steps in so many slots.
+
+        A slot has nothing to do before a first sample is there, the second not before a second.
+        """
+        first = sorted(seen[0] for seen in self.seen.values())[:slots]
+        steps = sum(sum(seen[1::2]) for seen in self.seen.values())
+        return max(self.own_s(), (steps + sum(first)) / slots)
+
+    def ideal_s(self, slots: int) -> float:
+        """What fewest turns first takes in so many slots, on a machine that takes no time itself."""
+        events = [(seen[0], "comes", rollout, 0) for rollout, seen in self.seen.items()]
+        heapq.heapify(events)
+        waiting: list[tuple[int, float, int]] = []
+        now = 0.0
+        while events:
+            now, what, rollout, turn = heapq.heappop(events)
+            if what == "comes":
+                heapq.heappush(waiting, (turn, now, rollout))
+            else:
+                slots += 1
+                if turn + 1 < TURNS:
+                    sample_s = self.seen[rollout][2 * turn + 2]
+                    heapq.heappush(events, (now + sample_s, "comes", rollout, turn + 1))
+            while slots and waiting:
+                turn, _, rollout = heapq.heappop(waiting)
+                slots -= 1
+                heapq.heappush(
+                    events, (now + self.seen[rollout][2 * turn + 1], "ends", rollout, turn)
+                )
+        return now
+
+    def lock_step_s(self) -> float:
+        """What a loop takes in which every turn waits for the slowest sample and the slowest step."""
+        return float(np.max(list(self.seen.values()), axis=0).sum())
+
+
+class Sleepy(Talk):
+    """Its step takes what was drawn."""
+
+    turns = TURNS
+    delays: Delays
+
+    def reset(self, seed: str) -> Any:
+        self.rollout = int(seed)
+        return super().reset(seed)
+
+    def step(self, action: str) -> Any:
+        began = time.monotonic()
+        time.sleep(self.delays.step_s(self.rollout))
+        self.delays.seen[self.rollout].append(time.monotonic() - began)
+        return super().step(action)
+
+
+class AsyncSleepy(Sleepy):
+    async def reset(self, seed: str) -> Any:  # type: ignore[override]
+        return Sleepy.reset(self, seed)
+
+    async def step(self, action: str) -> Any:  # type: ignore[override]
+        began = time.monotonic()
+        await asyncio.sleep(self.delays.step_s(self.rollout))
+        self.delays.seen[self.rollout].append(time.monotonic() - began)
+        return Talk.step(self, action)
+
+
+class SlowSampler(Recording):
+    def __init__(self, script: Any, delays: Delays) -> None:
+        super().__init__(script)
+        self.delays = delays
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        rollout = int(request.rollout_id)
+        began = time.monotonic()
+        await asyncio.sleep(self.delays.sample_s(rollout))
+        self.delays.seen[rollout].append(time.monotonic() - began)
+        return await super().sample(request)
+
+
+def play(stage: Stage, base: Any, seed: int, **config: Any) -> tuple[float, Delays]:
+    """Play a batch; returns the seconds it took, and the delays."""
+    delays = Delays(seed)
+    cls = env(base, delays=delays)
+    sampler = SlowSampler(stage.says(), delays)
+    tasks = [RolloutTask(i, str(i), cls, [], str(i), 0) for i in range(ROLLOUTS)]
+    engine = stage.engine(sampler, max_turns=TURNS, **config)
+    began = time.monotonic()
+    rollouts = engine.run(tasks)
+    seconds = time.monotonic() - began
+    by_rollout = defaultdict(list)
+    for call in sampler.calls:
+        by_rollout[call[0].rollout_id].append(call)
+    for rollout in rollouts:
+        assert_done(rollout)
+        check_exact(rollout.columns, by_rollout[rollout.rollout_id])
+        assert len(delays.seen[rollout.index]) == 2 * TURNS
+    return seconds, delays
+
+
+def play_seeds(
+    stage: Stage, base: Any, seeds: Sequence[int], **config: Any
+) -> list[tuple[float, Delays]]:
+    # At once: nearly all of it is sleep.
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        return list(pool.map(lambda seed: play(stage, base, seed, **config), seeds))
+
+
+TWINS = pytest.mark.parametrize("base", [Sleepy, AsyncSleepy], ids=["sync", "async"])
+
+
+@TWINS
+def test_a_batch_takes_what_its_slowest_rollout_takes(stage: Stage, base: Any) -> None:
+    for seconds, delays in play_seeds(stage, base, SEEDS, max_env_steps=ROLLOUTS):
+        print("free", seconds/delays.own_s(), delays.lock_step_s()/delays.own_s())
+        assert seconds <= SLACK * delays.own_s()
+        assert delays.lock_step_s() > 2 * delays.own_s(), "what the bound would notice"
+
+
+@TWINS
+def test_few_slots_serve_fewest_turns_first_and_are_never_idle(stage: Stage, base: Any) -> None:
+    seeds = (*SEEDS, *KIND_SEEDS)
+    for seed, (seconds, delays) in zip(
+        seeds, play_seeds(stage, base, seeds, max_env_steps=SLOTS), strict=True
+    ):
+        assert delays.bound_s(SLOTS) <= delays.ideal_s(SLOTS)
+        print("slots", seed, seconds, seconds/delays.bound_s(SLOTS), seconds/delays.ideal_s(SLOTS))
+        assert seconds <= SLACK * delays.ideal_s(SLOTS)
+        if seed in KIND_SEEDS:
+            assert seconds <= SLACK * delays.bound_s(SLOTS)
