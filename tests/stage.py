@@ -1,6 +1,7 @@
 """What rollouts are tested on: small environments, a stage that plays them, and the exact check."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,10 @@ def asynced(cls: Any) -> Any:
     return env(cls, reset=reset, step=step)
 
 
+# Minutes instead of seconds.
+SOAK = pytest.mark.skipif(
+    "ABUT_SOAK" not in os.environ, reason="ABUT_SOAK is unset: make test-soak"
+)
 BOTH = pytest.mark.parametrize("twin", [lambda cls: cls, asynced], ids=["sync", "async"])
 
 

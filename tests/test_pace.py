@@ -18,15 +18,15 @@ import pytest
 
 from abut.rollout import RolloutTask
 from abut.sampler import Sample, SampleRequest
-from stage import Recording, Stage, Talk, assert_done, check_exact, env
+from stage import SOAK, Recording, Stage, Talk, assert_done, check_exact, env
 
 ROLLOUTS, TURNS, SLOTS = 128, 8, 16
 SLACK = 1.05
 SEEDS = (0, 1, 2)
-# With few slots, a long step that comes last leaves the other slots idle, and nobody knows beforehand
-# which one is long: the schedule that serves fewest turns first, on an ideal machine, comes within
-# 5 % of the bound for 41 % of seeds (median: 6 % above it). For these it comes within 3 %.
-KIND_SEEDS = (45, 49, 59)
+# With few slots, a long step that comes last leaves the other slots idle, and nobody knows before
+# which one is long: of 300 seeds, fewest turns first on an ideal machine comes within 5 % of the
+# bound for 34 % (median: 7 % above it). For these it comes within 1.4 %.
+KIND_SEEDS = (45, 83, 164)
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -60,7 +60,7 @@ class Delays:
         return max(self.own_s(), (steps + sum(first)) / slots)
 
     def ideal_s(self, slots: int) -> float:
-        """What fewest turns first takes in so many slots, on a machine that takes no time itself."""
+        """What fewest turns first takes in so many slots, on a machine that costs nothing."""
         events = [(seen[0], "comes", rollout, 0) for rollout, seen in self.seen.items()]
         heapq.heapify(events)
         waiting: list[tuple[int, float, int]] = []
@@ -83,7 +83,7 @@ class Delays:
         return now
 
     def lock_step_s(self) -> float:
-        """What a loop takes in which every turn waits for the slowest sample and the slowest step."""
+        """What a loop takes in which each turn waits for the slowest sample and step."""
         return float(np.max(list(self.seen.values()), axis=0).sum())
 
 
@@ -162,19 +162,22 @@ TWINS = pytest.mark.parametrize("base", [Sleepy, AsyncSleepy], ids=["sync", "asy
 @TWINS
 def test_a_batch_takes_what_its_slowest_rollout_takes(stage: Stage, base: Any) -> None:
     for seconds, delays in play_seeds(stage, base, SEEDS, max_env_steps=ROLLOUTS):
-        print("free", seconds/delays.own_s(), delays.lock_step_s()/delays.own_s())
+        print("free", seconds / delays.own_s(), delays.lock_step_s() / delays.own_s())
         assert seconds <= SLACK * delays.own_s()
         assert delays.lock_step_s() > 2 * delays.own_s(), "what the bound would notice"
 
 
 @TWINS
-def test_few_slots_serve_fewest_turns_first_and_are_never_idle(stage: Stage, base: Any) -> None:
-    seeds = (*SEEDS, *KIND_SEEDS)
-    for seed, (seconds, delays) in zip(
-        seeds, play_seeds(stage, base, seeds, max_env_steps=SLOTS), strict=True
-    ):
+def test_few_slots_take_what_the_best_schedule_takes(stage: Stage, base: Any) -> None:
+    for seconds, delays in play_seeds(stage, base, KIND_SEEDS, max_env_steps=SLOTS):
+        print("slots", seconds / delays.bound_s(SLOTS), seconds / delays.ideal_s(SLOTS))
+        assert seconds <= SLACK * delays.bound_s(SLOTS)
+
+
+@SOAK
+@TWINS
+def test_few_slots_serve_fewest_turns_first(stage: Stage, base: Any) -> None:
+    for seconds, delays in play_seeds(stage, base, SEEDS, max_env_steps=SLOTS):
+        print("ideal", seconds / delays.bound_s(SLOTS), seconds / delays.ideal_s(SLOTS))
         assert delays.bound_s(SLOTS) <= delays.ideal_s(SLOTS)
-        print("slots", seed, seconds, seconds/delays.bound_s(SLOTS), seconds/delays.ideal_s(SLOTS))
         assert seconds <= SLACK * delays.ideal_s(SLOTS)
-        if seed in KIND_SEEDS:
-            assert seconds <= SLACK * delays.bound_s(SLOTS)
