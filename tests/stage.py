@@ -130,6 +130,7 @@ class Stage:
         completion: int = 2000,
         context: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        progress: bool = False,
         **config: Any,
     ) -> Engine:
         return Engine(
@@ -139,6 +140,7 @@ class Stage:
             RolloutConfig(**config),
             Limits(completion, context),
             stop_token_ids=stop_token_ids,
+            progress=progress,
         )
 
     def tasks(self, envs: Sequence[Any], **task: Any) -> list[RolloutTask]:

@@ -7,9 +7,10 @@ so that a busy machine, on which a sleep takes longer, moves both sides.
 
 import asyncio
 import heapq
+import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -148,12 +149,24 @@ def play(stage: Stage, base: Any, seed: int, **config: Any) -> tuple[float, Dela
     return seconds, delays
 
 
-def play_seeds(
-    stage: Stage, base: Any, seeds: Sequence[int], **config: Any
-) -> list[tuple[float, Delays]]:
-    # At once: nearly all of it is sleep.
-    with ThreadPoolExecutor(len(seeds)) as pool:
-        return list(pool.map(lambda seed: play(stage, base, seed, **config), seeds))
+def assert_pace(
+    stage: Stage, base: Any, seeds: Sequence[int], bound: Callable[[Delays], float], **config: Any
+) -> None:
+    """No seed takes longer than its bound allows.
+
+    What a busy machine made slow is played again, twice at the most: chance does not help an engine
+    that waits for the slowest.
+    """
+    slow: dict[int, float] = dict.fromkeys(seeds, math.inf)
+    for _ in range(3):
+        # At once: nearly all of it is sleep.
+        with ThreadPoolExecutor(len(slow)) as pool:
+            played = list(pool.map(lambda seed: play(stage, base, seed, **config), slow))
+        ratios = [seconds / bound(delays) for seconds, delays in played]
+        slow = {seed: r for seed, r in zip(slow, ratios, strict=True) if r > SLACK}
+        if not slow:
+            return
+    pytest.fail(f"over {SLACK} times the bound, by seed: {slow}")
 
 
 TWINS = pytest.mark.parametrize("base", [Sleepy, AsyncSleepy], ids=["sync", "async"])
@@ -161,23 +174,30 @@ TWINS = pytest.mark.parametrize("base", [Sleepy, AsyncSleepy], ids=["sync", "asy
 
 @TWINS
 def test_a_batch_takes_what_its_slowest_rollout_takes(stage: Stage, base: Any) -> None:
-    for seconds, delays in play_seeds(stage, base, SEEDS, max_env_steps=ROLLOUTS):
-        print("free", seconds / delays.own_s(), delays.lock_step_s() / delays.own_s())
-        assert seconds <= SLACK * delays.own_s()
-        assert delays.lock_step_s() > 2 * delays.own_s(), "what the bound would notice"
+    assert_pace(stage, base, SEEDS, Delays.own_s, max_env_steps=ROLLOUTS)
 
 
 @TWINS
 def test_few_slots_take_what_the_best_schedule_takes(stage: Stage, base: Any) -> None:
-    for seconds, delays in play_seeds(stage, base, KIND_SEEDS, max_env_steps=SLOTS):
-        print("slots", seconds / delays.bound_s(SLOTS), seconds / delays.ideal_s(SLOTS))
-        assert seconds <= SLACK * delays.bound_s(SLOTS)
+    assert_pace(stage, base, KIND_SEEDS, lambda d: d.bound_s(SLOTS), max_env_steps=SLOTS)
 
 
 @SOAK
 @TWINS
 def test_few_slots_serve_fewest_turns_first(stage: Stage, base: Any) -> None:
-    for seconds, delays in play_seeds(stage, base, SEEDS, max_env_steps=SLOTS):
-        print("ideal", seconds / delays.bound_s(SLOTS), seconds / delays.ideal_s(SLOTS))
-        assert delays.bound_s(SLOTS) <= delays.ideal_s(SLOTS)
-        assert seconds <= SLACK * delays.ideal_s(SLOTS)
+    assert_pace(stage, base, SEEDS, lambda d: d.ideal_s(SLOTS), max_env_steps=SLOTS)
+
+
+def test_the_bounds_notice_other_schedules() -> None:
+    """A turn that waits for the slowest, and slots that serve who came first."""
+    for seed in SEEDS:
+        delays = Delays(seed)
+        for rollout in range(ROLLOUTS):
+            delays.seen[rollout] = delays.drawn[:, rollout].T.reshape(-1).tolist()
+        assert delays.lock_step_s() > 2 * SLACK * delays.own_s()
+        assert delays.own_s() < delays.bound_s(SLOTS) <= delays.ideal_s(SLOTS)
+    for seed in KIND_SEEDS:
+        delays = Delays(seed)
+        for rollout in range(ROLLOUTS):
+            delays.seen[rollout] = delays.drawn[:, rollout].T.reshape(-1).tolist()
+        assert delays.ideal_s(SLOTS) < 1.015 * delays.bound_s(SLOTS)

@@ -34,7 +34,7 @@ from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest
 from abut.slots import Slots
-from abut.threads import DaemonLoop, DaemonThreads, Mailbox
+from abut.threads import DaemonLoop, DaemonThreads, InterruptibleQueue, Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 # stepping: a batch of one costs the model nearly what a batch of all does.
 _GATHER_S = 0.02
 _CLOSE_S = 5.0
-_INTERRUPTED_CLOSE_S = 0.5
+_DRAIN_S = 1.0
+# For each of three things that are waited for: all together within a second of the Ctrl-C.
+_INTERRUPTED_CLOSE_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class Engine:
         if not tasks:
             return []
         # New for each batch: an interrupted one leaves what nobody waits for any more.
-        self._waiting: queue.SimpleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
-            queue.SimpleQueue()
+        self._waiting: InterruptibleQueue[tuple[SampleRequest, Future[Sample]] | None] = (
+            InterruptibleQueue()
         )
         self._ended: list[Rollout] = []
         self._unfinished = len(tasks)
@@ -132,17 +134,18 @@ class Engine:
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
             loop = asyncio.new_event_loop()
+            batch = loop.create_task(self._run_all(tasks))
             thread = threading.Thread(
-                target=self._run_loop, args=(loop, tasks, done), name="abut-loop", daemon=True
+                target=_run_loop, args=(loop, batch, done), name="abut-loop", daemon=True
             )
-            thread.start()
             try:
+                thread.start()
                 self._serve(done)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
                 self._interrupted = True
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._cancel_all)
+                    loop.call_soon_threadsafe(batch.cancel)
                 thread.join(_INTERRUPTED_CLOSE_S)
                 raise
             thread.join()
@@ -233,21 +236,6 @@ class Engine:
                 deadline = time.monotonic() + _GATHER_S
         return None
 
-    def _run_loop(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        tasks: Sequence[RolloutTask],
-        done: Future[list[Rollout]],
-    ) -> None:
-        try:
-            rollouts = loop.run_until_complete(self._run_all(tasks))
-        except BaseException as error:  # handed to the caller of `run`
-            done.set_exception(error)
-        else:
-            done.set_result(rollouts)
-        finally:
-            loop.close()
-
     async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
         self.mailbox = Mailbox(asyncio.get_running_loop())
         self.env_slots = Slots(self.config.max_env_steps)
@@ -271,17 +259,14 @@ class Engine:
         async with AsyncExitStack() as stack:
             if isinstance(self._sampler, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._sampler)
-            self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
+            playing = [asyncio.ensure_future(play(task)) for task in tasks]
             try:
-                return list(await asyncio.gather(*self._tasks))
+                return list(await asyncio.gather(*playing))
             finally:
-                self._cancel_all()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                for rollout in playing:
+                    rollout.cancel()
+                await asyncio.gather(*playing, return_exceptions=True)
                 progress.close()
-
-    def _cancel_all(self) -> None:
-        for task in getattr(self, "_tasks", ()):
-            task.cancel()
 
     async def _play(self, task: RolloutTask) -> Rollout:
         """Play one rollout: whole episodes until one succeeds or the retries are used up."""
@@ -329,7 +314,10 @@ class Engine:
     def _close(self, env: Any) -> None:
         """Close an environment in the background: what fails here concerns no rollout."""
         self._live_envs.discard(id(env))
-        close = getattr(env, "close", None)
+        try:
+            close = getattr(env, "close", None)
+        except Exception:  # a property that raises
+            return
         if close is None:
             return
         if inspect.iscoroutinefunction(close):
@@ -355,4 +343,17 @@ class Engine:
         with self._env_lock:
             loop, self._env_loop = self._env_loop, None
         if loop is not None:
-            loop.close()
+            loop.close(_INTERRUPTED_CLOSE_S / 2 if self._interrupted else _DRAIN_S)
+
+
+def _run_loop(
+    loop: asyncio.AbstractEventLoop, batch: asyncio.Task[list[Rollout]], done: Future[list[Rollout]]
+) -> None:
+    try:
+        rollouts = loop.run_until_complete(batch)
+    except BaseException as error:  # handed to the caller of `run`
+        done.set_exception(error)
+    else:
+        done.set_result(rollouts)
+    finally:
+        loop.close()

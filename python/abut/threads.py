@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 T = TypeVar("T")
 HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
 
-_DRAIN_S = 1.0
+_LOOK_UP_S = 0.25
 
 
 class _Work(NamedTuple):
@@ -26,6 +26,20 @@ class _Work(NamedTuple):
     call: Callable[[], Any]
     is_wanted: Callable[[], bool]
     hand_over: HandOver
+
+
+class InterruptibleQueue(queue.SimpleQueue[T]):
+    """A queue whose reader looks up four times a second.
+
+    A Ctrl-C in the moment before it begins to wait would be seen only after the next item.
+    """
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Wait for the next item; without a timeout for as long as it takes."""
+        while block and timeout is None:
+            with suppress(queue.Empty):
+                return super().get(timeout=_LOOK_UP_S)
+        return super().get(block, timeout)
 
 
 class DaemonThreads:
@@ -120,18 +134,18 @@ class DaemonLoop:
         future.add_done_callback(cancel)
         return future
 
-    def close(self) -> None:
-        """Cancel what still runs, and end the loop."""
+    def close(self, seconds: float) -> None:
+        """Cancel what still runs, wait so long for it to end, and end the loop."""
 
         async def drain() -> None:
             pending = asyncio.all_tasks() - {asyncio.current_task()}
             for task in pending:
                 task.cancel()
             if pending:
-                await asyncio.wait(pending, timeout=_DRAIN_S)
+                await asyncio.wait(pending, timeout=seconds)
 
-        with suppress(TimeoutError):
-            self.submit(drain).result(2 * _DRAIN_S)
+        with suppress(TimeoutError):  # something blocks the loop; it ends when that returns
+            self.submit(drain).result(2 * seconds)
         self._mailbox.put(self._mailbox.loop.stop)
 
     def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
