@@ -310,6 +310,45 @@ def test_an_attribute_that_raises_costs_its_own_rollout(
     assert_done(second)
 
 
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_method_that_cannot_be_looked_at_costs_its_own_rollout(stage: Stage, method: str) -> None:
+    def broken(self: Any) -> Any:
+        raise OSError("gone")
+
+    first, second = stage.play(env(**{method: property(broken)}), Talk, retries=0).rollouts
+    assert first.error == f"EnvError: Talk.{method} raised OSError: gone"
+    assert_done(second)
+
+
+def test_a_close_that_cannot_be_looked_at_concerns_no_rollout(stage: Stage) -> None:
+    def broken(self: Any) -> Any:
+        raise OSError("gone")
+
+    assert_done(stage.play(env(close=property(broken))).one)
+
+
+def test_an_env_that_cancels_its_own_task_costs_its_own_rollout(stage: Stage) -> None:
+    async def step(self: Any, action: str) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    first, second = stage.play(env(asynced(Talk), step=step), asynced(Talk), retries=0).rollouts
+    assert first.error == "EnvError: Talk.step raised CancelledError: "
+    assert_done(second)
+
+
+@BOTH
+def test_what_ends_a_process_in_close_ends_nothing(stage: Stage, twin: Any) -> None:
+    async def dies(self: Any) -> None:
+        raise SystemExit(3)
+
+    cls = env(twin(Talk), close=dies if twin is asynced else lambda self: sys.exit(3))
+    for rollout in stage.play(*[cls] * 8, max_rollouts=2).rollouts:
+        assert_done(rollout)
+
+
 def test_a_rollout_that_failed_is_unscored_zero_or_an_error(stage: Stage) -> None:
     def play(**config: Any) -> list[Rollout]:
         cls = env(Boom, episodes=[], failing=9)

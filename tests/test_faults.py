@@ -28,7 +28,7 @@ ROLLOUTS, TURNS = 512, 20
 FAULTY = 0.3
 BIG = " argument" * 1_111_112
 # Longer than a busy machine keeps a healthy environment from its thread.
-TIMEOUT_S = 3.0
+TIMEOUT_S = 6.0
 RELEASED_S = 30.0
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -51,8 +51,8 @@ FAULTS = (
     Fault("raises in step", "{env}.step raised ValueError: boom"),
     Fault("raises in alive", "{env}.alive raised OSError: gone"),
     Fault("dies", "{env}.step raised SystemExit: 3"),
-    Fault("hangs in reset", "{env}.reset did not answer within reset_timeout_s=3"),
-    Fault("hangs in step", "{env}.step did not answer within step_timeout_s=3"),
+    Fault("hangs in reset", "{env}.reset did not answer within reset_timeout_s=6"),
+    Fault("hangs in step", "{env}.step did not answer within step_timeout_s=6"),
     Fault(
         "returns no pair",
         "{env}.step must return (env, reply), got int: '42'\nhint: return (self, text)",

@@ -154,8 +154,15 @@ def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -
 
 
 def is_async(env: Any) -> bool:
-    """Whether `step` is a coroutine function."""
-    return inspect.iscoroutinefunction(env.step)
+    """Whether `step` is a coroutine function.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    try:
+        return inspect.iscoroutinefunction(env.step)
+    except Exception as error:
+        raise _attribute_raised(env, "step", error) from error
 
 
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
@@ -238,7 +245,7 @@ def env_reward_value(env: Any) -> float | None:
 
 def _with_methods(env: Env | AsyncEnv, source: str) -> Env | AsyncEnv:
     for method in ("reset", "step"):
-        if not callable(getattr(env, method, None)):
+        if not (_has(env, method) and callable(getattr(env, method))):
             raise EnvError(
                 f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
                 "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
