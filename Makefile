@@ -52,7 +52,7 @@ test: build
 
 # Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds.
 test-soak: build
-	ABUT_SOAK=1 $(BIN)/pytest tests/test_faults.py tests/test_pace.py
+	ABUT_SOAK=1 $(BIN)/pytest --timeout 3600 tests/test_faults.py tests/test_pace.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp

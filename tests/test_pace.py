@@ -12,14 +12,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from abut.record import JsonlRecorder
 from abut.rollout import RolloutTask
 from abut.sampler import Sample, SampleRequest
-from stage import SOAK, Recording, Stage, Talk, assert_done, check_exact, env
+from stage import SOAK, Recording, Stage, Talk, assert_done, asynced, check_exact, env
 
 ROLLOUTS, TURNS, SLOTS = 128, 8, 16
 SLACK = 1.05
@@ -201,3 +203,41 @@ def test_the_bounds_notice_other_schedules() -> None:
         for rollout in range(ROLLOUTS):
             delays.seen[rollout] = delays.drawn[:, rollout].T.reshape(-1).tolist()
         assert delays.ideal_s(SLOTS) < 1.015 * delays.bound_s(SLOTS)
+
+
+# ---- what the engine itself takes
+
+COST_ROLLOUTS, COST_TURNS = 512, 20
+
+
+def seconds_per_turn(stage: Stage, file: Path, base: Any) -> float:
+    """Processor time of one turn, in which sampler and environment answer at once."""
+    sampler = AtOnce(stage)
+    engine = stage.engine(sampler, completion=10**6, max_turns=COST_TURNS)
+    tasks = stage.tasks([env(base, turns=COST_TURNS)] * COST_ROLLOUTS)
+    recorder = JsonlRecorder(file)
+    began = time.process_time()
+    rollouts = engine.run(tasks, on_rollout=recorder.write)
+    seconds = time.process_time() - began
+    assert sum(len(rollout.turns) for rollout in rollouts) == COST_ROLLOUTS * COST_TURNS
+    return seconds / (COST_ROLLOUTS * COST_TURNS)
+
+
+class AtOnce:
+    """Always says the same."""
+
+    def __init__(self, stage: Stage) -> None:
+        ids = np.asarray([*stage.tokenizer.encode("yes"), stage.processor.close_token_id])
+        self.said = Sample(ids, np.full(len(ids), -0.5, np.float32), "stop")
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        return self.said
+
+
+@pytest.mark.parametrize("base", [Talk, asynced(Talk)], ids=["sync", "async"])
+def test_a_turn_costs_less_than_a_third_of_a_millisecond(
+    stage: Stage, tmp_path: Path, base: Any
+) -> None:
+    """With template, threads, deadlines and recorder; other work on the machine only adds to it."""
+    costs = (seconds_per_turn(stage, tmp_path / f"{n}.jsonl", base) for n in range(5))
+    assert any(cost < 0.0003 for cost in costs)

@@ -42,7 +42,11 @@ class Env(Protocol):
 
 @runtime_checkable
 class AsyncEnv(Protocol):
-    """The asynchronous twin of `Env`, accepted wherever it is."""
+    """The asynchronous twin of `Env`, accepted wherever it is.
+
+    All of them share one event loop, which no other code runs on: a call that blocks holds up the
+    others of its kind. `close()` may be a coroutine too.
+    """
 
     reward: float
     alive: bool
