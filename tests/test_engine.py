@@ -1,6 +1,7 @@
 """The engine: rollouts are independent, what fails costs its own rollout, and all is cleaned up."""
 
 import asyncio
+import queue
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from abut.errors import RolloutError, SamplerError
 from abut.rollout import Rollout
 from abut.sampler import Sample, SampleRequest
-from abut.threads import DaemonThreads
+from abut.threads import DaemonThreads, InterruptibleQueue
 from stage import (
     BOTH,
     Batched,
@@ -596,6 +597,16 @@ def test_an_idle_thread_is_used_again() -> None:
     with pytest.raises(RuntimeError) as raised:
         threads.submit(lambda: None)
     assert str(raised.value) == "the threads 'abut-test' are closed"
+
+
+def test_a_queue_that_can_be_interrupted_waits_as_any_other() -> None:
+    waiting: InterruptibleQueue[int] = InterruptibleQueue()
+    with pytest.raises(queue.Empty):
+        waiting.get(timeout=0.01)
+    with pytest.raises(queue.Empty):
+        waiting.get(block=False)
+    threading.Timer(0.4, waiting.put, [7]).start()  # longer than it waits in one go
+    assert waiting.get() == 7
 
 
 def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
