@@ -44,7 +44,7 @@ _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 # stepping: a batch of one costs the model nearly what a batch of all does.
 _GATHER_S = 0.02
 _CLOSE_S = 5.0
-_DRAIN_S = 1.0
+_CLOSE_LOOP_S = 2.0
 # For each of three things that are waited for: all together within a second of the Ctrl-C.
 _INTERRUPTED_CLOSE_S = 0.25
 
@@ -343,7 +343,7 @@ class Engine:
         with self._env_lock:
             loop, self._env_loop = self._env_loop, None
         if loop is not None:
-            loop.close(_INTERRUPTED_CLOSE_S / 2 if self._interrupted else _DRAIN_S)
+            loop.close(_INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_LOOP_S)
 
 
 def _run_loop(

@@ -18,6 +18,7 @@ T = TypeVar("T")
 HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
 
 _LOOK_UP_S = 0.25
+_DRAIN_S = 1.0
 
 
 class _Work(NamedTuple):
@@ -109,7 +110,8 @@ class DaemonLoop:
     def __init__(self, name: str) -> None:
         self._mailbox = Mailbox(asyncio.new_event_loop())
         self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run the coroutine that `call` makes."""
@@ -135,18 +137,12 @@ class DaemonLoop:
         return future
 
     def close(self, seconds: float) -> None:
-        """Cancel what still runs, wait so long for it to end, and end the loop."""
+        """Cancel what still runs, and wait so long for the loop to end.
 
-        async def drain() -> None:
-            pending = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending, timeout=seconds)
-
-        with suppress(TimeoutError):  # something blocks the loop; it ends when that returns
-            self.submit(drain).result(2 * seconds)
+        Where something blocks it, it ends when that returns.
+        """
         self._mailbox.put(self._mailbox.loop.stop)
+        self._thread.join(seconds)
 
     def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
         async def run() -> None:
@@ -164,10 +160,13 @@ class DaemonLoop:
 
     def _run(self) -> None:
         loop = self._mailbox.loop
-        try:
-            loop.run_forever()
-        finally:
-            loop.close()
+        loop.run_forever()
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        if pending:
+            loop.run_until_complete(asyncio.wait(pending, timeout=_DRAIN_S))
+        loop.close()
 
 
 class Mailbox:
