@@ -7,6 +7,7 @@ with what the sampler saw and sampled in its last attempt, and with the chat tem
 
 import asyncio
 import gc
+import logging
 import os
 import threading
 from collections import defaultdict
@@ -342,7 +343,10 @@ def test_each_rollout_of_a_batch_ends_as_its_environment_does(
 
 @SOAK
 @pytest.mark.usefixtures("nothing_stays")
-def test_memory_is_flat_over_fifty_batches(stage: Stage, hf_tokenizer: Any) -> None:
+def test_memory_is_flat_over_fifty_batches(
+    stage: Stage, hf_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, logger="abut")  # what pytest keeps is no leak of ours
     batches = Batches(stage, hf_tokenizer)
     objects, resident = [], []
     for seed in range(50):
