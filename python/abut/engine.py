@@ -110,6 +110,8 @@ class Engine:
             InterruptibleQueue()
         )
         self._ended: list[Rollout] = []
+        self._closing: list[Future[Any]] = []
+        self._failures = Failures()
         self._unfinished = len(tasks)
         try:
             rollouts = self._run(tasks)
@@ -117,12 +119,13 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(self._ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        self._failures.judge(rollouts, self.config.max_failed_frac)
+            failures, self._failures = self._failures, Failures()
+            # An engine that waits for its next batch holds nothing of this one.
+            self._ended, self._closing = [], []
+        failures.judge(rollouts, self.config.max_failed_frac)
         return rollouts
 
     def _run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
-        self._closing: list[Future[Any]] = []
-        self._failures = Failures()
         self._live_envs.clear()
         self._interrupted = False
         done: Future[list[Rollout]] = Future()
