@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check test test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check test test-soak test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -49,6 +49,10 @@ check: build
 test: build
 	cargo test --workspace --locked --quiet
 	$(BIN)/pytest
+
+# Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds.
+test-soak: build
+	ABUT_SOAK=1 $(BIN)/pytest --timeout 3600 tests/test_faults.py tests/test_pace.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp

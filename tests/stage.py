@@ -1,6 +1,7 @@
 """What rollouts are tested on: small environments, a stage that plays them, and the exact check."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,10 @@ def asynced(cls: Any) -> Any:
     return env(cls, reset=reset, step=step)
 
 
+# Minutes instead of seconds.
+SOAK = pytest.mark.skipif(
+    "ABUT_SOAK" not in os.environ, reason="ABUT_SOAK is unset: make test-soak"
+)
 BOTH = pytest.mark.parametrize("twin", [lambda cls: cls, asynced], ids=["sync", "async"])
 
 
@@ -125,6 +130,7 @@ class Stage:
         completion: int = 2000,
         context: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        progress: bool = False,
         **config: Any,
     ) -> Engine:
         return Engine(
@@ -134,6 +140,7 @@ class Stage:
             RolloutConfig(**config),
             Limits(completion, context),
             stop_token_ids=stop_token_ids,
+            progress=progress,
         )
 
     def tasks(self, envs: Sequence[Any], **task: Any) -> list[RolloutTask]:

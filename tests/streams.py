@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from abut.pending import PendingTurn, PendingTurns
 from abut.sampler import Sample, SampleRequest
-from abut.threads import Answers
+from abut.threads import Mailbox
 
 T = TypeVar("T")
 Ask = Callable[[SampleRequest], Coroutine[Any, Any, Sample]]
@@ -17,8 +17,8 @@ Ask = Callable[[SampleRequest], Coroutine[Any, Any, Sample]]
 def served(sampler: Any, play: Callable[[Ask], Coroutine[Any, Any, T]]) -> T:
     """What `play` returns on a loop of its own, while the sampler serves it on this thread."""
     turns, done, loop = PendingTurns(), Future[T](), asyncio.new_event_loop()
-    answers = Answers(loop)
-    playing = loop.create_task(play(lambda request: turns.sample(request, answers)))
+    mailbox = Mailbox(loop)
+    playing = loop.create_task(play(lambda request: turns.sample(request, mailbox)))
 
     def on_the_loop() -> None:
         try:

@@ -132,7 +132,7 @@ def test_every_row_can_be_measured(stage, name):
 def test_every_row_has_its_peers_on_the_real_tokenizer(qwen3):
     stage = Stage(Path(qwen3.name_or_path), Scale.quick(), {})
     pytest.importorskip("trl")
-    for name in ("append", "rollouts", "stitch"):
+    for name in ("append", "rollouts", "pace", "stitch"):
         row = ROWS[name](stage)
         assert not {peer for peer in row.missing if peer.startswith(("TRL", "apply"))}
 
@@ -278,7 +278,7 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "# Performance\n\n"
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
         "**Only some rows were measured; not these: encode, append, open_text, seam, rollouts, "
-        "stitch, engine_reply, load, memory.**\n\nWritten by"
+        "pace, stitch, engine_reply, load, memory.**\n\nWritten by"
     )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"
 

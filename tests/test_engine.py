@@ -1,6 +1,7 @@
 """The engine: rollouts are independent, what fails costs its own rollout, and all is cleaned up."""
 
 import asyncio
+import queue
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from abut.errors import RolloutError, SamplerError
 from abut.rollout import Rollout
 from abut.sampler import Sample, SampleRequest
-from abut.threads import DaemonThreads
+from abut.threads import DaemonThreads, InterruptibleQueue
 from stage import (
     BOTH,
     Batched,
@@ -310,6 +311,45 @@ def test_an_attribute_that_raises_costs_its_own_rollout(
     assert_done(second)
 
 
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_method_that_cannot_be_looked_at_costs_its_own_rollout(stage: Stage, method: str) -> None:
+    def broken(self: Any) -> Any:
+        raise OSError("gone")
+
+    first, second = stage.play(env(**{method: property(broken)}), Talk, retries=0).rollouts
+    assert first.error == f"EnvError: Talk.{method} raised OSError: gone"
+    assert_done(second)
+
+
+def test_a_close_that_cannot_be_looked_at_concerns_no_rollout(stage: Stage) -> None:
+    def broken(self: Any) -> Any:
+        raise OSError("gone")
+
+    assert_done(stage.play(env(close=property(broken))).one)
+
+
+def test_an_env_that_cancels_its_own_task_costs_its_own_rollout(stage: Stage) -> None:
+    async def step(self: Any, action: str) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    first, second = stage.play(env(asynced(Talk), step=step), asynced(Talk), retries=0).rollouts
+    assert first.error == "EnvError: Talk.step raised CancelledError: "
+    assert_done(second)
+
+
+@BOTH
+def test_what_ends_a_process_in_close_ends_nothing(stage: Stage, twin: Any) -> None:
+    async def dies(self: Any) -> None:
+        raise SystemExit(3)
+
+    cls = env(twin(Talk), close=dies if twin is asynced else lambda self: sys.exit(3))
+    for rollout in stage.play(*[cls] * 8, max_rollouts=2).rollouts:
+        assert_done(rollout)
+
+
 def test_a_rollout_that_failed_is_unscored_zero_or_an_error(stage: Stage) -> None:
     def play(**config: Any) -> list[Rollout]:
         cls = env(Boom, episodes=[], failing=9)
@@ -557,6 +597,16 @@ def test_an_idle_thread_is_used_again() -> None:
     with pytest.raises(RuntimeError) as raised:
         threads.submit(lambda: None)
     assert str(raised.value) == "the threads 'abut-test' are closed"
+
+
+def test_a_queue_that_can_be_interrupted_waits_as_any_other() -> None:
+    waiting: InterruptibleQueue[int] = InterruptibleQueue()
+    with pytest.raises(queue.Empty):
+        waiting.get(timeout=0.01)
+    with pytest.raises(queue.Empty):
+        waiting.get(block=False)
+    threading.Timer(0.4, waiting.put, [7]).start()  # longer than it waits in one go
+    assert waiting.get() == 7
 
 
 def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:

@@ -11,7 +11,7 @@ import pytest
 from abut.errors import SamplerError
 from abut.pending import PendingTurns
 from abut.sampler import Sample, SampleRequest
-from abut.threads import Answers
+from abut.threads import Mailbox
 from stage import Stage, Talk
 
 
@@ -32,8 +32,8 @@ def loop() -> Any:
 
 def wait_for(turns: PendingTurns, loop: Any, count: int) -> list[asyncio.Task[Sample]]:
     """So many turns that wait."""
-    answers = Answers(loop)
-    tasks = [loop.create_task(turns.sample(request(k), answers)) for k in range(count)]
+    mailbox = Mailbox(loop)
+    tasks = [loop.create_task(turns.sample(request(k), mailbox)) for k in range(count)]
     loop.run_until_complete(asyncio.sleep(0))
     return tasks
 

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows",
         type=_bench_rows,
         help="which rows, with commas between them (all): encode, append, open_text, seam, "
-        "rollouts, collate, stitch, engine_reply, load, memory",
+        "rollouts, pace, collate, stitch, engine_reply, load, memory",
     )
     bench.add_argument(
         "--tokenizer",

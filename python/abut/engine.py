@@ -9,11 +9,9 @@ import asyncio
 import hashlib
 import inspect
 import logging
-import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import (
@@ -24,28 +22,29 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from abut._native import Tokenizer
 from abut.episode import Episode
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.failures import Failures
 from abut.in_process import serve
 from abut.pending import PendingTurns
 from abut.processor import PartsProcessor
 from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, StreamSampler
-from abut.threads import Answers, DaemonThreads
-
-T = TypeVar("T")
+from abut.slots import Slots
+from abut.threads import DaemonLoop, DaemonThreads, Mailbox
 
 logger = logging.getLogger(__name__)
 
 # What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
 _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 _CLOSE_S = 5.0
-_INTERRUPTED_CLOSE_S = 0.5
-_DRAIN_S = 1.0
+_CLOSE_LOOP_S = 2.0
+# For each of three things that are waited for: all together within a second of the Ctrl-C.
+_INTERRUPTED_CLOSE_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ class Engine:
         self._unfinished = 0
         self._close_hangs = False
         self._live_envs: set[int] = set()
-        self._env_loop: asyncio.AbstractEventLoop | None = None
-        self._env_loop_lock = threading.Lock()
+        self._env_loop: DaemonLoop | None = None
+        self._env_lock = threading.Lock()
 
     def run(
         self,
@@ -108,6 +107,8 @@ class Engine:
         # New for each batch: an interrupted one leaves what nobody waits for any more.
         self._turns = PendingTurns()
         self._ended: list[Rollout] = []
+        self._closing: list[Future[Any]] = []
+        self._failures = Failures()
         self._unfinished = len(tasks)
         try:
             rollouts = self._run(tasks)
@@ -115,34 +116,36 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(self._ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        self._judge(rollouts)
+            failures, self._failures = self._failures, Failures()
+            # An engine that waits for its next batch holds nothing of this one.
+            self._ended, self._closing = [], []
+        failures.judge(rollouts, self.config.max_failed_frac)
         return rollouts
 
     def _run(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
-        self._closing: list[Future[Any]] = []
-        self._causes: dict[str, BaseException] = {}
         self._live_envs.clear()
         self._interrupted = False
         done: Future[list[Rollout]] = Future()
         with ExitStack() as stack:
             self.threads = DaemonThreads("abut-env")
             stack.callback(self.threads.close)
-            stack.callback(self._stop_env_loop)
+            stack.callback(self._close_env_loop)
             stack.callback(self._wait_for_closing)
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
             loop = asyncio.new_event_loop()
+            batch = loop.create_task(self._run_all(tasks))
             thread = threading.Thread(
-                target=self._run_loop, args=(loop, tasks, done), name="abut-loop", daemon=True
+                target=_run_loop, args=(loop, batch, done), name="abut-loop", daemon=True
             )
-            thread.start()
             try:
+                thread.start()
                 self._serve(done)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
                 self._interrupted = True
                 with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._cancel_all)
+                    loop.call_soon_threadsafe(batch.cancel)
                 thread.join(_INTERRUPTED_CLOSE_S)
                 raise
             thread.join()
@@ -151,11 +154,14 @@ class Engine:
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn, at most `max_requests` at once."""
         if self.in_process:
-            return await self._turns.sample(request, self.answers)
-        async with self._request_slots:
+            return await self._turns.sample(request, self.mailbox)
+        await self._request_slots.take(request.turn)
+        try:
             if self._streams:
-                return await self._turns.sample(request, self.answers)
+                return await self._turns.sample(request, self.mailbox)
             return await self._sampler.sample(request)  # type: ignore[union-attr]
+        finally:
+            self._request_slots.give()
 
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
         """Return the own seed of one turn: the same for the same config, task and attempt."""
@@ -175,7 +181,7 @@ class Engine:
         Raises:
             EnvError: another rollout of the batch has it already.
         """
-        with self._env_loop_lock:
+        with self._env_lock:
             taken = id(env) in self._live_envs
             self._live_envs.add(id(env))
         if taken:
@@ -185,22 +191,13 @@ class Engine:
                 "lambda: Env(…)"
             )
 
-    def submit_to_env_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run a coroutine of an async environment on the environments' own loop."""
-        with self._env_loop_lock:
+    @property
+    def env_loop(self) -> DaemonLoop:
+        """The loop of asynchronous environments, which is started when the first one needs it."""
+        with self._env_lock:
             if self._env_loop is None:
-                self._env_loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=_run_until_stopped,
-                    args=(self._env_loop,),
-                    name="abut-env-loop",
-                    daemon=True,
-                ).start()
-
-        async def run() -> T:
-            return await call()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._env_loop)
+                self._env_loop = DaemonLoop("abut-env-loop")
+            return self._env_loop
 
     def _serve(self, done: Future[list[Rollout]]) -> None:
         """Sample for models in this process on this thread until the batch is done."""
@@ -208,25 +205,10 @@ class Engine:
         at_most = self.config.max_requests
         serve(self._sampler, self._turns, lambda: max(1, min(self._unfinished, at_most)))
 
-    def _run_loop(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        tasks: Sequence[RolloutTask],
-        done: Future[list[Rollout]],
-    ) -> None:
-        try:
-            rollouts = loop.run_until_complete(self._run_all(tasks))
-        except BaseException as error:  # handed to the caller of `run`
-            done.set_exception(error)
-        else:
-            done.set_result(rollouts)
-        finally:
-            loop.close()
-
     async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
-        self.answers = Answers(asyncio.get_running_loop())
-        self.env_slots = asyncio.Semaphore(self.config.max_env_steps)
-        self._request_slots = asyncio.Semaphore(self.config.max_requests)
+        self.mailbox = Mailbox(asyncio.get_running_loop())
+        self.env_slots = Slots(self.config.max_env_steps)
+        self._request_slots = Slots(self.config.max_requests)
         rollout_slots = asyncio.Semaphore(self.config.max_rollouts or len(tasks))
         progress = Progress(len(tasks), self._progress)
 
@@ -246,17 +228,14 @@ class Engine:
         async with AsyncExitStack() as stack:
             if isinstance(self._sampler, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._sampler)
-            self._tasks = [asyncio.ensure_future(play(task)) for task in tasks]
+            playing = [asyncio.ensure_future(play(task)) for task in tasks]
             try:
-                return list(await asyncio.gather(*self._tasks))
+                return list(await asyncio.gather(*playing))
             finally:
-                self._cancel_all()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                for rollout in playing:
+                    rollout.cancel()
+                await asyncio.gather(*playing, return_exceptions=True)
                 progress.close()
-
-    def _cancel_all(self) -> None:
-        for task in getattr(self, "_tasks", ()):
-            task.cancel()
 
     async def _play(self, task: RolloutTask) -> Rollout:
         """Play one rollout: whole episodes until one succeeds or the retries are used up."""
@@ -289,7 +268,6 @@ class Engine:
 
     def _failed(self, episode: Episode, error: Exception) -> Rollout:
         partial = episode.rollout
-        self._causes.setdefault(_kind_of(f"{type(error).__name__}: {error}"), error)
         return Rollout(
             partial.rollout_id,
             partial.index,
@@ -299,37 +277,22 @@ class Engine:
             messages=list(partial.messages),
             control_spellings=dict(partial.control_spellings),
             stop_reason=StopReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
+            error=self._failures.note(error),
         )
 
     def _close(self, env: Any) -> None:
         """Close an environment in the background: what fails here concerns no rollout."""
         self._live_envs.discard(id(env))
-        close = getattr(env, "close", None)
+        try:
+            close = getattr(env, "close", None)
+        except Exception:  # a property that raises
+            return
         if close is None:
             return
         if inspect.iscoroutinefunction(close):
-            self._closing.append(self.submit_to_env_loop(close))
+            self._closing.append(self.env_loop.submit(close))
         else:
             self._closing.append(self.threads.submit(close))
-
-    def _judge(self, rollouts: Sequence[Rollout]) -> None:
-        failed = [rollout for rollout in rollouts if rollout.failed]
-        if not failed:
-            return
-        kinds = Counter(_kind_of(rollout.error or "") for rollout in failed)
-        lines = "\n".join(f"  {count} x {kind}" for kind, count in kinds.most_common(8))
-        if len(failed) <= self.config.max_failed_frac * len(rollouts):
-            logger.warning("%d of %d rollouts failed:\n%s", len(failed), len(rollouts), lines)
-            return
-        most = kinds.most_common(1)[0][0]
-        message = next(r.error or "" for r in failed if _kind_of(r.error or "") == most)
-        hints = [line for line in message.splitlines() if line.startswith("hint: ")]
-        raise RolloutError(
-            f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_frac="
-            f"{self.config.max_failed_frac:g} allows:\n{lines}\n"
-            + "\n".join(hints or ["hint: mend what failed, or raise max_failed_frac"])
-        ) from self._causes.get(most)
 
     def _wait_for_closing(self) -> None:
         """Give environments time to close: once. One that hangs would cost it in every batch."""
@@ -345,28 +308,21 @@ class Engine:
                 seconds,
             )
 
-    def _stop_env_loop(self) -> None:
-        loop, self._env_loop = self._env_loop, None
-        if loop is None:
-            return
-
-        async def drain() -> None:
-            pending = asyncio.all_tasks() - {asyncio.current_task()}
-            if pending:
-                await asyncio.wait(pending, timeout=_DRAIN_S)
-
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * _DRAIN_S)
-        loop.call_soon_threadsafe(loop.stop)
+    def _close_env_loop(self) -> None:
+        with self._env_lock:
+            loop, self._env_loop = self._env_loop, None
+        if loop is not None:
+            loop.close(_INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_LOOP_S)
 
 
-def _kind_of(error: str) -> str:
-    """The first line of an error, without the addresses of objects: what a histogram counts."""
-    return re.sub(r"0x[0-9a-fA-F]+", "0x…", error.partition("\n")[0])
-
-
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(
+    loop: asyncio.AbstractEventLoop, batch: asyncio.Task[list[Rollout]], done: Future[list[Rollout]]
+) -> None:
     try:
-        loop.run_forever()
+        rollouts = loop.run_until_complete(batch)
+    except BaseException as error:  # handed to the caller of `run`
+        done.set_exception(error)
+    else:
+        done.set_result(rollouts)
     finally:
         loop.close()

@@ -45,7 +45,11 @@ class Env(Protocol):
 
 @runtime_checkable
 class AsyncEnv(Protocol):
-    """The asynchronous twin of `Env`, accepted wherever it is."""
+    """The asynchronous twin of `Env`, accepted wherever it is.
+
+    All of them share one event loop, which no other code runs on: a call that blocks holds up the
+    others of its kind. `close()` may be a coroutine too.
+    """
 
     reward: float
     alive: bool
@@ -162,8 +166,15 @@ def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> 
 
 
 def is_async(env: Any) -> bool:
-    """Whether `step` is a coroutine function."""
-    return inspect.iscoroutinefunction(env.step)
+    """Whether `step` is a coroutine function.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    try:
+        return inspect.iscoroutinefunction(env.step)
+    except Exception as error:
+        raise _attribute_raised(env, "step", error) from error
 
 
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
@@ -259,7 +270,7 @@ def env_reward_value(env: Any) -> float | None:
 
 def _with_methods(env: Env | AsyncEnv, source: str) -> Env | AsyncEnv:
     for method in ("reset", "step"):
-        if not callable(getattr(env, method, None)):
+        if not (_has(env, method) and callable(getattr(env, method))):
             raise EnvError(
                 f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
                 "hint: an Env has reset(seed) and step(action), and attributes reward and alive"

@@ -15,13 +15,12 @@ ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
 
 @runtime_checkable
 class EnvSource(Protocol):
-    """What `make_rollout_func` takes besides factories and pools.
+    """What `make_rollout_func` takes besides factories and pools."""
 
-    Attributes:
-        tools: JSON schemas, which the chat template shows to the policy.
-    """
-
-    tools: Sequence[Mapping[str, Any]]
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas, which the chat template shows to the policy."""
+        ...
 
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment, for conversations that `processor` writes.

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abut._native import Seam, Trajectory
+from abut.deadline import Deadline, DeadlineExpired
 from abut.env import (
     EnvPool,
     Message,
@@ -47,11 +48,13 @@ class Episode:
     def __init__(self, engine: "Engine", task: RolloutTask, attempt: int) -> None:
         self._engine = engine
         self._config = engine.config
+        self._processor = task.processor or engine.processor
         self._task = task
         self._attempt = attempt
         self._env: Any = None
         self._lock = threading.Lock()
         self._over = False
+        self._deadline = Deadline()
         self._trajectory = Trajectory(engine.tokenizer)
         self.rollout = Rollout(task.rollout_id, task.index, messages=list(task.messages))
 
@@ -70,17 +73,15 @@ class Episode:
         if is_pool(self._task.make_env):
             with _stopped(clock):
                 await self._lend(self._task.make_env)  # type: ignore[arg-type]
-        else:
-            await self._on_thread("reset", self._config.reset_timeout_s, self._make)
-        await self._reset()
-        while True:
-            sample, turn = await self._sample(clock)
-            if await self._step(sample, turn):
-                await self._score()
-                return self._finish()
+        await self._within("reset", self._config.reset_timeout_s, self._reset)
+        while not await self._turn(clock):
+            pass
+        await self._score()
+        return self._finish()
 
     def end(self) -> Any:
         """End the attempt; returns the environment to close, None where none was made."""
+        self._deadline.close()
         with self._lock:
             self._over = True
             return self._env
@@ -103,19 +104,18 @@ class Episode:
             close_env(env)
 
     async def _reset(self) -> None:
-        timeout_s = self._config.reset_timeout_s
         task = self._task
+        if self._env is None:
+            await self._on_thread(self._make)
         keywords = accepted_keywords(self._env, task.columns, task.episode_seed)
         if is_async(self._env):
             returned = await self._on_env_loop(
-                "reset", timeout_s, lambda: self._env.reset(task.seed, **keywords)
+                "reset", lambda: self._env.reset(task.seed, **keywords)
             )
-            await self._on_thread("reset", timeout_s, lambda: self._begin(returned))
+            await self._on_thread(lambda: self._begin(returned))
         else:
             await self._on_thread(
-                "reset",
-                timeout_s,
-                lambda: self._begin(self._call_env("reset", task.seed, **keywords)),
+                lambda: self._begin(self._call_env("reset", task.seed, **keywords))
             )
 
     def _begin(self, returned: Any) -> None:
@@ -130,8 +130,14 @@ class Episode:
             # Nobody has said anything: the policy begins, after an empty user turn.
             self.rollout.messages.append(_said(""))
         self._count_spellings(self.rollout.messages)
-        opening = self._engine.processor.opening(self.rollout.messages)
+        opening = self._processor.opening(self.rollout.messages)
         self._note(self._trajectory.append_parts(opening, provenance="prompt"))
+
+    async def _turn(self, clock: asyncio.Timeout) -> bool:
+        """Play one turn; returns whether the episode is over."""
+        sample, turn = await self._sample(clock)
+        timeout_s = self._config.step_timeout_s
+        return await self._within("step", timeout_s, lambda: self._step(sample, turn))
 
     async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, TurnRecord]:
         """Sample one turn: what was sampled, and what is known of the turn before it is written."""
@@ -163,30 +169,24 @@ class Episode:
         return sample, TurnRecord(start, start + len(sample.ids), sample.finish_reason, generate_s)
 
     async def _sample_in_time(self, request: SampleRequest) -> Sample:
+        seconds = self._config.turn_timeout_s
         try:
-            async with asyncio.timeout(self._config.turn_timeout_s) as deadline:
-                return await self._engine.sample(request)
-        except TimeoutError:
-            if not deadline.expired():
-                raise  # the sampler's own
+            return await self._deadline.keep(self._engine.sample(request), seconds)
+        except DeadlineExpired:
             raise EnvError(
-                f"turn {request.turn} was not sampled within turn_timeout_s="
-                f"{self._config.turn_timeout_s:g}"
+                f"turn {request.turn} was not sampled within turn_timeout_s={seconds:g}"
             ) from None
 
     async def _step(self, sample: Sample, turn: TurnRecord) -> bool:
-        """Play one turn; returns whether the episode is over."""
-        timeout_s = self._config.step_timeout_s
+        """Hand the sample to the environment; returns whether the episode is over."""
         if is_async(self._env):
-            action = await self._on_thread("step", timeout_s, lambda: self._observe(sample, turn))
+            action = await self._on_thread(lambda: self._observe(sample, turn))
             if action is None:
                 return True
             began = time.monotonic()
-            returned = await self._on_env_loop("step", timeout_s, lambda: self._env.step(action))
+            returned = await self._on_env_loop("step", lambda: self._env.step(action))
             env_s = time.monotonic() - began
-            return await self._on_thread(
-                "step", timeout_s, lambda: self._answer(sample, returned, env_s)
-            )
+            return await self._on_thread(lambda: self._answer(sample, returned, env_s))
 
         def observe_step_answer() -> bool:
             action = self._observe(sample, turn)
@@ -196,7 +196,7 @@ class Episode:
             returned = self._call_env("step", action)
             return self._answer(sample, returned, time.monotonic() - began)
 
-        return await self._on_thread("step", timeout_s, observe_step_answer)
+        return await self._on_thread(observe_step_answer)
 
     def _observe(self, sample: Sample, turn: TurnRecord) -> str | None:
         """Write the sample; return the action, or None where nothing was sampled."""
@@ -210,7 +210,7 @@ class Episode:
             return None
         text = self._spoken(sample, turn)
         self.rollout.messages.append({"role": "assistant", "content": text})
-        return self._engine.processor.parse_agent_output(text)[1]
+        return self._processor.parse_agent_output(text)[1]
 
     def _spoken(self, sample: Sample, turn: TurnRecord) -> str:
         """The text before what ended the turn, which is noted in `turn`."""
@@ -258,7 +258,7 @@ class Episode:
             self.rollout.messages += messages
         # Cut by length, or ended on another stop token: the template needs its own close.
         closing = turn_close(
-            self._engine.processor,
+            self._processor,
             self._engine.tokenizer,
             sample.ids,
             messages,
@@ -266,7 +266,7 @@ class Episode:
         )
         if closing:
             self._note(self._trajectory.append_parts(closing, provenance="close"))
-        increment = self._engine.processor.increment(messages)
+        increment = self._processor.increment(messages)
         self._note(self._trajectory.append_parts(increment))
         left, reason = self._budget()
         if left < 1:
@@ -280,15 +280,16 @@ class Episode:
         stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
         if score is None or not stepped:
             return
-        method, timeout_s = "score_episode", self._config.step_timeout_s
-        messages = list(self.rollout.messages)
-        if is_async(self._env):
-            await self._on_env_loop(method, timeout_s, lambda: score(messages))
-        else:
-            call = lambda: check_no_awaitable(  # noqa: E731
-                self._env, method, self._call_env(method, messages)
+        method, messages = "score_episode", list(self.rollout.messages)
+
+        def ask() -> Awaitable[Any]:
+            if is_async(self._env):
+                return self._on_env_loop(method, lambda: score(messages))
+            return self._on_thread(
+                lambda: check_no_awaitable(self._env, method, self._call_env(method, messages))
             )
-            await self._on_thread(method, timeout_s, call)
+
+        await self._within(method, self._config.step_timeout_s, ask)
         stepped[-1].reward = env_reward_value(self._env)
 
     def _count_spellings(self, messages: Sequence[Message]) -> None:
@@ -349,46 +350,38 @@ class Episode:
         name = f"{type(self._env).__name__}.{method}"
         return EnvError(f"{name} raised {type(error).__name__}: {error}")
 
-    async def _on_thread(self, what: str, timeout_s: float, call: Callable[[], T]) -> T:
-        async with self._engine.env_slots:
-            return await self._within(
-                what, timeout_s, self._engine.threads.ask(call, self._engine.answers)
+    def _on_thread(self, call: Callable[[], T]) -> Awaitable[T]:
+        return self._engine.threads.ask(call, self._engine.mailbox)
+
+    def _on_env_loop(self, method: str, call: Callable[[], Any]) -> Awaitable[Any]:
+        async def run() -> Any:
+            try:
+                awaitable = call()
+                if inspect.isawaitable(awaitable):
+                    return await awaitable
+            except BaseException as error:
+                raise self._env_raised(method, error) from error
+            raise EnvError(
+                f"{type(self._env).__name__}.{method} is not async, but step is\n"
+                "hint: make reset and step both `async def`"
             )
 
-    async def _on_env_loop(
-        self, method: str, timeout_s: float, call: Callable[[], Awaitable[T]]
-    ) -> T:
-        async with self._engine.env_slots:
-            future = self._engine.submit_to_env_loop(lambda: self._await_env(method, call))
-            return await self._within(method, timeout_s, asyncio.wrap_future(future))
+        return self._engine.env_loop.ask(run, self._engine.mailbox)
 
-    async def _await_env(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _within(self, what: str, timeout_s: float, call: Callable[[], Awaitable[T]]) -> T:
+        """Call it in one of the slots for environments; the wait for the slot is not counted."""
+        slots = self._engine.env_slots
+        await slots.take(len(self.rollout.turns))
         try:
-            awaitable = call()
-            if inspect.isawaitable(awaitable):
-                return await awaitable
-        except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # ours: the attempt is over. Any other is the environment's.
-            raise self._env_raised(method, error) from error
-        raise EnvError(
-            f"{type(self._env).__name__}.{method} is not async, but step is\n"
-            "hint: make reset and step both `async def`"
-        )
-
-    async def _within(self, what: str, timeout_s: float, awaitable: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                return await awaitable
-        except TimeoutError:
-            if not deadline.expired():
-                raise
+            return await self._deadline.keep(call(), timeout_s)
+        except DeadlineExpired:
             name = getattr(self._task.make_env, "__name__", "the environment")
             if self._env is not None:
                 name = type(self._env).__name__
             limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
             raise EnvError(f"{name}.{what} did not answer within {limit}={timeout_s:g}") from None
+        finally:
+            slots.give()
 
 
 @contextmanager

@@ -9,20 +9,20 @@ import queue
 from typing import Any
 
 from abut.sampler import Sample, SampleRequest
-from abut.threads import Answers
+from abut.threads import InterruptibleQueue, Mailbox
 
 
 class PendingTurn:
     """One request, and the rollout that waits for its sample."""
 
-    __slots__ = ("_answers", "_future", "request")
+    __slots__ = ("_future", "_settle", "request")
 
     def __init__(
-        self, request: SampleRequest, future: asyncio.Future[Any], answers: Answers
+        self, request: SampleRequest, future: asyncio.Future[Any], mailbox: Mailbox
     ) -> None:
         self.request = request
         self._future = future
-        self._answers = answers
+        self._settle = mailbox.to(future)
 
     @property
     def given_up(self) -> bool:
@@ -31,27 +31,27 @@ class PendingTurn:
 
     def answer(self, sample: Sample) -> None:
         """Hand over what was sampled."""
-        self._answers.put(self._future, sample, None)
+        self._settle(sample, None)
 
     def fail(self, error: BaseException) -> None:
         """Say why nothing was sampled, which ends the whole batch."""
-        self._answers.put(self._future, None, error)
+        self._settle(None, error)
 
 
 class PendingTurns:
     """The turns of one batch of rollouts, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[PendingTurn | None] = queue.SimpleQueue()
+        self._queue: InterruptibleQueue[PendingTurn | None] = InterruptibleQueue()
         self.closed = False
         """Whether no turn comes any more."""
         self.error: BaseException | None = None
         """Why the batch ended, where it did not end well."""
 
-    async def sample(self, request: SampleRequest, answers: Answers) -> Sample:
-        """Wait until another thread has sampled this one; on the loop of `answers`."""
-        future: asyncio.Future[Sample] = answers.loop.create_future()
-        self._queue.put(PendingTurn(request, future, answers))
+    async def sample(self, request: SampleRequest, mailbox: Mailbox) -> Sample:
+        """Wait until another thread has sampled this one; on the loop of `mailbox`."""
+        future: asyncio.Future[Sample] = mailbox.loop.create_future()
+        self._queue.put(PendingTurn(request, future, mailbox))
         return await future
 
     def close(self, error: BaseException | None = None) -> None:

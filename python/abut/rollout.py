@@ -36,7 +36,9 @@ class RolloutConfig:
         None, "Tokens of prompt and completion. None: what the engine can hold."
     )
     reset_timeout_s: float = _help(120, "Seconds for making and resetting an environment.")
-    step_timeout_s: float = _help(60, "Seconds for one step of an environment.")
+    step_timeout_s: float = _help(
+        60, "Seconds for one step of an environment, from when it has its slot."
+    )
     turn_timeout_s: float = _help(
         300, "Seconds for sampling one turn, waiting included; not for a model in this process."
     )
@@ -54,8 +56,8 @@ class RolloutConfig:
         "last", "The env's reward after its last step, or the sum over its steps."
     )
     max_rollouts: int | None = _help(None, "Rollouts in flight at once. None: all of the batch.")
-    max_env_steps: int = _help(64, "Environment calls at once.")
-    max_requests: int = _help(256, "Requests to the engine at once.")
+    max_env_steps: int = _help(64, "Environment calls at once; fewest turns played come first.")
+    max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
     def __post_init__(self) -> None:

@@ -1,19 +1,24 @@
-"""Threads that a hanging environment cannot hold hostage.
+"""Threads and a loop that a hanging environment cannot hold hostage.
 
 `concurrent.futures` joins its threads when the interpreter exits, so one environment that never
 returns would keep the process alive. These are daemons, and their number is bounded by the caller.
+Whatever a call raises, `SystemExit` included, goes to who waits for it and ends no thread.
 """
 
 import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
+HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
+
+_LOOK_UP_S = 0.25
+_DRAIN_S = 1.0
 
 
 class _Work(NamedTuple):
@@ -21,7 +26,21 @@ class _Work(NamedTuple):
 
     call: Callable[[], Any]
     is_wanted: Callable[[], bool]
-    hand_over: Callable[[Any, BaseException | None], None]
+    hand_over: HandOver
+
+
+class InterruptibleQueue(queue.SimpleQueue[T]):
+    """A queue whose reader looks up four times a second.
+
+    A Ctrl-C in the moment before it begins to wait would be seen only after the next item.
+    """
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Wait for the next item; without a timeout for as long as it takes."""
+        while block and timeout is None:
+            with suppress(queue.Empty):
+                return super().get(timeout=_LOOK_UP_S)
+        return super().get(block, timeout)
 
 
 class DaemonThreads:
@@ -38,24 +57,13 @@ class DaemonThreads:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run `call` on a thread."""
         future: Future[T] = Future()
-
-        def hand_over(result: T, error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        self._put(_Work(call, future.set_running_or_notify_cancel, hand_over))
+        self._put(_Work(call, future.set_running_or_notify_cancel, _to(future)))
         return future
 
-    def ask(self, call: Callable[[], T], answers: "Answers") -> asyncio.Future[T]:
-        """Run `call` on a thread for who waits on the loop of `answers`."""
-        future: asyncio.Future[T] = answers.loop.create_future()
-
-        def hand_over(result: T, error: BaseException | None) -> None:
-            answers.put(future, result, error)
-
-        self._put(_Work(call, lambda: not future.cancelled(), hand_over))
+    def ask(self, call: Callable[[], T], mailbox: "Mailbox") -> asyncio.Future[T]:
+        """Run `call` on a thread for who waits on the loop of `mailbox`."""
+        future: asyncio.Future[T] = mailbox.loop.create_future()
+        self._put(_Work(call, lambda: not future.cancelled(), mailbox.to(future)))
         return future
 
     def close(self) -> None:
@@ -96,34 +104,116 @@ class DaemonThreads:
             del work, result, error
 
 
-class Answers:
-    """What threads answer to an event loop.
+class DaemonLoop:
+    """Runs coroutines on an event loop, on a daemon thread of its own."""
 
-    A loop is woken once for all answers that are there by then: waking it for each, as
+    def __init__(self, name: str) -> None:
+        self._mailbox = Mailbox(asyncio.new_event_loop())
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run the coroutine that `call` makes."""
+        future: Future[T] = Future()
+        self._mailbox.put(lambda: self._start(call, _to(future)))
+        return future
+
+    def ask(self, call: Callable[[], Awaitable[T]], mailbox: "Mailbox") -> asyncio.Future[T]:
+        """Run it for who waits on the loop of `mailbox`; it is cancelled where the future is."""
+        future: asyncio.Future[T] = mailbox.loop.create_future()
+        started: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            if not future.cancelled():
+                started.append(self._start(call, mailbox.to(future)))
+
+        def cancel(future: asyncio.Future[T]) -> None:
+            if future.cancelled():
+                self._mailbox.put(lambda: [task.cancel() for task in started])
+
+        self._mailbox.put(start)
+        future.add_done_callback(cancel)
+        return future
+
+    def close(self, seconds: float) -> None:
+        """Cancel what still runs, and wait so long for the loop to end.
+
+        Where something blocks it, it ends when that returns.
+        """
+        self._mailbox.put(self._mailbox.loop.stop)
+        self._thread.join(seconds)
+
+    def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
+        async def run() -> None:
+            try:
+                result = await call()
+            except BaseException as error:  # out of a task, SystemExit would end the loop
+                hand_over(None, error)
+            else:
+                hand_over(result, None)
+
+        task = self._mailbox.loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _run(self) -> None:
+        loop = self._mailbox.loop
+        loop.run_forever()
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        if pending:
+            loop.run_until_complete(asyncio.wait(pending, timeout=_DRAIN_S))
+        loop.close()
+
+
+class Mailbox:
+    """Calls that threads leave for an event loop.
+
+    The loop is woken once for all that are there by then: waking it for each, as
     `asyncio.wrap_future` does, costs more than what a usual environment does in a step.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._answers: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._is_woken = False
 
-    def put(self, future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-        """Set the result of a future of the loop, from any thread."""
-        self._answers.append((future, result, error))
+    def put(self, call: Callable[[], object]) -> None:
+        """Have the loop call this, which must not raise; from any thread."""
+        self._calls.append(call)
         if not self._is_woken:
             self._is_woken = True
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                self.loop.call_soon_threadsafe(self._hand_out)
+                self.loop.call_soon_threadsafe(self._empty)
 
-    def _hand_out(self) -> None:
-        # First: what is put from here on either is seen below or wakes the loop again.
-        self._is_woken = False
-        while self._answers:
-            future, result, error = self._answers.popleft()
+    def to(self, future: asyncio.Future[Any]) -> HandOver:
+        """Return what settles a future of the loop, from any thread."""
+
+        def settle(result: Any, error: BaseException | None) -> None:
             if future.done():
-                continue
+                return
             if error is None:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+        return lambda result, error: self.put(lambda: settle(result, error))
+
+    def _empty(self) -> None:
+        # First: what is put from here on either is seen below or wakes the loop again.
+        self._is_woken = False
+        while self._calls:
+            self._calls.popleft()()
+
+
+def _to(future: Future[Any]) -> HandOver:
+    def settle(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    return settle

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.env import Message
 from abut.errors import EnvError
-from abut.threads import Answers, DaemonThreads
+from abut.threads import DaemonThreads, Mailbox
 from abut.tool_calls import Parse, ParsedCalls, ToolCall
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Toolbox:
         self._texts = texts
         self._shared = threads
         self._threads = threads.enter()
-        self._answers: Answers | None = None
+        self._mailbox: Mailbox | None = None
 
     async def answer(self, action: str) -> list[Message] | None:
         """Run what an action calls; None where it calls nothing, or a malformed call ends it all.
@@ -232,6 +232,6 @@ class Toolbox:
         return f"{text[:limit]}\n[the first {limit} of {len(text)} characters]"
 
     async def _on_thread(self, call: Callable[[], T]) -> T:
-        if self._answers is None:
-            self._answers = Answers(asyncio.get_running_loop())
-        return await self._threads.ask(call, self._answers)
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop())
+        return await self._threads.ask(call, self._mailbox)

@@ -71,5 +71,6 @@ def _canonical_prompt(
         messages.append({"role": "user", "content": task.seed})
     for attempt in (messages, [{"role": "user", "content": ""}]):
         with suppress(TemplateError, TokenizerError):
-            return tokenizer.encode_parts(processor.opening(attempt)).tolist()
+            parts = processor.opening(attempt)
+            return tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]
     return [processor.close_token_id]

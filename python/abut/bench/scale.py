@@ -25,6 +25,10 @@ class Scale:
     rollouts: int = 512
     turns: int = 32
     rollout_rounds: int = 2
+    pace_rollouts: int = 128
+    pace_turns: int = 8
+    pace_median_s: float = 0.01
+    pace_rounds: int = 2
     collate_rows: int = 512
     collate_tokens: int = 8_192
     collate_rounds: int = 7
@@ -55,6 +59,10 @@ class Scale:
             rollouts=3,
             turns=3,
             rollout_rounds=1,
+            pace_rollouts=3,
+            pace_turns=3,
+            pace_median_s=0.001,
+            pace_rounds=1,
             collate_rows=4,
             collate_tokens=128,
             collate_rounds=2,

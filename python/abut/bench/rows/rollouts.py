@@ -4,8 +4,10 @@ abut plays them as its engine does, with threads and an event loop; the peers on
 or in lock-step, as theirs do. All hand over lists, as a trainer takes them.
 """
 
+import asyncio
 import functools
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -57,8 +59,10 @@ def measure(stage: Stage) -> Row:
             "that is the difference between the two lines of abut.",
         ],
     )
-    _measure(stage, row, TOOLS, TRL, _trl, {"abut": _abut_with_tools})
-    _measure(stage, row, USERS, TRL_ENV, _trl_env, {"abut": _abut_with_users, LOOP: _loop})
+    measure_case(stage, row, TOOLS, TRL, play_trl, {"abut": abut_with_tools})
+    measure_case(stage, row, USERS, TRL_ENV, play_trl_env, {"abut": abut_with_users, LOOP: _loop})
+    row.need_faster(TRL, TOOLS, 20)
+    row.need_faster(TRL_ENV, USERS, 20)
     return row
 
 
@@ -71,6 +75,8 @@ class Script:
     replies: list[list[str]]
     """The first is what the environment begins with."""
     stage: Stage
+    delays: NDArray[np.float64] | None = None
+    """`(2, rollouts, turns)` seconds that samples and steps take; None: they answer at once."""
 
     @classmethod
     def of(cls, stage: Stage, seed: int, rollouts: int) -> "Script":
@@ -93,18 +99,41 @@ class Script:
 
     def reply(self, query: str) -> str:
         """What the tool finds."""
-        index, turn = query.split("-")
-        return self.replies[int(index)][int(turn)]
+        index, turn = map(int, query.split("-"))
+        return self.answer(index, turn)
+
+    def answer(self, index: int, turn: int) -> str:
+        """What the environment says to an action; turns are counted from 1, 0 is its opening."""
+        if self.delays is not None and turn:
+            time.sleep(self.delays[1, index, turn - 1])
+        return self.replies[index][turn]
+
+    def sample_s(self, turn: int, index: int | slice = slice(None)) -> float:
+        """How long a sample takes, or the slowest of all that are sampled together."""
+        return 0.0 if self.delays is None else float(np.max(self.delays[0, index, turn]))
 
 
-def _measure(
+def measure_case(
     stage: Stage,
     row: Row,
     case: str,
     peer: str,
     make_peer: Callable[[Stage], Callable[[Script], Columns]],
     ours: dict[str, Callable[[Script], Columns]],
+    *,
+    delays: Callable[[int, int], NDArray[np.float64]] | None = None,
 ) -> None:
+    """Time one peer and ours on the same rollouts.
+
+    Args:
+        stage: how many rollouts.
+        row: gets the figures.
+        case: the name of what is compared.
+        peer: its name.
+        make_peer: makes what plays a script in its way.
+        ours: what plays it in ours, by name.
+        delays: for the number of a round and of its rollouts, the delays.
+    """
     try:
         theirs = make_peer(stage)
     except PeerMissing as missing:
@@ -114,6 +143,8 @@ def _measure(
     def prepare(number: int) -> tuple[Sides, Check]:
         count = WARM_UP_ROLLOUTS if number < 0 else stage.scale.rollouts
         script = Script.of(stage, 20 + number, count)
+        if delays is not None:
+            script.delays = delays(number, count)
 
         def check(results: dict[str, Any]) -> None:
             for name in ours:
@@ -128,7 +159,6 @@ def _measure(
         return sides, check
 
     row.add(case, interleave(prepare, stage.scale.rollout_rounds, collect=True))
-    row.need_faster(peer, case, 20)
 
 
 def _compare(peer: str, ours: Columns, theirs: Columns, stage: Stage) -> None:
@@ -161,8 +191,8 @@ class _Env:
         self.reward, self.alive = 0.0, True
 
     def reset(self, seed: str) -> tuple["_Env", str | list[Message]]:
-        self._replies = self._script.replies[int(seed)]
-        return self, self._replies[0]
+        self._index = int(seed)
+        return self, self._script.answer(self._index, 0)
 
     def step(self, action: str) -> tuple["_Env", str | list[Message]]:
         self._turn += 1
@@ -170,7 +200,7 @@ class _Env:
         return self, self._answer(action)
 
     def _answer(self, action: str) -> str | list[Message]:
-        return self._replies[self._turn]
+        return self._script.answer(self._index, self._turn)
 
 
 class _ToolEnv(_Env):
@@ -188,7 +218,10 @@ class _Sampler:
         self._script = script
 
     async def sample(self, request: SampleRequest) -> Sample:
-        ids = self._script.sampled[int(request.rollout_id)][request.turn]
+        index = int(request.rollout_id)
+        if seconds := self._script.sample_s(request.turn, index):
+            await asyncio.sleep(seconds)
+        ids = self._script.sampled[index][request.turn]
         return Sample(ids, logprobs(len(ids)), "stop")
 
 
@@ -198,7 +231,12 @@ def _abut(script: Script, env: type[_Env], messages: list[Message]) -> Columns:
         stage.tokenizer,
         stage.processor,
         _Sampler(script),
-        RolloutConfig(max_turns=stage.scale.turns, on_failure="raise"),
+        RolloutConfig(
+            max_turns=stage.scale.turns,
+            on_failure="raise",
+            # No limit in the way of environments that sleep.
+            max_env_steps=64 if script.delays is None else len(script.sampled),
+        ),
         Limits(WITHOUT_LIMIT),
     )
     tasks = [
@@ -208,16 +246,18 @@ def _abut(script: Script, env: type[_Env], messages: list[Message]) -> Columns:
     return _lists([rollout.columns for rollout in engine.run(tasks)])
 
 
-def _abut_with_tools(script: Script) -> Columns:
+def abut_with_tools(script: Script) -> Columns:
+    """Replies as tool messages; the environment parses the calls."""
     return _abut(script, _ToolEnv, [])
 
 
-def _abut_with_users(script: Script) -> Columns:
+def abut_with_users(script: Script) -> Columns:
+    """Replies as user turns."""
     return _abut(script, _Env, [{"role": "system", "content": SYSTEM}])
 
 
 def _loop(script: Script) -> Columns:
-    """The same as `_abut_with_users`, one rollout after the other."""
+    """The same as `abut_with_users`, one rollout after the other."""
     stage, rows = script.stage, []
     for sampled, replies in zip(script.sampled, script.replies, strict=True):
         trajectory = Trajectory(stage.tokenizer)
@@ -241,7 +281,7 @@ def _lists(rows: Sequence[TrainingColumns | None]) -> Columns:
 # ---- the peers
 
 
-def _trl(stage: Stage) -> Callable[[Script], Columns]:
+def play_trl(stage: Stage) -> Callable[[Script], Columns]:
     """TRL's loop over tool calls; the first turn as its `_generate` makes it.
 
     Raises:
@@ -267,6 +307,7 @@ def _trl(stage: Stage) -> Callable[[Script], Columns]:
 
         def generate(*_: Any, **__: Any) -> tuple[list[list[int]], list[list[float]]]:
             turn = next(turns)
+            time.sleep(script.sample_s(turn))
             ids = [list(one[turn]) for one in script.sampled_lists]
             return ids, [logprobs(len(one)).tolist() for one in ids]
 
@@ -299,7 +340,7 @@ def _trl(stage: Stage) -> Callable[[Script], Columns]:
     return run
 
 
-def _trl_env(stage: Stage) -> Callable[[Script], Columns]:
+def play_trl_env(stage: Stage) -> Callable[[Script], Columns]:
     """trl-env's `rollout_func`, with a processor that writes what this chat template writes.
 
     Raises:
@@ -320,10 +361,17 @@ def _trl_env(stage: Stage) -> Callable[[Script], Columns]:
     )
 
     def run(script: Script) -> Columns:
-        spoken = iter([ids for one in script.sampled_lists for ids in one])
+        spoken = iter(
+            [
+                (script.sample_s(turn, index), ids)
+                for index, one in enumerate(script.sampled_lists)
+                for turn, ids in enumerate(one)
+            ]
+        )
 
         def generate(_: Sequence[int]) -> tuple[list[int], list[float]]:
-            ids = next(spoken)
+            seconds, ids = next(spoken)
+            time.sleep(seconds)
             return ids, logprobs(len(ids)).tolist()
 
         decoder = SimpleNamespace(generate=generate)
