@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+import abut
 from abut.env_route import EnvRoute
-from stage import Talk, env
+from abut.env_source import bind_all
+from abut.processor import ChatTemplateProcessor
+from stage import Recording, Stage, Talk, env
 
 MATH, GAME = env(texts=("2 + 2",)), env(texts=("your move",))
 ROUTE = EnvRoute({"math": MATH, "game": GAME})
@@ -76,3 +79,50 @@ def test_classes_and_pools_play_their_rows_of_one_batch(called: Any, hf_tokenize
     said = [messages[1]["content"] for messages in out["messages"]]
     assert said == ["your move", "2 + 2", "2 + 2", "your move"]
     assert sorted(pool.lent) == [0, 3]
+
+
+def test_environments_with_tools_each_have_a_template_that_shows_their_own(
+    hf_tokenizer: Any, tokenizer: Any
+) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first one.
+            b: The second one.
+        """
+        return a + b
+
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    route = EnvRoute(
+        {
+            "math": abut.tool_env([add], reward=lambda messages: 1.0),
+            "time": abut.tool_env([now], reward=lambda messages: 2.0),
+            "game": GAME,
+        }
+    )
+    shown: list[Sequence[Any]] = []
+
+    def processor_with(tools: Sequence[Any]) -> Any:
+        shown.append(tools)
+        return ChatTemplateProcessor(hf_tokenizer, tools=tools or None)
+
+    processor, for_task = bind_all(route.kinds, processor_with)
+    stage = Stage(tokenizer, processor)
+    kinds = [
+        route.of_row({"environment": name}, name)[0] for name in ("game", "time", "math", "time")
+    ]
+    tasks = [for_task(task) for task in stage.tasks(kinds, seed="Begin.")]
+    rollouts = stage.engine(Recording(stage.says())).run(tasks)
+    prompts = [tokenizer.decode(rollout.prompt_ids) for rollout in rollouts]
+    assert [('"add"' in prompt, '"now"' in prompt) for prompt in prompts] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (False, True),
+    ]
+    assert [rollout.reward for rollout in rollouts][1:] == [2.0, 1.0, 2.0]
+    assert len(shown) == 3, "one template for each"

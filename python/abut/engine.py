@@ -73,7 +73,7 @@ class Engine:
         self.processor = processor
         self.config = config
         self.limits = limits
-        self.stop_token_ids = tuple(dict.fromkeys((*processor.stop_token_ids, *stop_token_ids)))
+        self._stop_token_ids = tuple(stop_token_ids)
         self._sampler = sampler
         # Asked once: a look at a protocol costs as much as an append.
         self.in_process = isinstance(sampler, BatchSampler)
@@ -162,6 +162,10 @@ class Engine:
             return await self._sampler.sample(request)  # type: ignore[union-attr]
         finally:
             self._request_slots.give()
+
+    def stop_token_ids(self, processor: PartsProcessor) -> tuple[int, ...]:
+        """The ids that end a turn of a conversation that `processor` writes."""
+        return tuple(dict.fromkeys((*processor.stop_token_ids, *self._stop_token_ids)))
 
     def sample_seed(self, task: RolloutTask, attempt: int, turn: int) -> int:
         """Return the own seed of one turn: the same for the same config, task and attempt."""

@@ -49,6 +49,7 @@ class Episode:
         self._engine = engine
         self._config = engine.config
         self._processor = task.processor or engine.processor
+        self._stop_token_ids = engine.stop_token_ids(self._processor)
         self._task = task
         self._attempt = attempt
         self._env: Any = None
@@ -144,7 +145,7 @@ class Episode:
         request = SampleRequest(
             prompt_ids=self._trajectory.request(),
             max_tokens=self._budget()[0],
-            stop_token_ids=self._engine.stop_token_ids,
+            stop_token_ids=self._stop_token_ids,
             seed=self._engine.sample_seed(self._task, self._attempt, len(self.rollout.turns)),
             rollout_id=self._task.rollout_id,
             turn=len(self.rollout.turns),
@@ -215,7 +216,7 @@ class Episode:
     def _spoken(self, sample: Sample, turn: TurnRecord) -> str:
         """The text before what ended the turn, which is noted in `turn`."""
         tokenizer, ids = self._engine.tokenizer, sample.ids
-        if stops := stops_in(ids, self._engine.stop_token_ids):
+        if stops := stops_in(ids, self._stop_token_ids):
             turn.stop_token = turn.start + stops[0]
             ids = ids[: stops[0]]
         if sample.stop_string is None:
@@ -262,7 +263,7 @@ class Episode:
             self._engine.tokenizer,
             sample.ids,
             messages,
-            stop_token_ids=self._engine.stop_token_ids,
+            stop_token_ids=self._stop_token_ids,
         )
         if closing:
             self._note(self._trajectory.append_parts(closing, provenance="close"))

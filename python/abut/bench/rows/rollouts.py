@@ -8,7 +8,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from abut.sampler import Sample, SampleRequest
 
 TRL, TRL_ENV = "TRL _tool_call_loop", "trl-env rollout_func"
 LOOP = "abut, a plain loop around Trajectory"
+FLOOR = "abut, the calls of Trajectory alone"
 TOOLS, USERS = "replies as tool messages, calls parsed", "replies as user turns"
 SYSTEM = "You look for where the time goes."
 WITHOUT_LIMIT = 10**9
@@ -57,10 +58,15 @@ def measure(stage: Stage) -> Row:
             "trl-env plays one rollout after the other on one thread, and so does the plain loop "
             "beside it: no deadlines, no retries, nothing at once. abut's engine has all of these: "
             "that is the difference between the two lines of abut.",
+            "The calls of Trajectory alone are what no loop around it can do without: append, "
+            "request, append_sampled, and the columns as lists; nothing is decoded or parsed, and "
+            "logprobs are made before. trl-env's time over this line's is the most that can be "
+            "reached against it.",
         ],
     )
     measure_case(stage, row, TOOLS, TRL, play_trl, {"abut": abut_with_tools})
-    measure_case(stage, row, USERS, TRL_ENV, play_trl_env, {"abut": abut_with_users, LOOP: _loop})
+    ours = {"abut": abut_with_users, LOOP: _loop, FLOOR: _floor}
+    measure_case(stage, row, USERS, TRL_ENV, play_trl_env, ours)
     row.need_faster(TRL, TOOLS, 20)
     row.need_faster(TRL_ENV, USERS, 20)
     return row
@@ -119,7 +125,7 @@ def measure_case(
     case: str,
     peer: str,
     make_peer: Callable[[Stage], Callable[[Script], Columns]],
-    ours: dict[str, Callable[[Script], Columns]],
+    ours: Mapping[str, Callable[[Script], Columns]],
     *,
     delays: Callable[[int, int], NDArray[np.float64]] | None = None,
 ) -> None:
@@ -268,6 +274,23 @@ def _loop(script: Script) -> Columns:
             trajectory.request()
             trajectory.append_sampled(ids, logprobs(len(ids)))
             stage.processor.parse_agent_output(stage.tokenizer.decode(ids))
+            parts = stage.processor.increment([{"role": "user", "content": reply}])
+        rows.append(trajectory.columns())
+    return _lists(rows)
+
+
+def _floor(script: Script) -> Columns:
+    """What of `_loop` the trajectory does."""
+    stage, rows = script.stage, []
+    made = functools.cache(logprobs)
+    for sampled, replies in zip(script.sampled, script.replies, strict=True):
+        trajectory = Trajectory(stage.tokenizer)
+        system = {"role": "system", "content": SYSTEM}
+        parts = stage.processor.opening([system, {"role": "user", "content": replies[0]}])
+        for ids, reply in zip(sampled, replies[1:], strict=True):
+            trajectory.append_parts(parts)
+            trajectory.request()
+            trajectory.append_sampled(ids, made(len(ids)))
             parts = stage.processor.increment([{"role": "user", "content": reply}])
         rows.append(trajectory.columns())
     return _lists(rows)
