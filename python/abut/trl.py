@@ -33,7 +33,6 @@ from abut.trl_version import (
 )
 
 __all__ = [
-    "RolloutFunc",
     "env_reward",
     "from_environment_factory",
     "make_rollout_func",
