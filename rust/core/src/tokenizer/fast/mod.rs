@@ -176,20 +176,19 @@ fn encode_words(
     pattern.words(text, |start, end| {
         let from = out.ids.len();
         model.encode(text, start, end, scratch, &mut out.ids);
-        if out.with_spans {
-            let mut at = start;
-            let mut push = |span: Range<usize>| {
-                let span = whole_characters(text, span);
-                out.spans.push(base + span.start..base + span.end);
-            };
-            // Where the last one ends is known: most words are one token.
-            for &id in &out.ids[from..out.ids.len() - 1] {
-                let end = at + model.len_of(id);
-                push(at..end);
-                at = end;
-            }
-            push(at..end);
+        if !out.with_spans {
+            return;
         }
+        // A word begins and ends with whole characters, and most are one token.
+        let mut at = start;
+        for &id in &out.ids[from..out.ids.len() - 1] {
+            let next = at + model.len_of(id);
+            let span = whole_characters(text, at..next);
+            out.spans.push(base + span.start..base + span.end);
+            at = next;
+        }
+        let last = if at == start { start } else { whole_characters(text, at..end).start };
+        out.spans.push(base + last..base + end);
     });
 }
 
