@@ -71,6 +71,7 @@ def test_an_environment_of_your_own_trains(trains: Any, tmp_path: Path, capsys: 
 
 
 def test_the_digit_is_the_same_for_a_group_and_worth_less_each_time() -> None:
+    pytest.importorskip("trl")
     make = runpy.run_path(str(EXAMPLES / "custom_env_grpo.py"))["GuessTheDigit"]
     one, other = make(), make()
     for env in (one, other):

@@ -1,6 +1,5 @@
 """TextArena's Wordle, on the openenv package; with its own words, for NLTK would download them."""
 
-import functools
 from types import SimpleNamespace
 
 import nltk
@@ -14,7 +13,8 @@ import textarena.envs.Wordle.env as game  # noqa: E402
 from guess_server import Guess, GuessAction, GuessObservation  # noqa: E402
 from openenv.core.env_server.http_server import create_app  # noqa: E402
 
-game.EnglishDictionary = functools.cache(game.EnglishDictionary)  # a second for each game
+dictionary = game.EnglishDictionary()  # a second; each game has the same
+game.EnglishDictionary = lambda **kwargs: dictionary
 
 
 class Wordle(Guess):
