@@ -7,8 +7,8 @@ Needs two GPUs, one for vLLM and one for training; or one, with --vllm-mode colo
         --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'
     CUDA_VISIBLE_DEVICES=1 python wordle_grpo.py
 
-The game is a public server that all share; --env docker:registry.hf.space/openenv-wordle:latest
-starts one here. Without a GPU: wordle_cpu.py.
+The game is a public server, where games may wait in line. One of your own, started here:
+--env docker:registry.hf.space/openenv-wordle:latest. Without a GPU: wordle_cpu.py.
 """
 
 import argparse
@@ -26,10 +26,10 @@ else. Keep green letters in place, move yellow ones, drop wrong ones, and repeat
 if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", default="Qwen/Qwen3-1.7B", help="the one that vLLM serves")
-    parser.add_argument("--env", default="hf:openenv/wordle", help="any target of abut.openenv")
+    parser.add_argument("--model", default="Qwen/Qwen3-1.7B", help="1.7 B parameters: 28 GB and more")
+    parser.add_argument("--env", default="hf:openenv/wordle", help="a target of abut.openenv")
     parser.add_argument("--vllm-mode", default="server", choices=["server", "colocate"])
-    parser.add_argument("--vllm-url", default="http://localhost:8000", help="of the server")
+    parser.add_argument("--vllm-url", default="http://localhost:8000", help="of that server")
     parser.add_argument("--max-steps", type=int, default=200, help="each of 64 games")
     given = parser.parse_args()
     args = GRPOConfig(
