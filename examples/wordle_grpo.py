@@ -26,7 +26,7 @@ else. Keep green letters in place, move yellow ones, drop wrong ones, and repeat
 if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", default="Qwen/Qwen3-1.7B", help="1.7 B parameters: 28 GB and more")
+    parser.add_argument("--model", default="Qwen/Qwen3-1.7B", help="to train this one takes 28 GB")
     parser.add_argument("--env", default="hf:openenv/wordle", help="a target of abut.openenv")
     parser.add_argument("--vllm-mode", default="server", choices=["server", "colocate"])
     parser.add_argument("--vllm-url", default="http://localhost:8000", help="of that server")
