@@ -88,8 +88,8 @@ def test_the_digit_is_the_same_for_a_group_and_worth_less_each_time() -> None:
 def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -> None:
     trainer, asked = trains("wordle_cpu.py", "--max-steps", "1", disable_tqdm=True)
     logged = trainer.state.log_history[0]
-    assert logged["rollout/turns/mean"] > 5
-    assert logged["rollout/sampled_tokens/mean"] > 20
+    assert logged["rollout/turns/mean"] == 3
+    assert logged["rollout/sampled_tokens/mean"] > 10
     assert logged["rollout/error_frac"] == 0
     assert asked["per_device_train_batch_size"] == 64
     assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
