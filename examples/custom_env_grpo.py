@@ -1,15 +1,15 @@
 """Your own environment under GRPOTrainer: guess the digit, told higher or lower.
 
-    python examples/custom_env_grpo.py
+    pip install 'abut[trl]'
+    python custom_env_grpo.py
 
-Needs `pip install 'abut[trl]'` and no network: the model is a random one of half a million
-parameters. It takes three steps to show the plumbing; put in a model of yours to learn something.
+Needs no GPU and no network: the model is a small one with random weights. Three steps show that
+all is connected. To learn something, put in a model of yours, and leave out what is for the CPU.
 """
 
 import random
 import re
 import tempfile
-from typing import Self
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -23,64 +23,36 @@ from abut.trl import env_reward, make_rollout_func
 class GuessTheDigit:
     """`reward` is 1.0 for the right digit at once, half of it one guess later, and so on."""
 
-    def __init__(self) -> None:
-        self.reward = 0.0
-        self.alive = True
-        self._worth = 1.0
-        self._secret = 0
+    def __init__(self):
+        self.reward, self.alive, self.worth = 0.0, True, 1.0
 
-    def reset(self, seed: str, *, episode_seed: int = 0) -> tuple[Self, str]:
-        """Think of a digit: the same for all rollouts of a group."""
-        self._secret = random.Random(episode_seed).randrange(10)
+    def reset(self, seed, *, episode_seed):
+        self.secret = random.Random(episode_seed).choice("0123456789")  # one for a whole group
         return self, "I think of a digit. Which?"
 
-    def step(self, action: str) -> tuple[Self, str]:
-        """Compare the first digit of the answer."""
-        digit = re.search(r"[0-9]", action)
-        if digit is None:
-            self._worth /= 2
-            return self, "That is no digit."
-        guess = int(digit[0])
-        if guess == self._secret:
-            self.reward, self.alive = self._worth, False
+    def step(self, action):
+        guess = re.search("[0-9]", action)
+        if guess and guess[0] == self.secret:
+            self.reward, self.alive = self.worth, False
             return self, "Right."
-        self._worth /= 2
-        return self, "Higher." if guess < self._secret else "Lower."
+        self.worth /= 2
+        if guess is None:
+            return self, "That is no digit."
+        return self, "Higher." if guess[0] < self.secret else "Lower."
 
 
-def main() -> None:
-    """Train for three steps and print the reward of each."""
-    tokenizer = load_demo_tokenizer()
+if __name__ == "__main__":
+    tokenizer, cpu = load_demo_tokenizer(), {"use_cpu": True, "bf16": False}
+    limits = RolloutConfig(max_turns=4, max_turn_tokens=8)
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=build_demo_model(tokenizer, DemoRecipe()),
             processing_class=tokenizer,
-            train_dataset=Dataset.from_dict({"prompt": ["play"] * 16}),
             reward_funcs=env_reward,
-            rollout_func=make_rollout_func(
-                GuessTheDigit, config=RolloutConfig(max_turns=4, max_turn_tokens=8)
-            ),
-            args=GRPOConfig(
-                output_dir=folder,
-                max_steps=3,
-                per_device_train_batch_size=16,
-                num_generations=8,
-                steps_per_generation=1,
-                max_completion_length=160,
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                use_cpu=True,
-                bf16=False,
-                disable_tqdm=True,
-            ),
+            args=GRPOConfig(folder, max_steps=3, logging_steps=1, report_to="none", **cpu),
+            train_dataset=Dataset.from_dict({"prompt": ["play"] * 16}),
+            rollout_func=make_rollout_func(GuessTheDigit, config=limits),
         )
         trainer.train()
-    for log in trainer.state.log_history:
-        if "reward" in log:
-            turns = log["rollout/turns/mean"]
-            print(f"step {log['step']}: mean reward {log['reward']:.3f}, {turns:.1f} turns")
-
-
-if __name__ == "__main__":
-    main()
+    for log in trainer.state.log_history[:-1]:
+        print(f"step {log['step']}: mean reward {log['reward']:.3f}")

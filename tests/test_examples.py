@@ -1,11 +1,15 @@
 """Every example runs alone, from any folder, offline."""
 
+import functools
 import os
+import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +18,8 @@ import abut
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
-LAST_LINE = {
-    "custom_env_grpo.py": "step 3: mean reward 0.",
-    "exact_tokens.py": "19 of 79 completion tokens are trained",
-}
+ALONE = ["exact_tokens.py"]
+TRAINING = ["custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,18 +30,118 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def source(name: str) -> str:
+    return (EXAMPLES / name).read_text(encoding="utf-8")
+
+
 def test_no_example_is_forgotten() -> None:
     assert sorted(file.name for file in EXAMPLES.glob("*.py")) == sorted(
-        [*LAST_LINE, *UNDER_PYTEST]
+        [*ALONE, *TRAINING, *UNDER_PYTEST]
     )
 
 
-@pytest.mark.parametrize("name", LAST_LINE)
-def test_an_example_runs_alone(name: str, tmp_path: Path) -> None:
-    done = run(EXAMPLES / name, cwd=tmp_path)
+def test_exact_tokens_runs_alone(tmp_path: Path) -> None:
+    done = run(EXAMPLES / "exact_tokens.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(LAST_LINE[name])
+    assert done.stdout.splitlines()[-1] == "19 of 79 completion tokens are trained"
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_an_environment_of_your_own_takes_thirty_lines_and_wordle_less_than_fifty() -> None:
+    code = source("custom_env_grpo.py").partition("\nclass ")[2].splitlines()
+    assert len([line for line in code if line.strip() and '"""' not in line]) <= 30
+    assert len(source("wordle_grpo.py").splitlines()) < 50
+
+
+@pytest.fixture
+def trains(tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs an example that trains, in an empty folder, on one thread."""
+    pytest.importorskip("trl")
+    from example_run import run_example
+
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(run_example, monkeypatch)
+
+
+def test_an_environment_of_your_own_trains(trains: Any, tmp_path: Path, capsys: Any) -> None:
+    trainer, _ = trains("custom_env_grpo.py", disable_tqdm=True)
+    assert trainer.state.global_step == 3
+    assert re.search(r"^step 3: mean reward 0\.\d{3}\n\Z", capsys.readouterr().out, re.MULTILINE)
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_the_digit_is_the_same_for_a_group_and_worth_less_each_time() -> None:
+    pytest.importorskip("trl")
+    make = runpy.run_path(str(EXAMPLES / "custom_env_grpo.py"))["GuessTheDigit"]
+    one, other = make(), make()
+    for env in (one, other):
+        env.reset("play", episode_seed=3)
+    assert one.secret == other.secret
+    secret = int(one.secret)
+    said = [one.step(text)[1] for text in ("?", "0", "9", f"It is {secret}.")]
+    hints = ["Lower." if guess > secret else "Higher." for guess in (0, 9)]
+    assert secret not in (0, 9)
+    assert said == ["That is no digit.", *hints, "Right."]
+    assert (one.reward, one.alive, other.reward, other.alive) == (0.125, False, 0.0, True)
+
+
+def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -> None:
+    trainer, asked = trains("wordle_cpu.py", "--max-steps", "1", disable_tqdm=True)
+    logged = trainer.state.log_history[0]
+    assert logged["rollout/turns/mean"] == 3
+    assert logged["rollout/sampled_tokens/mean"] > 10
+    assert logged["rollout/error_frac"] == 0
+    assert asked["per_device_train_batch_size"] == 64
+    assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_wordle_says_what_it_needs(trains: Any, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        trains("wordle_grpo.py", "--help")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for needed in (
+        "Needs two GPUs",
+        "pip install 'abut[trl,vllm,openenv]'",
+        "vllm serve Qwen/Qwen3-1.7B --max-logprobs -1 \\\n",
+        "--logprobs-mode processed_logprobs",
+        "--env docker:registry.hf.space/openenv-wordle:latest",
+        "--vllm-mode {server,colocate}",
+    ):
+        assert needed in said
+
+
+def test_wordle_trains_on_a_server_of_openenv(
+    trains: Any, tiny_model: Any, hf_tokenizer: Any, tmp_path: Path
+) -> None:
+    from example_run import CPU, SMALL
+    from wire_server import TEXT, WireServer
+
+    tiny_model().save_pretrained(tmp_path / "model")
+    hf_tokenizer.save_pretrained(tmp_path / "model")
+    fields = {"prompt": TEXT, "messages": {"type": "array"}}
+    with WireServer(
+        schema={"action": {"properties": {"message": TEXT}}, "observation": {"properties": fields}},
+        first=lambda kwargs: "You are playing Wordle.",
+        observation=lambda text: {"prompt": "Wordle-v0", "messages": [{"content": text}]},
+    ) as server:
+        trainer, asked = trains(
+            *("wordle_grpo.py", "--model", str(tmp_path / "model"), "--env", server.url),
+            *("--max-steps", "1", "--vllm-url", "http://other:8100"),
+            **CPU | SMALL | {"use_vllm": False, "disable_tqdm": True},
+        )
+        seeds = [reset["seed"] for reset in server.resets_sent()]
+    assert (asked["use_vllm"], asked["vllm_mode"]) == (True, "server")
+    assert asked["vllm_server_base_url"] == "http://other:8100"
+    assert sorted(seeds) == sorted([*{*seeds}] * 4), "a group plays one game"
+    assert len(seeds) == 8
+    actions = [data for _, kind, data in server.frames if kind == "step"]
+    assert len(actions) == 24
+    assert all(set(action) == {"message"} for action in actions)
+    logged = trainer.state.log_history[0]
+    assert (logged["rollout/turns/mean"], logged["rollout/stop/env_done"]) == (3, 1)
+    assert logged["reward"] == 3
 
 
 def test_exact_tokens_needs_numpy_alone(tmp_path: Path) -> None:

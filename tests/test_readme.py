@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from abut.env import check_env_factory, check_reply, make_env
+from abut.record import read_records
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,30 +45,30 @@ def test_the_environment_is_one() -> None:
     assert (env.reward, env.alive) == (1.0, False)
 
 
-@pytest.mark.slow
-def test_the_trl_block_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trl_block_trains(
+    tiny_model: Any, hf_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("trl")
-    from abut.demo.model import build_demo_model, load_demo_tokenizer
-    from abut.demo.recipe import DemoRecipe
+    tiny_model().save_pretrained(tmp_path / "model")
+    hf_tokenizer.save_pretrained(tmp_path / "model")
 
-    tokenizer = load_demo_tokenizer()
-    build_demo_model(tokenizer, DemoRecipe()).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-
-    # The same lines, with a model that is here, for one step.
+    # The same lines, with a model that is here, for one step. It never ends a turn by itself.
     code = PYTHON[1]
     settings = f'GRPOConfig("{tmp_path}/out", max_steps=1, use_cpu=True, bf16=False, '
     settings += 'report_to="none", save_strategy="no", disable_tqdm=True'
     for shown, here in {
         '"Qwen/Qwen3-0.6B"': f'"{tmp_path}/model"',
         'GRPOConfig("out"': settings,
+        "max_completion_length=2048": "max_completion_length=64",
     }.items():
         assert code.count(shown) == 1
         code = code.replace(shown, here)
     variables: dict[str, object] = {}
     monkeypatch.chdir(tmp_path)  # it records its rollouts
     exec(compile(code, "README.md", "exec"), variables)
-    assert (tmp_path / "rollouts.jsonl").exists()
+    rollouts = list(read_records(tmp_path / "rollouts.jsonl"))
+    assert [rollout["error"] for rollout in rollouts] == [None] * 8
+    assert all(sum(rollout["env_mask"]) > 0 for rollout in rollouts)
     logs = variables["trainer"].state.log_history  # type: ignore[attr-defined]
     assert logs[0]["rollout/turns/mean"] >= 1
 

@@ -24,9 +24,10 @@ class GuessObservation(Observation):
 
 class Guess(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    game_id = "GuessTheNumber-v0"
 
     def reset(self, seed=None, episode_id=None, **kwargs) -> GuessObservation:
-        self.game = textarena.make("GuessTheNumber-v0")
+        self.game = textarena.make(self.game_id)
         self.game.reset(num_players=1, seed=seed)
         return self.seen()
 
@@ -38,7 +39,7 @@ class Guess(Environment):
     def seen(self, **result) -> GuessObservation:
         _, text = self.game.get_observation()
         message = Message(sender_id=-1, content=text, category="MESSAGE")
-        return GuessObservation(prompt="GuessTheNumber-v0", messages=[message], **result)
+        return GuessObservation(prompt=self.game_id, messages=[message], **result)
 
     @property
     def state(self) -> State:

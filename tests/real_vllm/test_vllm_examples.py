@@ -1,0 +1,48 @@
+"""`examples/wordle_grpo.py` with a real vLLM server: the game is a small one, the rest as it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_vllm_training import send
+from training import DIFFERENCE
+from vllm_server import VLLMServer
+
+from example_run import CPU, SMALL, run_example
+from wire_server import WireServer
+
+
+@pytest.fixture
+def own_server(model_folder: Path) -> Iterator[VLLMServer]:
+    server = VLLMServer(model_folder).start()
+    try:
+        yield server.ready()
+    finally:
+        server.kill()
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
+def test_wordle_trains_on_what_the_server_sampled(
+    own_server: VLLMServer, model_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from trl.generation.vllm_client import VLLMClient
+
+    monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, **_: None)
+    monkeypatch.setattr(
+        VLLMClient,
+        "update_named_params",
+        lambda client, _, params: send(own_server, tmp_path, params),
+    )
+    monkeypatch.chdir(tmp_path)
+    with WireServer() as game:
+        trainer, asked = run_example(
+            monkeypatch,
+            *("wordle_grpo.py", "--model", str(model_folder), "--env", game.url),
+            *("--vllm-url", own_server.url, "--max-steps", "3"),
+            **CPU | SMALL | {"disable_tqdm": True},
+        )
+    assert asked["vllm_server_base_url"] == own_server.url
+    logs = [log for log in trainer.state.log_history if DIFFERENCE in log]
+    assert [log["rollout/turns/mean"] for log in logs] == [3, 3, 3]
+    assert max(log[DIFFERENCE] for log in logs) < 1e-5
