@@ -26,7 +26,7 @@ from typing import Any
 
 from abut._native import Tokenizer
 from abut.episode import Episode
-from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.errors import EnvError, RolloutError, SamplerError, TemplateError, TokenizerError
 from abut.failures import Failures
 from abut.in_process import serve
 from abut.pending import PendingTurns
@@ -35,7 +35,7 @@ from abut.progress import Progress
 from abut.rollout import Rollout, RolloutConfig, RolloutTask, StopReason
 from abut.sampler import BatchSampler, Sample, Sampler, SampleRequest, StreamSampler
 from abut.slots import Slots
-from abut.threads import DaemonLoop, DaemonThreads, Mailbox
+from abut.threads import DaemonLoop, DaemonThreads, Mailbox, is_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ class Engine:
         self._close_hangs = False
         self._live_envs: set[int] = set()
         self._env_loop: DaemonLoop | None = None
+        self._env_loop_runs = False
+        self._thread: threading.Thread | None = None
         self._env_lock = threading.Lock()
 
     def run(
@@ -99,11 +101,13 @@ class Engine:
             on_rollout: gets every rollout that ended, in order, also where this call raises.
 
         Raises:
-            RolloutError: a rollout failed with `on_failure="raise"`, or too many did.
+            RolloutError: a rollout failed with `on_failure="raise"`, or too many did; or the batch
+                before was interrupted and has not ended.
             SamplerError: the sampler failed.
         """
         if not tasks:
             return []
+        self._wait_for_interrupted()
         # New for each batch: an interrupted one leaves what nobody waits for any more.
         self._turns = PendingTurns()
         self._ended: list[Rollout] = []
@@ -135,7 +139,7 @@ class Engine:
                 stack.enter_context(self._sampler)
             loop = asyncio.new_event_loop()
             batch = loop.create_task(self._run_all(tasks))
-            thread = threading.Thread(
+            thread = self._thread = threading.Thread(
                 target=_run_loop, args=(loop, batch, done), name="abut-loop", daemon=True
             )
             try:
@@ -160,6 +164,13 @@ class Engine:
             if self._streams:
                 return await self._turns.sample(request, self.mailbox)
             return await self._sampler.sample(request)  # type: ignore[union-attr]
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise SamplerError(
+                f"rollout {request.rollout_id}, turn {request.turn}: the sampler was cancelled, "
+                "but not by its rollout"
+            ) from None
         finally:
             self._request_slots.give()
 
@@ -195,19 +206,41 @@ class Engine:
                 "lambda: Env(…)"
             )
 
+    def release(self, env: Any) -> None:
+        """Note that no rollout has it any more."""
+        with self._env_lock:
+            self._live_envs.discard(id(env))
+
     @property
     def env_loop(self) -> DaemonLoop:
-        """The loop of asynchronous environments, which is started when the first one needs it."""
+        """The loop of asynchronous environments, which runs as soon as one needs it.
+
+        One for all batches: what environments and tools keep from batch to batch belongs to it.
+        """
         with self._env_lock:
             if self._env_loop is None:
                 self._env_loop = DaemonLoop("abut-env-loop")
+            if not self._env_loop_runs:
+                self._env_loop.open()
+                self._env_loop_runs = True
             return self._env_loop
+
+    def _wait_for_interrupted(self) -> None:
+        """Two batches share slots, threads and counts, so the one before must have ended."""
+        if self._thread is None:
+            return
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            raise RolloutError(
+                f"the batch before was interrupted, and {_CLOSE_S:g} s later its rollouts have not "
+                "ended\nhint: see what an environment pool does when it is cancelled; call again"
+            )
 
     def _serve(self, done: Future[list[Rollout]]) -> None:
         """Sample for models in this process on this thread until the batch is done."""
-        done.add_done_callback(lambda done: self._turns.close(done.exception()))
-        at_most = self.config.max_requests
-        serve(self._sampler, self._turns, lambda: max(1, min(self._unfinished, at_most)))
+        turns, at_most = self._turns, self.config.max_requests
+        done.add_done_callback(lambda done: turns.close(done.exception()))
+        serve(self._sampler, turns, lambda: max(1, min(self._unfinished, at_most)))
 
     async def _run_all(self, tasks: Sequence[RolloutTask]) -> list[Rollout]:
         self.mailbox = Mailbox(asyncio.get_running_loop())
@@ -286,10 +319,9 @@ class Engine:
 
     def _close(self, env: Any) -> None:
         """Close an environment in the background: what fails here concerns no rollout."""
-        self._live_envs.discard(id(env))
         try:
             close = getattr(env, "close", None)
-        except Exception:  # a property that raises
+        except BaseException:  # a property that raises
             return
         if close is None:
             return
@@ -300,23 +332,32 @@ class Engine:
 
     def _wait_for_closing(self) -> None:
         """Give environments time to close: once. One that hangs would cost it in every batch."""
-        seconds = _INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_S
-        wait_for(self._closing, 0.0 if self._close_hangs else seconds)
+        brief = self._interrupted or self._close_hangs
+        seconds = _INTERRUPTED_CLOSE_S if brief else _CLOSE_S
+        try:
+            wait_for(self._closing, seconds)
+        except BaseException:
+            self._interrupted = True
+            raise
         hanging = sum(not future.done() for future in self._closing)
+        if not hanging:
+            self._close_hangs = False
         if hanging and not self._close_hangs and not self._interrupted:
             self._close_hangs = True
             logger.warning(
-                "close() of %d environments did not return within %g s; it is not waited for "
-                "any more, and each keeps a thread",
+                "close() of %d environments did not return within %g s; it is waited for %g s from "
+                "now on, and each keeps a thread",
                 hanging,
                 seconds,
+                _INTERRUPTED_CLOSE_S,
             )
 
     def _close_env_loop(self) -> None:
         with self._env_lock:
-            loop, self._env_loop = self._env_loop, None
-        if loop is not None:
-            loop.close(_INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_LOOP_S)
+            runs, self._env_loop_runs = self._env_loop_runs, False
+        seconds = _INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_LOOP_S
+        if runs and self._env_loop is not None and not self._env_loop.close(seconds):
+            self._env_loop = None  # something blocks it, so the next batch gets another one
 
 
 def _run_loop(

@@ -10,7 +10,9 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
+from abut.error_text import text_of
 from abut.errors import EnvError
+from abut.threads import is_cancelled
 
 if TYPE_CHECKING:
     from abut.rollout import RolloutTask
@@ -118,7 +120,7 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
     try:
         env = factory()
     except BaseException as error:  # SystemExit of an environment does not end training
-        raise EnvError(f"{name}() raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{name}() raised {text_of(error)}") from error
     return _with_methods(env, f"{name}()")
 
 
@@ -129,8 +131,10 @@ async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
         env = await pool.lend(task)
     except EnvError:
         raise
-    except Exception as error:
-        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        raise EnvError(f"{name} raised {text_of(error)}") from error
     return _with_methods(env, name)
 
 
@@ -144,10 +148,25 @@ def close_env(env: Any) -> None:
 
 
 def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
-    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names."""
+    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
     offered = {**columns, "episode_seed": episode_seed}
-    offered.pop("seed", None)
-    return named_keywords(env.reset, offered)
+    reset = env_attribute(env, "reset")
+    for taken in ("seed", _first_parameter(reset)):  # by position, whatever its name
+        offered.pop(taken, None)
+    return named_keywords(reset, offered)
+
+
+def _first_parameter(function: Callable[..., Any]) -> str:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return parameters[0].name if parameters and parameters[0].kind in by_position else ""
 
 
 def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +176,7 @@ def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> 
     except (TypeError, ValueError):  # a callable that Python cannot look into
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return dict(offered)
+        return {name: value for name, value in offered.items() if isinstance(name, str)}
     return {
         parameter.name: offered[parameter.name]
         for parameter in parameters
@@ -171,10 +190,19 @@ def is_async(env: Any) -> bool:
     Raises:
         EnvError: the env cannot say.
     """
+    return inspect.iscoroutinefunction(env_attribute(env, "step"))
+
+
+def env_attribute(env: Any, name: str) -> Any:
+    """Return an attribute of an env, None where it has none.
+
+    Raises:
+        EnvError: to look at it raises.
+    """
     try:
-        return inspect.iscoroutinefunction(env.step)
-    except Exception as error:
-        raise _attribute_raised(env, "step", error) from error
+        return getattr(env, name, None)
+    except BaseException as error:  # a property, or `__getattr__`
+        raise EnvError(f"{type(env).__name__}.{name} raised {text_of(error)}") from error
 
 
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
@@ -205,7 +233,10 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
             'hint: a message is {"role": "tool", "name": …, "content": "text"}'
         )
     # A copy: the environment may use its message again for the next turn.
-    return following, [_plain(message) for message in reply]
+    try:
+        return following, [_plain(message) for message in reply]
+    except BaseException as error:  # a message that holds itself, a value that has no text
+        raise EnvError(f"{name} replied with a message that raised {text_of(error)}") from error
 
 
 def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
@@ -230,12 +261,12 @@ def env_alive(env: Any) -> bool:
     Raises:
         EnvError: the env cannot say.
     """
-    try:
-        alive = env.alive
-        if alive is not None and not callable(alive):
+    alive = env_attribute(env, "alive")
+    if alive is not None and not callable(alive):
+        try:
             return bool(alive)
-    except Exception as error:
-        raise _attribute_raised(env, "alive", error) from error
+        except BaseException as error:  # an array of several values
+            raise EnvError(f"{type(env).__name__}.alive raised {text_of(error)}") from error
     raise EnvError(
         f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}\n"
         "hint: set it in reset and step; a method needs @property"
@@ -248,15 +279,14 @@ def env_reward_value(env: Any) -> float | None:
     Raises:
         EnvError: the reward is no number, or infinite.
     """
-    try:
-        reward = env.reward
-    except Exception as error:
-        raise _attribute_raised(env, "reward", error) from error
+    reward = env_attribute(env, "reward")
     if reward is None:
         return None
     try:
         value = float(reward)
-    except (TypeError, ValueError):
+    except OverflowError:
+        value = math.inf
+    except BaseException:
         raise EnvError(
             f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
         ) from None
@@ -281,12 +311,8 @@ def _with_methods(env: Env | AsyncEnv, source: str) -> Env | AsyncEnv:
 def _has(env: Any, attribute: str) -> bool:
     try:
         return hasattr(env, attribute)
-    except Exception as error:
-        raise _attribute_raised(env, attribute, error) from error
-
-
-def _attribute_raised(env: Any, attribute: str, error: Exception) -> EnvError:
-    return EnvError(f"{type(env).__name__}.{attribute} raised {type(error).__name__}: {error}")
+    except BaseException as error:
+        raise EnvError(f"{type(env).__name__}.{attribute} raised {text_of(error)}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -311,4 +337,7 @@ def _is_message(message: Any) -> bool:
 def _shape(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {len(value)}: {[type(v).__name__ for v in value]}"
-    return f"{type(value).__name__}: {str(value)[:80]!r}"
+    try:
+        return f"{type(value).__name__}: {str(value)[:80]!r}"
+    except BaseException:  # its `__str__` is foreign code
+        return type(value).__name__

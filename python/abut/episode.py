@@ -6,6 +6,7 @@ thread still does to it is seen by nobody.
 """
 
 import asyncio
+import copy
 import inspect
 import threading
 import time
@@ -25,12 +26,14 @@ from abut.env import (
     check_reply,
     close_env,
     env_alive,
+    env_attribute,
     env_reward_value,
     is_async,
     is_pool,
     lend_env,
     make_env,
 )
+from abut.error_text import text_of
 from abut.errors import EnvError, SamplerError, TrajectoryError
 from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
 from abut.sampler import Sample, SampleRequest, check_sample
@@ -53,6 +56,7 @@ class Episode:
         self._task = task
         self._attempt = attempt
         self._env: Any = None
+        self._claimed: Any = None
         self._lock = threading.Lock()
         self._over = False
         self._deadline = Deadline()
@@ -85,21 +89,27 @@ class Episode:
         self._deadline.close()
         with self._lock:
             self._over = True
+            self._engine.release(self._claimed)
             return self._env
 
     async def _lend(self, pool: EnvPool) -> None:
         # Outside of `env_slots`: rollouts that wait in line would keep the one with the
         # environment from its next step.
         env = await lend_env(pool, self._task)
-        self._engine.claim(env)
+        self._claim(env)
         self._env = env
+
+    def _claim(self, env: Any) -> None:
+        self._engine.claim(env)
+        # Held until the end: an address is only one environment's while that lives.
+        self._claimed = env
 
     def _make(self) -> None:
         env = make_env(self._task.make_env)  # type: ignore[arg-type]
-        self._engine.claim(env)
         with self._lock:
             late = self._over
             if not late:
+                self._claim(env)
                 self._env = env
         if late:  # the attempt timed out meanwhile, and nobody else knows this environment
             close_env(env)
@@ -276,12 +286,13 @@ class Episode:
 
     async def _score(self) -> None:
         """Let an env that scores whole episodes do so, whatever ended this one."""
-        score = getattr(self._env, "score_episode", None)
+        score = env_attribute(self._env, "score_episode")
         # An empty sample took no step.
         stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
         if score is None or not stepped:
             return
-        method, messages = "score_episode", list(self.rollout.messages)
+        # A copy: what it changes there would be in the record, and in the prompt of a retry.
+        method, messages = "score_episode", copy.deepcopy(self.rollout.messages)
 
         def ask() -> Awaitable[Any]:
             if is_async(self._env):
@@ -339,7 +350,7 @@ class Episode:
     def _note(self, seam: Seam) -> None:
         self.rollout.seams.append((seam.kind, seam.exact))
 
-    def _call_env(self, method: str, *args: Any, **keywords: Any) -> Any:
+    def _call_env(self, method: str, /, *args: Any, **keywords: Any) -> Any:
         try:
             return getattr(self._env, method)(*args, **keywords)
         except BaseException as error:  # SystemExit of an environment does not end training
@@ -349,7 +360,7 @@ class Episode:
         if isinstance(error, EnvError):
             return error  # says already what failed
         name = f"{type(self._env).__name__}.{method}"
-        return EnvError(f"{name} raised {type(error).__name__}: {error}")
+        return EnvError(f"{name} raised {text_of(error)}")
 
     def _on_thread(self, call: Callable[[], T]) -> Awaitable[T]:
         return self._engine.threads.ask(call, self._engine.mailbox)

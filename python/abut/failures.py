@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from abut.error_text import text_of
 from abut.errors import RolloutError
 from abut.rollout import Rollout
 
@@ -25,7 +26,7 @@ class Failures:
 
     def note(self, error: Exception) -> str:
         """Keep the first error of each kind; returns its text."""
-        text = f"{type(error).__name__}: {error}"
+        text = text_of(error)
         self._causes.setdefault(_kind_of(text), error)
         return text
 

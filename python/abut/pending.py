@@ -76,7 +76,9 @@ class PendingTurns:
                     turns.append(turn)
                 if len(turns) == at_most:
                     return turns
-                turn = self._queue.get_nowait()
+                # Those that come first may have been given up by now, all of them.
+                waits = wait_s is None and not turns
+                turn = self._queue.get() if waits else self._queue.get_nowait()
             self.closed = True
         except queue.Empty:
             pass

@@ -40,10 +40,10 @@ class RolloutConfig:
         60, "Seconds for one step of an environment, from when it has its slot."
     )
     turn_timeout_s: float = _help(
-        300, "Seconds for sampling one turn, waiting included; not for a model in this process."
+        300, "Seconds for sampling one turn, waiting included; not for the trainer's own model."
     )
     rollout_timeout_s: float = _help(
-        900, "Seconds for one attempt at a rollout, less those of a model in this process."
+        900, "Seconds for one attempt at a rollout, less those of the trainer's own model."
     )
     retries: int = _help(1, "Whole episodes that are run again, each on a fresh environment.")
     on_failure: Literal["unscored", "zero", "raise"] = _help(

@@ -6,13 +6,17 @@ Whatever a call raises, `SystemExit` included, goes to who waits for it and ends
 """
 
 import asyncio
+import functools
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from abut.error_text import text_of
 
 T = TypeVar("T")
 HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
@@ -105,12 +109,25 @@ class DaemonThreads:
 
 
 class DaemonLoop:
-    """Runs coroutines on an event loop, on a daemon thread of its own."""
+    """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
+
+    In between it stands still and keeps what belongs to it, connections of a client for example,
+    so that they can be used when it is opened again.
+    """
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._mailbox = Mailbox(asyncio.new_event_loop())
         self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
+        self._use = _Use()
+        weakref.finalize(self, _discard, self._mailbox.loop, self._use)
+
+    def open(self) -> None:
+        """Go on, on a thread."""
+        self._use.runs = True
+        run = functools.partial(_run_until_closed, self._mailbox.loop, self._tasks, self._use)
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
@@ -136,13 +153,15 @@ class DaemonLoop:
         future.add_done_callback(cancel)
         return future
 
-    def close(self, seconds: float) -> None:
-        """Cancel what still runs, and wait so long for the loop to end.
+    def close(self, seconds: float) -> bool:
+        """Cancel what it was given and still runs; returns whether it stands still in so long.
 
-        Where something blocks it, it ends when that returns.
+        Where something blocks it, it ends when that returns, and cannot be opened again.
         """
+        assert self._thread is not None
         self._mailbox.put(self._mailbox.loop.stop)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
         async def run() -> None:
@@ -158,15 +177,50 @@ class DaemonLoop:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _run(self) -> None:
-        loop = self._mailbox.loop
-        loop.run_forever()
-        pending = asyncio.all_tasks(loop)
-        for task in pending:
-            task.cancel()
-        if pending:
-            loop.run_until_complete(asyncio.wait(pending, timeout=_DRAIN_S))
-        loop.close()
+
+class _Use:
+    """Whether a thread runs a loop, and whether anybody will open it again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.runs = False
+        self.is_over = False
+
+
+def _run_until_closed(
+    loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[None]"], use: _Use
+) -> None:
+    loop.run_forever()
+    _end(loop, set(tasks))
+    with use.lock:
+        use.runs = False
+        is_over = use.is_over
+    if is_over:
+        _discard(loop, use)
+
+
+def _discard(loop: asyncio.AbstractEventLoop, use: _Use) -> None:
+    """End what others have left on a loop that nobody will open again, now or when it stops."""
+    with use.lock:
+        use.is_over = True
+        if use.runs:
+            return
+    with suppress(RuntimeError):  # collected in the middle of another loop's work
+        _end(loop, asyncio.all_tasks(loop))
+    loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_DRAIN_S))
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancelled this task; else its CancelledError is that of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Mailbox:
@@ -198,15 +252,29 @@ class Mailbox:
             if error is None:
                 future.set_result(result)
             else:
-                future.set_exception(error)
+                future.set_exception(_deliverable(error))
 
         return lambda result, error: self.put(lambda: settle(result, error))
 
     def _empty(self) -> None:
         # First: what is put from here on either is seen below or wakes the loop again.
         self._is_woken = False
-        while self._calls:
-            self._calls.popleft()()
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls and not self._is_woken:  # one raised: a defect, but not of the others
+                self._is_woken = True
+                self.loop.call_soon(self._empty)
+
+
+def _deliverable(error: BaseException) -> BaseException:
+    """What a future can hold: a StopIteration would end the coroutine that waits for it."""
+    if not isinstance(error, StopIteration):
+        return error
+    stopped = RuntimeError(text_of(error))
+    stopped.__cause__ = error
+    return stopped
 
 
 def _to(future: Future[Any]) -> HandOver:
