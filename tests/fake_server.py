@@ -58,6 +58,7 @@ class FakeServer:
 
     Attributes:
         faults: for each request for a sample one, in order; after them all are answered well.
+        probe_faults: the same for requests that allow one token only.
         requests: the bodies of all requests for a sample.
     """
 
@@ -71,6 +72,7 @@ class FakeServer:
         port: int = 0,
     ) -> None:
         self.faults = list(faults)
+        self.probe_faults: list[Fault] = []
         self.models = models or [{"id": "tiny", "max_model_len": 64}]
         self.models_status = 200
         self.probe_logprob = probe_logprob
@@ -153,7 +155,10 @@ class FakeServer:
             self.write(writer, self.models_status, {"data": self.models})
         elif "allowed_token_ids" in body.get("sampling_params", body):
             self.probes += 1
-            self.write(writer, 200, self.completion(body, logprob=self.probe_logprob))
+            if self.probe_faults:
+                await self.probe_faults.pop(0)(self, writer, body)
+            else:
+                self.write(writer, 200, self.completion(body, logprob=self.probe_logprob))
         else:
             self.requests.append(body)
             self.at_once += 1

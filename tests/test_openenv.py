@@ -18,8 +18,9 @@ import abut
 from abut.errors import EnvError, RolloutError
 from abut.openenv import OpenEnv
 from abut.openenv.episode import OpenEnvEpisode
+from abut.openenv.lender import Lender
 from abut.rollout import Rollout, RolloutTask
-from stage import Recording, Stage, Talk, assert_done, env, eventually
+from stage import Recording, Stage, Talk, assert_done, env, eventually, own_threads
 from wire_server import SECRET, WireServer
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -203,6 +204,70 @@ def test_a_reward_that_is_none_is_no_score(stage: Stage, reward: str) -> None:
 def test_a_reward_may_be_taken_from_the_observation(stage: Stage) -> None:
     with served({"reward": lambda seen: len(seen["text"]) / 2}) as (_, openenv):
         assert play(stage, openenv)[0].step_rewards == [1.5, 1.5, 1.5]
+
+
+def test_a_reward_that_no_float_holds_costs_its_own_rollout(stage: Stage) -> None:
+    with served(faults=["reward 1" + "0" * 400]) as (_, openenv):
+        rollouts = play(stage, openenv, 4, retries=0, max_failed_frac=1)
+    failed = [rollout.error for rollout in rollouts if rollout.error]
+    assert len(failed) == 1
+    assert "OpenEnvEpisode.reward is inf" in failed[0]
+
+
+# ---- what the user wrote
+
+
+GIVES: dict[str, Any] = {
+    "observe": lambda observation: observation["text"],
+    "act": lambda text: {"message": text},
+    "reward": lambda observation: 1.0,
+    "reset": lambda columns: {},
+}
+CALLS = {"observe": 4, "act": 3, "reward": 4, "reset": 1}
+
+
+@pytest.mark.parametrize("name", GIVES)
+def test_a_function_that_takes_long_holds_up_only_its_own_episode(stage: Stage, name: str) -> None:
+    threads = set()
+
+    def slow(given: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        time.sleep(0.2)
+        return GIVES[name](given)
+
+    with served({name: slow}) as (_, openenv):
+        began = time.monotonic()
+        rollouts = play(stage, openenv, 16, retries=0)
+        took_s = time.monotonic() - began
+    for rollout in rollouts:
+        assert_done(rollout)
+    assert len(threads) > 1
+    assert took_s < 0.75 * 16 * CALLS[name] * 0.2, "so long it would be one after the other"
+
+
+def test_a_reset_function_that_hangs_costs_its_own_rollout(stage: Stage) -> None:
+    released = threading.Event()
+    with served({"reset": lambda columns: released.wait(10) and {}}) as (_, openenv):
+        began = time.monotonic()
+        (rollout,) = play(stage, openenv, reset_timeout_s=0.3, retries=0, max_failed_frac=1)
+        took_s = time.monotonic() - began
+    released.set()
+    assert took_s < 5
+    assert (
+        rollout.error == "EnvError: OpenEnvEpisode.reset did not answer within reset_timeout_s=0.3"
+    )
+
+
+def test_threads_end_with_the_last_episode(stage: Stage) -> None:
+    with served({"act": only_digits}) as (_, openenv):
+        play(stage, openenv, 4, script="1")
+        assert eventually(lambda: own_threads() == ["abut-openenv"]), own_threads()
+
+
+def test_our_own_functions_need_no_thread(stage: Stage, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Lender, "on_thread", None)
+    with served() as (_, openenv):
+        assert_done(play(stage, openenv)[0])
 
 
 # ---- the policy's fault
@@ -423,11 +488,14 @@ def test_a_session_that_comes_when_nobody_waits_any_more_goes_back() -> None:
     with served(max_sessions=1) as (_, openenv):
         lender = openenv._lender
 
+        async def no_kwargs() -> dict[str, Any]:
+            return {}
+
         async def give_back_then_open() -> None:
-            episode = OpenEnvEpisode(lender, {}, group=0)
+            episode = OpenEnvEpisode(lender, no_kwargs, group=0)
             await lender.call(episode.give_back())
             await lender.call(episode.open())
-            await asyncio.wait_for(lender.lend({}, group=0), 20)
+            await asyncio.wait_for(lender.lend(no_kwargs, group=0), 20)
 
         asyncio.run(give_back_then_open())
 

@@ -247,6 +247,23 @@ def test_an_engine_that_fails_ends_the_batch(
     assert len(llm.llm_engine.aborted) == len(llm.llm_engine.admitted) > 0
 
 
+def test_an_engine_that_died_is_named_though_it_cannot_abort(
+    played: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    llm = fake_vllm.llm()
+
+    def fail(text: str) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(llm.llm_engine, "step", lambda: fail("out of memory"))
+    monkeypatch.setattr(llm.llm_engine, "abort_request", lambda names: fail("the engine is dead"))
+    with pytest.raises(RuntimeError) as raised:
+        played(llm, *[Talk] * 4)
+    assert str(raised.value) == "out of memory"
+    assert caplog.messages == ["vLLM cannot abort the requests of a batch that failed"]
+    assert "the engine is dead" in caplog.text
+
+
 # ---- what is refused
 
 

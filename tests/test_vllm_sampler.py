@@ -199,6 +199,14 @@ def test_a_server_that_hangs_is_left_for_another(monkeypatch: Any) -> None:
     assert len(b.requests) == 4
 
 
+def test_a_server_that_hangs_before_the_first_request_is_left_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr(all_servers, "_WATCH_S", 0.05)
+    with FakeServer() as a, FakeServer() as b:
+        a.deaf = True
+        assert ask(VLLMServerSampler([a.url, b.url]), request())
+    assert len(b.requests) == 1
+
+
 def test_a_server_that_is_only_slow_is_waited_for(monkeypatch: Any) -> None:
     monkeypatch.setattr(all_servers, "_WATCH_S", 0.02)
     with FakeServer(delay_s=0.5) as server:
@@ -286,6 +294,54 @@ def test_a_server_with_a_trainers_weights_must_not_be_started_again(caplog: Any)
         f"the server at {url} is gone: it refuses connections\n"
         "hint: one that is started again has the weights it was started with, not the trainer's; "
         "start both again from the last checkpoint"
+    )
+
+
+@pytest.mark.parametrize("on_restart", ["resume", "raise"])
+def test_each_batch_begins_with_a_check(on_restart: Any) -> None:
+    with FakeServer() as first:
+        sampler = VLLMServerSampler(first.url, on_restart=on_restart)
+        ask(sampler, request())
+    with FakeServer(port=first.port) as second:
+        ask(sampler, request())
+        ask(sampler, request())
+        assert second.probes == 4
+    with FakeServer(port=first.port, probe_logprob=-3.0) as third:
+        assert "gives logprobs from before temperature" in error_of(sampler)
+        assert not third.requests
+    with FakeServer(port=first.port, models=[{"id": "other"}]):
+        assert "does not serve the model 'tiny', but 'other'" in error_of(sampler)
+
+
+def test_a_server_that_went_between_two_batches_is_told_of(server: FakeServer, caplog: Any) -> None:
+    with FakeServer() as goes:
+        sampler = VLLMServerSampler([server.url, goes.url])
+        ask(sampler, request())
+    assert len(ask(sampler, request(), request("r1"))) == 2
+    assert caplog.messages == [f"the server at {goes.url} refuses connections"]
+    with FakeServer(port=goes.port):
+        ask(sampler, request())
+    assert caplog.messages[1:] == [
+        f"the server at {goes.url} was started again, with the weights that it was started with"
+    ]
+
+
+def test_a_trainers_server_that_went_between_two_batches_is_an_error() -> None:
+    with FakeServer() as server:
+        sampler = VLLMServerSampler(server.url, on_restart="raise")
+        ask(sampler, request())
+    assert error_of(sampler).startswith(f"the server at {server.url} is gone: ")
+
+
+def test_a_server_that_is_paused_when_a_batch_begins_is_waited_for(server: FakeServer) -> None:
+    aborted = reply(finish_reason="abort", token_ids=[], token_logprobs=[])
+    server.probe_faults = [aborted] * 4
+    ask(VLLMServerSampler(server.url), request())
+    assert server.probes == 6
+    server.probe_faults = [aborted] * 99
+    assert error_of(VLLMServerSampler(server.url, give_up_s=0.3)).startswith(
+        f"no server has answered for give_up_s=0.3:\n  {server.url} is paused: it aborts what it "
+        "is asked\n"
     )
 
 

@@ -25,6 +25,8 @@ class OpenEnv:
     Sessions are made as they are needed and kept for the next episode; nothing is started or
     connected before the first is lent.
 
+    `observe`, `act`, `reset` and `reward` are called on threads, for several episodes at once.
+
     Args:
         target: where the servers are: an address `http://…`, `serve:package.server.app:app`,
             `hf:org/space`, `docker:image`, a `Serve` or `Docker` with settings, or a list of these.
@@ -97,9 +99,13 @@ class OpenEnv:
             EnvError: no session can be had.
         """
         task_kwargs = self._tasks[task.group % len(self._tasks)] if self._tasks else {}
-        more = self._reset(task.columns) if callable(self._reset) else self._reset or {}
-        kwargs = {"seed": task.episode_seed, **task_kwargs, **more}
-        return await self._lender.lend(kwargs, group=task.episode_seed)
+        reset, lender = self._reset or {}, self._lender
+
+        async def make_kwargs() -> dict[str, Any]:
+            more = await lender.on_thread(reset, task.columns) if callable(reset) else reset
+            return {"seed": task.episode_seed, **task_kwargs, **more}
+
+        return await lender.lend(make_kwargs, group=task.episode_seed)
 
     def list_tools(self) -> list[dict[str, Any]]:
         """The tools of an MCP environment as JSON schemas, for `ChatTemplateProcessor(tools=…)`.

@@ -1,12 +1,14 @@
 """One episode on one session.
 
 A session whose request was cut off is not in order, so giving it back closes it: whatever the
-server still answers reaches nobody.
+server still answers reaches nobody. What the user wrote runs on threads: on the loop, which all
+episodes share, one that takes long would hold up all others.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from abut.env import Message, Reply
 from abut.errors import EnvError, InvalidAction
@@ -18,21 +20,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MakeKwargs: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
+
 
 class OpenEnvEpisode:
     """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
 
-    def __init__(self, lender: "Lender", kwargs: Mapping[str, Any], *, group: int) -> None:
+    def __init__(self, lender: "Lender", make_kwargs: MakeKwargs, *, group: int) -> None:
         self.reward: float | None = None
         self.alive = False
         self._lender = lender
-        self._kwargs = kwargs
+        self._make_kwargs = make_kwargs
         self._group = group
         self._session: Session | None = None
         self._texts: Texts | None = None
         self._closed = False
         self._seen = ""
         self._repeats = True
+        lender.threads.enter()
+        self._stay = ExitStack()
+        self._stay.callback(lender.threads.leave)
 
     async def open(self) -> None:
         """Wait for a session. Runs on the loop of the sockets."""
@@ -44,8 +51,9 @@ class OpenEnvEpisode:
         self._texts = await self._lender.texts(session.url)
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
-        """Begin; what the server is sent was decided when this was lent."""
-        reply = self._reply(await self._lender.call(self._begin()))
+        """Begin; the seed that the server is sent is the one that this was lent with."""
+        kwargs = await self._make_kwargs()
+        reply = await self._reply(await self._lender.call(self._begin(kwargs)))
         self._lender.compare(self._group, reply)
         return self, reply
 
@@ -53,11 +61,11 @@ class OpenEnvEpisode:
         """Send the actions in a text one after the other, until one ends the episode."""
         replies: list[Reply] = []
         try:
-            frames = self._frames(action)
+            frames = await self._frames(action)
             self.alive = bool(frames)  # a text without any is the policy's last word
             for frame in frames:
                 observation = await self._lender.call(self._on_session().step(frame))
-                replies.append(self._reply(observation))
+                replies.append(await self._reply(observation))
                 if not self.alive:
                     break
         except InvalidAction as error:
@@ -68,6 +76,7 @@ class OpenEnvEpisode:
 
     def close(self) -> None:
         """Give the session back; does not wait."""
+        self._stay.close()
         self._lender.give_back(self)
 
     async def give_back(self) -> None:
@@ -77,10 +86,10 @@ class OpenEnvEpisode:
         if session is not None:
             self._lender.pool.give_back(session, keep=self._lender.rules.reuse_sessions)
 
-    async def _begin(self) -> Observation:
+    async def _begin(self, kwargs: Mapping[str, Any]) -> Observation:
         session = self._on_session()
         try:
-            return await session.reset(self._kwargs)
+            return await session.reset(kwargs)
         except EnvError as error:
             if session.episodes == 1:
                 raise
@@ -91,11 +100,13 @@ class OpenEnvEpisode:
             )
             self._session = None
             self._session = await self._lender.pool.renew(session)
-            return await self._session.reset(self._kwargs)
+            return await self._session.reset(kwargs)
 
-    def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
+    async def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
         assert self._texts is not None
-        frames = self._texts.act(action)
+        act = self._texts.act
+        is_ours = self._lender.rules.act is None
+        frames = act(action) if is_ours else await self._lender.on_thread(act, action)
         if isinstance(frames, Mapping):
             return [frames]
         if not isinstance(frames, Sequence) or not all(isinstance(f, Mapping) for f in frames):
@@ -105,12 +116,18 @@ class OpenEnvEpisode:
             )
         return frames
 
-    def _reply(self, observation: Observation) -> Reply:
+    async def _reply(self, observation: Observation) -> Reply:
         assert self._texts is not None
-        take = self._lender.rules.reward
-        self.reward = observation["reward"] if take is None else take(observation)
+        lender, observe = self._lender, self._texts.observe
+        take = lender.rules.reward
+        self.reward = observation["reward"]
+        if take is not None:
+            self.reward = await lender.on_thread(take, observation)
         self.alive = not observation["done"]
-        reply = self._texts.observe(observation)
+        if lender.rules.observe is None:
+            reply = observe(observation)
+        else:
+            reply = await lender.on_thread(observe, observation)
         return self._news(reply) if isinstance(reply, str) else reply
 
     def _news(self, text: str) -> str:

@@ -1,6 +1,7 @@
 """What the episodes of one `OpenEnv` share: its sessions, the loop they live on, its settings.
 
-Everything that touches a socket runs on that one loop; `call` crosses over to it.
+Everything that touches a socket runs on that one loop; `call` crosses over to it. What the user
+wrote runs on threads; `on_thread` crosses over to them.
 """
 
 import asyncio
@@ -17,14 +18,15 @@ from urllib.parse import urlsplit
 
 from abut.env import Reply
 from abut.errors import EnvError, InvalidAction
-from abut.openenv.episode import OpenEnvEpisode
+from abut.openenv.episode import MakeKwargs, OpenEnvEpisode
 from abut.openenv.http import http_get
 from abut.openenv.loop import LoopThread
 from abut.openenv.pool import Pool
 from abut.openenv.target import Host
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
 from abut.openenv.wire import Observation
-from abut.threads import DaemonThreads
+from abut.threads import DaemonThreads, Mailbox
+from abut.toolbox import ToolThreads
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class Lender:
     ) -> None:
         self.pool = pool
         self.rules = rules
+        self.threads = ToolThreads()
         self._hosts = hosts
         self._headers = headers
         self._loop = LoopThread("abut-openenv")
@@ -64,13 +67,13 @@ class Lender:
         self._first: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._warned = False
 
-    async def lend(self, kwargs: Mapping[str, Any], *, group: int) -> OpenEnvEpisode:
+    async def lend(self, make_kwargs: MakeKwargs, *, group: int) -> OpenEnvEpisode:
         """Wait for a session; the episode's `close` gives it back.
 
         Raises:
             EnvError: no session can be had.
         """
-        episode = OpenEnvEpisode(self, kwargs, group=group)
+        episode = OpenEnvEpisode(self, make_kwargs, group=group)
         try:
             await self.call(episode.open())
         except BaseException:
@@ -111,6 +114,14 @@ class Lender:
             if future.cancelled() and task is not None and not task.cancelling():
                 raise EnvError("the OpenEnv was closed during an episode") from None
             raise
+
+    async def on_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function of the user's, without holding up the loop of who waits for it."""
+        threads = self.threads.enter()
+        try:
+            return await threads.ask(lambda: function(*args), Mailbox(asyncio.get_running_loop()))
+        finally:
+            self.threads.leave()
 
     def give_back(self, episode: OpenEnvEpisode) -> None:
         """Take back what an episode holds; does not wait."""

@@ -79,7 +79,7 @@ class Server:
 
     url: str
     greeted: bool = False
-    """Whether it was checked since it last failed."""
+    """Whether it was checked in this batch, and since it last failed."""
     known: bool = False
     """Whether it was ever checked."""
     rollouts: int = 0
@@ -98,6 +98,12 @@ class Server:
     """One for each request that waits for its answer."""
     greeting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def forget(self) -> None:
+        """Begin a batch: whatever runs at its address now may have been started meanwhile."""
+        self.greeted, self.rests_until = False, 0.0
+        self.greeting = asyncio.Lock()
+        self.answered()
+
     def answered(self) -> None:
         """Note that it is well."""
         self.failures, self.down_since = 0, None
@@ -113,7 +119,7 @@ class Server:
         self.failures += 1
         if error.busy and self.greeted:
             return
-        if self.greeted:
+        if self.known and self.down_since is None:
             logger.warning("the server at %s %s", self.url, error.trouble)
         self.gone = self.gone or (error.refused and self.known)
         self.greeted = False

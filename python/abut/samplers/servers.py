@@ -30,7 +30,7 @@ class Servers:
 
     Args:
         urls: where they are.
-        greet: checks a server before its first request, and again after it failed.
+        greet: checks a server before its first request of a batch, and again after it failed.
         headers: sent with each request.
         give_up_s: how long no server at all may be well.
         on_restart: "raise": a server that was well and then refuses connections is an error.
@@ -57,17 +57,15 @@ class Servers:
     async def __aenter__(self) -> Self:
         """Open the session and wait until a server is well."""
         for server in self._servers:
-            server.greeting = asyncio.Lock()
-            server.rests_until = 0.0
-            server.answered()
+            server.forget()
         self._session = open_session(self._headers)
+        self._watch = asyncio.create_task(self._watch_all())
         try:
             while not any(await self._all_well()):
                 await self._wait()
         except BaseException:
             await self.__aexit__()
             raise
-        self._watch = asyncio.create_task(self._watch_all())
         return self
 
     async def __aexit__(self, *exc: object) -> None:

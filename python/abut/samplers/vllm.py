@@ -2,7 +2,8 @@
 
 Invariant: a sample is what one server drew for exactly the ids of its request, whole, with the
 logprobs of the distribution that it was drawn from: after temperature, penalties and filters.
-Servers that give other logprobs are refused before the first sample, and nothing partial is kept.
+Servers that give other logprobs are refused before the first sample of each batch, and nothing
+partial is kept.
 
 `/v1/completions` is preferred to `/inference/v1/generate`: every server has it, it says on which
 stop string a sample ended, it repeats the prompt, which is compared, and its replies have half the
@@ -20,7 +21,7 @@ import numpy as np
 from abut._native import Choice, read_completions
 from abut.errors import SamplerError
 from abut.sampler import Sample, SampleRequest
-from abut.samplers.server import Refused, Server
+from abut.samplers.server import Refused, Server, Unavailable
 from abut.samplers.servers import OnRestart, Servers
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
@@ -231,6 +232,8 @@ class VLLMServerSampler:
             raise SamplerError(f"{error}{_hint(error)}") from error
         except SamplerError as error:
             raise SamplerError(f"the server at {server.url}: {error}") from error
+        if choice.finish_reason == "abort":
+            raise Unavailable("is paused: it aborts what it is asked")
         if choice.token_ids.tolist() != [id_] or abs(choice.logprobs[0]) > _CERTAIN:
             raise SamplerError(
                 f"the server at {server.url} gives logprobs from before temperature and filters: "

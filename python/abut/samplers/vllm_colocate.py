@@ -5,6 +5,7 @@ logprobs of the distribution that it was drawn from. Turns join between two step
 a batch; and when `sample_stream` returns, the engine has no request of ours.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Self
@@ -17,6 +18,8 @@ from abut.sampler import Sample, SampleRequest
 from abut.samplers.tensor_parallel import Alone, News, Ranks
 from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
 from abut.samplers.vllm_settings import vllm_settings
+
+logger = logging.getLogger(__name__)
 
 
 class VLLMColocateSampler:
@@ -109,7 +112,7 @@ class VLLMColocateSampler:
             raise
         finally:
             if running:
-                self._engine.abort_request(list(running))
+                self._abort(list(running))
 
     def _step(self, turns: PendingTurns, running: dict[str, PendingTurn | None]) -> bool:
         """Exchange news, let turns join, and step once; returns whether there is more to do.
@@ -169,6 +172,13 @@ class VLLMColocateSampler:
                 turn.answer(_sample(output, turn.request))
             except SamplerError as error:
                 raise SamplerError(f"{where(turn.request)}: {error}") from error
+
+    def _abort(self, names: list[str]) -> None:
+        """Abort what a batch that failed has left; why it failed is for the caller to see."""
+        try:
+            self._engine.abort_request(names)
+        except Exception:  # a dead engine cannot
+            logger.warning("vLLM cannot abort the requests of a batch that failed", exc_info=True)
 
     def _name(self) -> str:
         self._named += 1
