@@ -69,7 +69,7 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
         return unscore(reward_func(*args, **kwargs), kwargs["env_reward"])
 
     called = _called(reward_func)
-    is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))
+    is_async = any(map(inspect.iscoroutinefunction, (called, called.__call__)))
     wrapper: Any = functools.update_wrapper(wrapped_async if is_async else wrapped, reward_func)
     wrapper.__name__ = _name_of(reward_func)  # TRL's name of the reward in logs and tables
     wrapper.__abut_scored_only__ = True
