@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from abut.gym import GymEnv
 from abut.rollout import RolloutTask
 from abut.trl import make_rollout_func
 from stage import Recording, Stage, Talk, env
@@ -44,6 +45,28 @@ def test_the_row_reaches_reset_and_not_the_messages(called: Any) -> None:
     assert (seed, level) == ("from the row", 4)
     assert out["messages"][0][0] == user("text")
     assert "row" in prompt[0], "the trainer's prompt stays as it was"
+
+
+class Seeded:
+    """Gym-style: one step."""
+
+    def reset(self, *, seed: Any) -> Any:
+        return seed, {}
+
+    def step(self, action: str) -> Any:
+        return "done", 1.0, True, False, {}
+
+
+def test_a_gym_style_reset_gets_the_seed_as_the_row_has_it(called: Any) -> None:
+    def opening(env: Any) -> list[str]:
+        out = called([[user("go", row={"seed": 3, "level": 1})]] * 2, env)
+        assert out["error"] == [None, None]
+        return [messages[1]["content"] for messages in out["messages"]]
+
+    by_row = GymEnv(Seeded, reset=lambda columns: {"seed": columns["seed"] + columns["level"]})
+    assert opening(by_row) == ["4", "4"]
+    one, other = opening(GymEnv(Seeded))
+    assert one == other != "3", "the group's seed"
 
 
 def test_a_group_shares_its_episode_seed_and_groups_and_steps_differ(
