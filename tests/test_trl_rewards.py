@@ -14,10 +14,10 @@ pytest.importorskip("trl")
 import torch
 
 from abut.metrics import log_rollout_metrics
-from abut.rollout import RolloutConfig, StopReason
+from abut.rollout import Rollout, RolloutConfig, StopReason
 from abut.trl import env_reward, scored_only
 from stage import Talk, env
-from trl_run import a_trainer
+from trl_run import a_trainer, user
 
 
 def other_reward(completions: Any, **kwargs: Any) -> list[float]:
@@ -100,6 +100,24 @@ def test_a_reward_model_is_warned_of_with_what_to_do(called: Any, hf_tokenizer: 
 
 def test_env_reward_works_without_metrics() -> None:
     assert env_reward(["x", "y"], env_reward=[0.5, None], prompts=[]) == [0.5, None]
+
+
+def test_what_is_done_to_messages_changes_no_rollout(called: Any) -> None:
+    kept: list[Rollout] = []
+
+    class Keep:
+        def write(self, rollout: Rollout, /, **extra: Any) -> None:
+            kept.append(rollout)
+
+    blocks = [{"type": "text", "text": "go"}]
+    out = called([[user("q", notes=blocks)]] * 2, recorder=Keep())
+    for message in out["messages"][0]:
+        message["content"] = "changed"
+    out["messages"][0][0]["notes"][0]["text"] = "changed"
+    untouched = user("q", notes=[{"type": "text", "text": "go"}])
+    assert out["messages"][1][0] == untouched
+    assert [rollout.messages[0] for rollout in kept] == [untouched] * 2
+    assert blocks == untouched["notes"]
 
 
 def test_every_batch_logs_the_same_names(called: Any) -> None:
