@@ -71,6 +71,23 @@ def test_an_invalid_action_is_told(stage: Stage) -> None:
     assert rollout.step_rewards == [0.0, 7.0]
 
 
+def test_a_value_error_of_act_is_an_invalid_action(stage: Stage) -> None:
+    texts = iter(["seven", "7"])
+    rollout = stage.play(gym(act=int), script=lambda request: stage.says(next(texts))(request)).one
+    assert_done(rollout)
+    told = "invalid literal for int() with base 10: 'seven'"
+    assert heard(rollout) == ["7 left", told, "0 left"]
+
+
+def test_a_value_error_of_the_environment_is_its_own_failure(stage: Stage) -> None:
+    def step(self: Any, action: int) -> Any:
+        raise ValueError("boom")
+
+    broken = type("Broken", (Count,), {"step": step})
+    played = stage.play(gym(broken), script="1", retries=0, max_failed_frac=1)
+    assert played.one.error == "EnvError: GymEpisode.step raised ValueError: boom"
+
+
 def test_an_invalid_action_may_end_the_episode(stage: Stage) -> None:
     rollout = stage.play(gym(on_invalid="end", invalid_reward=None), script="seven").one
     assert_done(rollout)

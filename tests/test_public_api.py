@@ -272,6 +272,8 @@ api_key=None, give_up_s=120.0, on_restart='resume')
   sample(request)
 gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_invalid='tell', \
 invalid_reward=0.0)
+  bind(processor)
+  tools
 openenv.Docker
   image
   replicas = 1

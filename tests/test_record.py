@@ -64,8 +64,20 @@ def test_what_json_cannot_hold_is_kept_as_text(stage: Stage, tmp_path: Path) -> 
     reply = [{"role": "user", "content": "hi", "score": np.float32(0.5), "path": Path("x")}]
     rollout = stage.play(env(texts=[reply])).one
     assert written(tmp_path / "r.jsonl", rollout)[0]["messages"][0]["path"] == "x"
+    nan = float("nan")
+    more = {"weight": nan, "path": [{"at": (1, -nan, None)}], (1, 2): True, "seen": {2.5}}
+    rollout = stage.play(env(texts=[[{"role": "user", "content": "hi", **more}]])).one
+    assert to_record(rollout)["messages"][0] == {
+        "role": "user",
+        "content": "hi",
+        "weight": "nan",
+        "path": [{"at": [1, "nan", None]}],
+        "(1, 2)": True,
+        "seen": "{2.5}",
+    }
+    assert len(written(tmp_path / "r.jsonl", rollout)) == 2
     lone = stage.play(env(texts=["\ud800"]), Talk, retries=0).rollouts[0]
-    assert len(written(tmp_path / "r.jsonl", lone)) == 2
+    assert len(written(tmp_path / "r.jsonl", lone)) == 3
 
 
 def test_a_nan_is_a_defect_and_no_value(stage: Stage, tmp_path: Path) -> None:

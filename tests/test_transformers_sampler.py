@@ -217,6 +217,23 @@ def test_a_sample_ends_with_its_first_stop_token(tiny_model: Any) -> None:
         assert len(sample.ids) == len(sample.logprobs)
 
 
+def test_a_row_ends_on_its_own_stop_tokens_alone(tiny_model: Any) -> None:
+    """Also beside a request that stops on what the row samples, and where the model's own would."""
+    model = tiny_model().eval()
+    model.generation_config.eos_token_id = list(range(512))
+    prompt = np.arange(4)
+    (alone,) = sampler_of(model).sample_batch([SampleRequest(prompt, 12, (), 1, "r", 0)])
+    assert len(alone.ids) == 12
+    near, far = sorted(np.unique(alone.ids, return_index=True)[1])[1:3]
+    stops = [(), (int(alone.ids[near]),), (), (int(alone.ids[far]), 511)]
+    requests = [SampleRequest(prompt, 12, stop, 1, "r", 0) for stop in stops]
+    together = sampler_of(model).sample_batch(requests)
+    for length, sample in zip((12, near + 1, 12, far + 1), together, strict=True):
+        assert sample.ids.tolist() == alone.ids[:length].tolist()
+        np.testing.assert_allclose(sample.logprobs, alone.logprobs[:length], atol=1e-4)
+    assert worst(model, requests, together) < 1e-3
+
+
 def test_the_model_comes_back_as_it_was(tiny_model: Any) -> None:
     model, entered = tiny_model().train(), []
 

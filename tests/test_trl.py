@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 import abut
 from abut.errors import RolloutError
 from abut.record import read_records
-from abut.rollout import RolloutConfig
+from abut.rollout import RolloutConfig, RolloutTask
 from abut.samplers.vllm import VLLMServerSampler
 from abut.trl import env_reward, make_rollout_func, scored_only
 from abut.trl_sampler import sampler_of
@@ -173,6 +173,26 @@ def test_evaluation_and_extras_work_with_message_prompts(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nsay something<|im_end|>\n"
         "<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_each_evaluation_of_a_trainer_has_the_same_groups(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """Also the second of one step: what an environment does for a group can be compared."""
+    groups: list[int] = []
+
+    class Pool:
+        async def lend(self, task: RolloutTask) -> Any:
+            groups.append(task.group)
+            return env(turns=1)()
+
+    args = {"num_generations_eval": 2, "prompts": ["go"] * 4, "per_device_eval_batch_size": 4}
+    run = Run(hf_tokenizer, tiny_model(), tmp_path, Pool(), **args)
+    for _ in range(3):
+        groups.clear()
+        run.trainer.evaluate()
+        assert sorted(groups[:4]) == [0, 0, 1, 1]
+        assert sorted(groups[4:]) == [2, 2, 3, 3]
 
 
 def test_filters_of_the_trainer_are_those_of_the_logprobs(

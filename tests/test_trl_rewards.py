@@ -1,5 +1,7 @@
 """Rewards: a rollout that failed is scored by nobody, and each batch logs the same metrics."""
 
+import functools
+import inspect
 import math
 import warnings
 from typing import Any
@@ -9,11 +11,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+import torch
+
 from abut.metrics import log_rollout_metrics
-from abut.rollout import RolloutConfig, StopReason
+from abut.rollout import Rollout, RolloutConfig, StopReason
 from abut.trl import env_reward, scored_only
 from stage import Talk, env
-from trl_run import a_trainer
+from trl_run import a_trainer, user
 
 
 def other_reward(completions: Any, **kwargs: Any) -> list[float]:
@@ -47,8 +51,73 @@ def test_scored_only_leaves_failures_out() -> None:
     assert scored_only(other_reward).__name__ == "other_reward"
 
 
+class Judge:
+    """A reward function that is an object, and asynchronous."""
+
+    async def __call__(self, completions: Any, **kwargs: Any) -> list[float]:
+        return [3.0] * len(completions)
+
+
+def test_what_is_asynchronous_for_trl_stays_so() -> None:
+    import asyncio
+
+    for judge in (Judge(), functools.partial(Judge(), extra=1)):
+        wrapped = scored_only(judge)
+        assert inspect.iscoroutinefunction(wrapped)
+        rewards = wrapped(["x", "y"], env_reward=[0.5, None])
+        assert asyncio.run(rewards) == [3.0, None]
+        assert wrapped.__name__ == "Judge"
+    partial = scored_only(functools.partial(other_reward, extra=1))
+    assert partial(["x", "y"], env_reward=[0.5, None]) == [1.0, None]
+    assert partial.__name__ == "other_reward"
+
+
+MODEL_HINT = (
+    "hint: call the model in a reward function of your own, on messages or completions, and pass "
+    "scored_only of that function"
+)
+
+
+@pytest.mark.parametrize("model", ["folder/of-a-model", torch.nn.Linear(1, 1)])
+def test_a_reward_model_cannot_be_wrapped(model: Any) -> None:
+    with pytest.raises(TypeError) as raised:
+        scored_only(model)
+    name = model if isinstance(model, str) else "Linear"
+    assert str(raised.value) == (
+        f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
+        f"rollouts failed\n{MODEL_HINT}"
+    )
+
+
+def test_a_reward_model_is_warned_of_with_what_to_do(called: Any, hf_tokenizer: Any) -> None:
+    with pytest.warns(UserWarning, match="Linear") as caught:
+        called(["a"], trainer=a_trainer(hf_tokenizer, reward_funcs=[torch.nn.Linear(1, 1)]))
+    assert [str(warning.message) for warning in caught] == [
+        "the reward model Linear also scores rollouts that failed, which pollutes their group's "
+        f"baseline\n{MODEL_HINT}"
+    ]
+
+
 def test_env_reward_works_without_metrics() -> None:
     assert env_reward(["x", "y"], env_reward=[0.5, None], prompts=[]) == [0.5, None]
+
+
+def test_what_is_done_to_messages_changes_no_rollout(called: Any) -> None:
+    kept: list[Rollout] = []
+
+    class Keep:
+        def write(self, rollout: Rollout, /, **extra: Any) -> None:
+            kept.append(rollout)
+
+    blocks = [{"type": "text", "text": "go"}]
+    out = called([[user("q", notes=blocks)]] * 2, recorder=Keep())
+    for message in out["messages"][0]:
+        message["content"] = "changed"
+    out["messages"][0][0]["notes"][0]["text"] = "changed"
+    untouched = user("q", notes=[{"type": "text", "text": "go"}])
+    assert out["messages"][1][0] == untouched
+    assert [rollout.messages[0] for rollout in kept] == [untouched] * 2
+    assert blocks == untouched["notes"]
 
 
 def test_every_batch_logs_the_same_names(called: Any) -> None:

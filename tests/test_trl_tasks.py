@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from abut.gym import GymEnv
 from abut.rollout import RolloutTask
 from abut.trl import make_rollout_func
 from stage import Recording, Stage, Talk, env
@@ -44,6 +45,28 @@ def test_the_row_reaches_reset_and_not_the_messages(called: Any) -> None:
     assert (seed, level) == ("from the row", 4)
     assert out["messages"][0][0] == user("text")
     assert "row" in prompt[0], "the trainer's prompt stays as it was"
+
+
+class Seeded:
+    """Gym-style: one step."""
+
+    def reset(self, *, seed: Any) -> Any:
+        return seed, {}
+
+    def step(self, action: str) -> Any:
+        return "done", 1.0, True, False, {}
+
+
+def test_a_gym_style_reset_gets_the_seed_as_the_row_has_it(called: Any) -> None:
+    def opening(env: Any) -> list[str]:
+        out = called([[user("go", row={"seed": 3, "level": 1})]] * 2, env)
+        assert out["error"] == [None, None]
+        return [messages[1]["content"] for messages in out["messages"]]
+
+    by_row = GymEnv(Seeded, reset=lambda columns: {"seed": columns["seed"] + columns["level"]})
+    assert opening(by_row) == ["4", "4"]
+    one, other = opening(GymEnv(Seeded))
+    assert one == other != "3", "the group's seed"
 
 
 def test_a_group_shares_its_episode_seed_and_groups_and_steps_differ(
@@ -120,19 +143,32 @@ def test_groups_are_numbered_over_ranks_and_batches(
     trainer.state.global_step = 1
     assert groups() == [group + 3 for group in first]
     trainer.model.training = False
-    for step in (1, 2):  # each evaluation begins anew, here with two batches in groups of one
+    for step in (1, 1, 2):  # each evaluation begins anew, here with two batches in groups of one
         trainer.state.global_step = step
         assert groups() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
         assert groups() == [3 * rank + 6, 3 * rank + 7, 3 * rank + 8]
+        trainer.state.log_history.append({"eval_loss": 0.0, "step": step})
     trainer.model.training = True
     assert groups() == [group + 6 for group in first]
 
 
 def test_a_resumed_run_does_not_begin_with_the_first_tasks(stage: Stage, hf_tokenizer: Any) -> None:
     pool = Counting()
-    trainer = a_trainer(hf_tokenizer, state=SimpleNamespace(global_step=10))
+    trainer = a_trainer(hf_tokenizer)
+    trainer.state.global_step = 10
     make_rollout_func(pool, sampler=Recording(stage.says()))(["a"] * 4, trainer)
     assert pool.groups == [20, 20, 21, 21]
+
+
+def test_no_two_batches_share_a_name(stage: Stage, hf_tokenizer: Any) -> None:
+    """Also of two trainers in turn, and of a second `train()`, which counts its steps from 0."""
+    rollout_func = make_rollout_func(Talk, sampler=Recording(stage.says()))
+    one, other = a_trainer(hf_tokenizer), a_trainer(hf_tokenizer)
+    names: list[str] = []
+    for trainer, step in ((one, 0), (other, 1), (one, 0), (one, 1), (one, 0)):
+        trainer.state.global_step = step
+        names += rollout_func(["a"], trainer)["rollout_id"]
+    assert names == ["train-0-0-0", "train-1-0-0", "train-0-1-0", "train-1-1-0", "train-0-2-0"]
 
 
 def test_the_same_config_gives_the_same_rows(called: Any) -> None:

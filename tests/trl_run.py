@@ -173,7 +173,7 @@ def a_trainer(hf_tokenizer: Any, **changes: Any) -> Any:
         "num_generations": 2,
         "num_generations_eval": 1,
         "accelerator": SimpleNamespace(process_index=0, num_processes=1),
-        "state": SimpleNamespace(global_step=0),
+        "state": SimpleNamespace(global_step=0, log_history=[]),
         "args": SimpleNamespace(disable_tqdm=True),
         "reward_funcs": [env_reward],
         "max_completion_length": 256,

@@ -4,11 +4,16 @@ Invariant: an action that cannot be taken never reaches the object; it is the po
 no gymnasium: whatever has the two methods will do.
 """
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from abut.env import Reply
-from abut.errors import EnvError, InvalidAction
+from abut.env_source import ForTask
+from abut.errors import EnvError
+from abut.processor import PartsProcessor
+from abut.rollout import RolloutTask
 
 
 class GymEnv:
@@ -17,9 +22,11 @@ class GymEnv:
     Args:
         make: makes one object; each episode gets a fresh one.
         observe: the text, or the messages, that the policy gets for an observation.
-        act: the action in a text of the policy; `InvalidAction` where there is none.
-        reset: what `reset` gets besides the seed, such as `{"options": …}`; or a function that
-            makes it of the row's columns.
+        act: the action in a text of the policy; `InvalidAction`, or another `ValueError` such as
+            that of `int`, where there is none. Its text is what the policy is told.
+        reset: what `reset` gets besides the seed of the group, such as `{"options": …}`; or a
+            function that makes it of the row's columns. A `seed` in it takes the place of the
+            group's: `lambda columns: {"seed": columns["seed"]}` is that of the row, as it has it.
         on_invalid: an action that cannot be taken: "tell" the policy what is wrong and go on, or
             "end" the episode.
         invalid_reward: the reward after such an action.
@@ -52,10 +59,26 @@ class GymEnv:
         self.reset = reset
         self.on_invalid = on_invalid
         self.invalid_reward = invalid_reward
+        self._row: Mapping[str, Any] = {}
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """None: an action is a text."""
+        return ()
+
+    def bind(self, processor: PartsProcessor) -> ForTask:
+        """Return what gives a task this factory with the task's whole row."""
+
+        def for_task(task: RolloutTask) -> RolloutTask:
+            make = copy.copy(self)
+            make._row = task.columns
+            return dataclasses.replace(task, make_env=make)
+
+        return for_task
 
     def __call__(self) -> "GymEpisode":
         """Make an environment for one episode."""
-        return GymEpisode(self)
+        return GymEpisode(self, self._row)
 
     def __repr__(self) -> str:
         return f"GymEnv({getattr(self.make, '__name__', repr(self.make))})"
@@ -64,16 +87,17 @@ class GymEnv:
 class GymEpisode:
     """An `Env` around one Gym-style object."""
 
-    def __init__(self, settings: GymEnv) -> None:
+    def __init__(self, settings: GymEnv, row: Mapping[str, Any]) -> None:
         self.reward: Any = None
         self.alive = False
         self._settings = settings
+        self._row = row  # with its seed, which `reset` gets as text
         self._env = settings.make()
 
     def reset(self, seed: str, *, episode_seed: int = 0, **columns: Any) -> tuple[Self, Reply]:
         """Begin with `episode_seed`."""
         more = self._settings.reset
-        kwargs = more(columns) if callable(more) else more or {}
+        kwargs = more({**columns, **self._row}) if callable(more) else more or {}
         returned = self._env.reset(**{"seed": episode_seed, **kwargs})
         observation, _ = self._values("reset", returned, 2)
         self.alive = True
@@ -83,7 +107,7 @@ class GymEpisode:
         """Take one action; `terminated` and `truncated` both end the episode."""
         try:
             taken = self._settings.act(action)
-        except InvalidAction as error:
+        except ValueError as error:  # `InvalidAction` is one
             self.alive = self._settings.on_invalid == "tell"
             self.reward = self._settings.invalid_reward
             return self, str(error)

@@ -6,6 +6,7 @@ its row out of the group's baseline.
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,41 +44,74 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
 
     That is where a rollout failed, sampled nothing, or got no score.
 
-    TRL leaves a row out only where *every* reward function returns None.
+    TRL leaves a row out only where *every* reward function returns None. What is asynchronous stays
+    so, as TRL sees it: a function, a `functools.partial`, or an object with such a `__call__`.
+
+    Raises:
+        TypeError: `reward_func` is a reward model, which TRL gives tokens and no columns.
     """
+    if isinstance(reward_func, str) or _is_model(reward_func):
+        name = reward_func if isinstance(reward_func, str) else type(reward_func).__name__
+        raise TypeError(
+            f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
+            f"rollouts failed\n{_MODEL_HINT}"
+        )
 
     def unscore(
         rewards: Sequence[float | None], env_reward: Sequence[float | None]
     ) -> list[float | None]:
         return [None if env is None else r for r, env in zip(rewards, env_reward, strict=True)]
 
-    if inspect.iscoroutinefunction(reward_func):
+    async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
+        return unscore(await reward_func(*args, **kwargs), kwargs["env_reward"])
 
-        @functools.wraps(reward_func)
-        async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
-            return unscore(await reward_func(*args, **kwargs), kwargs["env_reward"])
-
-        wrapped_async.__abut_scored_only__ = True  # type: ignore[attr-defined]
-        return wrapped_async
-
-    @functools.wraps(reward_func)
     def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
         return unscore(reward_func(*args, **kwargs), kwargs["env_reward"])
 
-    wrapped.__abut_scored_only__ = True  # type: ignore[attr-defined]
-    return wrapped
+    called = _called(reward_func)
+    is_async = any(map(inspect.iscoroutinefunction, (called, called.__call__)))
+    wrapper: Any = functools.update_wrapper(wrapped_async if is_async else wrapped, reward_func)
+    wrapper.__name__ = _name_of(reward_func)  # TRL's name of the reward in logs and tables
+    wrapper.__abut_scored_only__ = True
+    return wrapper  # type: ignore[no-any-return]
 
 
 env_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
+
+_MODEL_HINT = (
+    "hint: call the model in a reward function of your own, on messages or completions, and pass "
+    "scored_only of that function"
+)
 
 
 def warn_of_unwrapped(reward_funcs: Sequence[Any], *, stacklevel: int) -> None:
     """Warn of each reward function that would score rollouts that failed."""
     for reward_func in reward_funcs:
-        if not getattr(reward_func, "__abut_scored_only__", False):
-            name = getattr(reward_func, "__name__", type(reward_func).__name__)
-            warnings.warn(
-                f"the reward function {name} also scores rollouts that failed, which pollutes "
-                f"their group's baseline; wrap it: abut.trl.scored_only({name})",
-                stacklevel=stacklevel + 1,
-            )
+        if getattr(reward_func, "__abut_scored_only__", False):
+            continue
+        name = _name_of(reward_func)
+        kind, cure = "function", f"; wrap it: abut.trl.scored_only({name})"
+        if _is_model(reward_func):
+            kind, cure = "model", f"\n{_MODEL_HINT}"
+        warnings.warn(
+            f"the reward {kind} {name} also scores rollouts that failed, which pollutes their "
+            f"group's baseline{cure}",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _called(reward_func: Any) -> Any:
+    """What a partial calls in the end."""
+    while isinstance(reward_func, functools.partial):
+        reward_func = reward_func.func
+    return reward_func
+
+
+def _name_of(reward_func: Any) -> str:
+    called = _called(reward_func)
+    return str(getattr(called, "__name__", type(called).__name__))
+
+
+def _is_model(reward_func: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a module has imported it
+    return torch is not None and isinstance(reward_func, torch.nn.Module)

@@ -1,10 +1,11 @@
 """The tasks of a batch: what each prompt that TRL passes stands for.
 
 Invariant: one task for each prompt, in order. The rollouts of a group share number and seed, also
-where ranks share the group; no two batches of a run share a name.
+where ranks share the group; no two batches of a `rollout_func` share a name.
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ class Tasks:
         self.route = route
         self._seed = seed
         self._system_prompt = system_prompt
-        self._batches: dict[str, tuple[int, int]] = {}
+        self._batches: Counter[str] = Counter()
         self._next_group: dict[str, int] = {}
+        self._evaluation: tuple[int, int, int] | None = None
 
     def of_batch(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
@@ -44,7 +46,7 @@ class Tasks:
         step = trainer.state.global_step
         batch = self._name_batch(mode, step)
         groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
-        first_group = self._first_group(mode, step, groups)
+        first_group = self._first_group(mode, trainer, groups)
         tasks = []
         rows = dataset_columns(trainer, prompts)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
@@ -68,28 +70,33 @@ class Tasks:
             )
         return tasks
 
-    def _first_group(self, mode: str, step: int, groups: int) -> int:
+    def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
         """The number of a batch's first group, on all ranks the same.
 
         In training the numbers go on from batch to batch, in a resumed run from about where they
-        were. Each evaluation begins at 0: it is compared with the others.
+        were. Each evaluation begins at 0: it is compared with the others. The trainer logs at the
+        end of each, so the batches of one are those between which nothing was logged.
         """
-        _, nth = self._batches[mode]
+        step: int = trainer.state.global_step
         first = self._next_group.get(mode, step * groups)
-        if mode == "eval" and nth == 0:
-            first = 0
+        if mode == "eval":
+            evaluation = (id(trainer), step, len(trainer.state.log_history))
+            if evaluation != self._evaluation:
+                first = 0
+            self._evaluation = evaluation
         self._next_group[mode] = first + groups
         return first
 
     def _name_batch(self, mode: str, step: int) -> str:
-        """Name the batch by the trainer's step, so that a resumed run repeats no earlier name.
+        """Name the batch by the trainer's step and how many this step has had, of any trainer.
 
-        All ranks get their batches in the same order, so they agree on the name.
+        So a resumed run repeats only the names of the steps that it takes again. All ranks get
+        their batches in the same order, so they agree on the name.
         """
-        last_step, nth = self._batches.get(mode, (step, -1))
-        nth = nth + 1 if last_step == step else 0
-        self._batches[mode] = (step, nth)
-        return f"{mode}-{step}-{nth}"
+        name = f"{mode}-{step}"
+        nth = self._batches[name]
+        self._batches[name] += 1
+        return f"{name}-{nth}"
 
     def _start(self, prompt: Any, index: int) -> tuple[list[Message], str, Mapping[str, Any]]:
         """Return the history, the seed, and the row that a prompt carries."""

@@ -48,6 +48,8 @@ _NOT_TAKEN = (
 class TransformersSampler:
     """Batched `generate` with left padding; one forward pass for all requests that wait.
 
+    Requests with other stop tokens have a `generate` of their own.
+
     Args:
         model: a causal language model, on its device.
         pad_token_id: fills the left of shorter prompts; masked out.
@@ -142,7 +144,7 @@ class TransformersSampler:
         samples: dict[int, Sample] = {}
         waiting = list(range(len(requests)))
         while waiting:
-            batch = self._fitting(requests, waiting[: self._max_batch])
+            batch = self._fitting(requests, _alike(requests, waiting)[: self._max_batch])
             drawn = self._generate([requests[index] for index in batch])
             samples.update(zip(batch, drawn, strict=True))
             waiting = [index for index in waiting if index not in samples]
@@ -164,7 +166,6 @@ class TransformersSampler:
         return [index for index in batch if len(requests[index].prompt_ids) <= room] or batch
 
     def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        stop_token_ids = sorted({id_ for request in requests for id_ in request.stop_token_ids})
         longest = max(len(request.prompt_ids) for request in requests)
         input_ids = np.full((len(requests), longest), self._pad_token_id, dtype=np.int64)
         attention_mask = np.zeros_like(input_ids)
@@ -185,7 +186,7 @@ class TransformersSampler:
             top_k=50,
             top_p=1.0,
             max_new_tokens=max(request.max_tokens for request in requests),
-            eos_token_id=stop_token_ids or None,
+            eos_token_id=sorted(set(requests[0].stop_token_ids)),  # the same for all
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
@@ -224,6 +225,16 @@ class TransformersSampler:
         if settings["min_p"]:
             warpers.append(MinPLogitsWarper(settings["min_p"]))
         return warpers
+
+
+def _alike(requests: Sequence[SampleRequest], waiting: Sequence[int]) -> list[int]:
+    """Those that stop on the same tokens as the first.
+
+    `generate` has one set of stop tokens, and fills a row up with the pad token behind any of them:
+    a row of a request that does not stop there would go on with tokens that nobody drew.
+    """
+    stops = set(requests[waiting[0]].stop_token_ids)
+    return [index for index in waiting if set(requests[index].stop_token_ids) == stops]
 
 
 def _train_again(modules: Sequence[Any]) -> None:
