@@ -44,6 +44,11 @@ def test_a_row_that_names_another_one_is_an_error() -> None:
     )
 
 
+def test_a_row_that_names_several_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"has environment=\['math', 'game'\], but"):
+        ROUTE.of_row({"environment": ["math", "game"]}, "prompt 3")
+
+
 def test_what_is_no_environment_is_named() -> None:
     with pytest.raises(TypeError) as raised:
         EnvRoute({"math": Talk, "game": Talk()})

@@ -483,6 +483,12 @@ def test_a_string_prompt_is_the_question(play: Any) -> None:
     assert rollout.messages[0] == {"role": "user", "content": "What is 1 + 2?"}
 
 
+def test_a_column_seed_is_not_the_question(play: Any) -> None:
+    task = {"messages": [], "seed": "42", "columns": {"prompt": "What is 1 + 2?", "seed": 42}}
+    rollout = play([add], "Done.", task=task).one
+    assert rollout.messages[0] == {"role": "user", "content": "What is 1 + 2?"}
+
+
 def test_a_format_may_be_given(play: Any) -> None:
     text = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"
     text += "<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>"

@@ -32,6 +32,18 @@ class EnvSource(Protocol):
         ...
 
 
+def question_of(task: RolloutTask) -> str:
+    """What the prompt asks: its text, or that of its last user message.
+
+    `task.seed` is something else where the row has a column `seed`.
+    """
+    prompt = task.columns.get("prompt", task.seed)
+    if isinstance(prompt, str):
+        return prompt
+    users = [message for message in prompt if message["role"] == "user"]
+    return str(users[-1].get("content", "")) if users else ""
+
+
 def bind_all(
     kinds: Iterable[Any], processor_with: Callable[[Sequence[Mapping[str, Any]]], PartsProcessor]
 ) -> tuple[PartsProcessor, ForTask]:

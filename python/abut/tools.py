@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from abut.env import Message, Reply, named_keywords
-from abut.env_source import ForTask
+from abut.env_source import ForTask, question_of
 from abut.errors import MissingExtraError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
@@ -92,7 +92,7 @@ class ToolEnv:
 
                 async def begin() -> Reply:
                     asked = any(message["role"] == "user" for message in task.messages)
-                    return "" if asked else task.seed  # a string prompt is the question
+                    return "" if asked else question_of(task)
 
                 async def score(messages: list[Message]) -> float | None:
                     name = getattr(self.reward, "__name__", repr(self.reward))

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from abut.env import Message, Reply, named_keywords
-from abut.env_source import ForTask
+from abut.env_source import ForTask, question_of
 from abut.errors import EnvError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
@@ -80,11 +80,15 @@ def from_environment_factory(
     )
 
 
-def environments_of(tasks: Sequence[RolloutTask]) -> dict[str, list[Any]]:
-    """The column `environments` as TRL gives it to reward functions, where a task has one."""
-    makers = [task.make_env for task in tasks]
-    if not any(isinstance(maker, MakeEnvironment) for maker in makers):
+def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[str, list[Any]]:
+    """The column `environments` as TRL gives it to reward functions.
+
+    Every batch has it where one of the `kinds` of environments is a class for TRL, so that the
+    columns do not depend on which rows a batch draws.
+    """
+    if not any(isinstance(kind, EnvironmentFactory) for kind in kinds):
         return {}
+    makers = [task.make_env for task in tasks]
     return {
         "environments": [
             maker.environment if isinstance(maker, MakeEnvironment) else None for maker in makers
@@ -127,10 +131,10 @@ class EnvironmentFactory:
             before = list(task.messages)
             last: Message = {"role": "user", "content": ""}
             if not any(message["role"] == "user" for message in before):
-                last["content"] = task.seed  # a string prompt is the question
-            elif before[-1]["role"] == "user" and isinstance(before[-1]["content"], str):
+                last["content"] = question_of(task)
+            elif before[-1]["role"] == "user" and isinstance(before[-1].get("content"), str):
                 last = before.pop()
-            row = {"prompt": list(task.messages) or task.seed, **task.columns}
+            row = {"prompt": list(task.messages) or question_of(task), **task.columns}
             make = MakeEnvironment(self, parse, threads, row, last)
             return dataclasses.replace(task, make_env=make, messages=before)
 
@@ -138,7 +142,11 @@ class EnvironmentFactory:
 
 
 class MakeEnvironment:
-    """Makes the environments of one task; keeps the last one for reward functions."""
+    """Makes the environments of one task; keeps that of the last attempt for reward functions.
+
+    An attempt's environment is kept from its `reset` on: one whose constructor outlasts its attempt
+    is never reset, and by then another attempt plays.
+    """
 
     def __init__(
         self,
@@ -158,14 +166,16 @@ class MakeEnvironment:
 
     def __call__(self) -> ToolEpisode:
         """Make an environment for one attempt."""
+        self.environment = None
         factory = self._factory
-        environment = self.environment = factory.make()
+        environment = factory.make()
         name = type(environment).__name__
         methods = {method: getattr(environment, method) for method in factory.methods}
         functions = {**factory.functions, **methods}
         toolbox = Toolbox(functions, self._parse, factory.rules, self._threads, _TRL_TEXTS)
 
         async def begin() -> Reply:
+            self.environment = environment
             columns = named_keywords(environment.reset, self._row)
             said = await toolbox.ask(f"{name}.reset", environment.reset, **columns)
             content = self._last["content"] + ("" if said is None else _text(said))
