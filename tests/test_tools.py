@@ -304,6 +304,50 @@ def test_a_tool_that_hangs_is_told_after_the_deadline(play: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_thread_stays")
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_a_result_that_is_long_in_becoming_text_is_told_after_the_deadline(
+    play: Any, twin: str
+) -> None:
+    """Its text is made on a thread, and the loop of all episodes goes on."""
+    threads: set[str] = set()
+    told_late = threading.Event()
+
+    class Lazy:
+        def __str__(self) -> str:
+            threads.add(threading.current_thread().name)
+            told_late.wait(10)
+            return "late"
+
+    def lazy() -> Any:
+        """Be lazy."""
+        return Lazy()
+
+    async def later() -> Any:
+        """Be lazy."""
+        return Lazy()
+
+    tool = lazy if twin == "sync" else later
+    try:
+        rollout = play([tool], call(tool.__name__), "Done.", timeout_s=0.2).one
+    finally:
+        told_late.set()
+    assert_done(rollout)
+    assert told(rollout) == [(tool.__name__, '{"error": "TimeoutError: no answer within 0.2 s"}')]
+    assert all(name.startswith("abut-tool") for name in threads), threads
+
+
+@pytest.mark.parametrize("value", [{(1, 2): "x"}, [[]]], ids=["key", "itself"])
+def test_what_json_cannot_hold_is_told_as_text(play: Any, value: Any) -> None:
+    if isinstance(value, list):
+        value.append(value)
+
+    def show() -> Any:
+        """Show."""
+        return value
+
+    assert told(play([show], call("show"), "Done.").one) == [("show", str(value))]
+
+
 def test_rollouts_share_the_threads_of_their_tools(hf_tokenizer: Any, tokenizer: Any) -> None:
     """As many as calls at once, not as rollouts: 32 rollouts, of which 2 are in flight."""
     names: set[str] = set()

@@ -63,7 +63,12 @@ class ToolTexts:
 
 
 def _json_or_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # a tuple for a key, or a list that holds itself
+        return str(value)
 
 
 def _json_error(error: BaseException | str) -> str:
@@ -78,6 +83,23 @@ def _unknown(name: str, names: Iterable[str]) -> str:
 
 JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown)
 """Text as it is, all else as JSON."""
+
+
+async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
+    """Wait; return what returns or raises what came of it."""
+    try:
+        value = await awaited
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # ours: the deadline. Any other is the tool's.
+        raised = error
+
+        def outcome() -> Any:
+            raise raised
+
+        return outcome
+    return lambda: value
 
 
 class ToolThreads:
@@ -194,14 +216,24 @@ class Toolbox:
         function = self._functions.get(call.name)
         if function is None:
             return self._texts.error(self._texts.unknown(call.name, self._functions))
+        # Making a text may take long too, and its loop is that of all episodes: on a thread.
+        if inspect.iscoroutinefunction(function):
+            said = self._said(lambda: function(**call.arguments))
+        else:
+            said = await self._on_thread(lambda: self._said(lambda: function(**call.arguments)))
+        while not isinstance(said, str):
+            outcome = await _outcome(said)
+            said = await self._on_thread(lambda: self._said(outcome))  # noqa: B023 (awaited here)
+        return said
+
+    def _said(self, returned: Callable[[], Any]) -> str | Awaitable[Any]:
+        """What the policy is told of what a tool returned, or what there is to wait for."""
         try:
-            return self._texts.result(await self.call(function, **call.arguments))
+            value = returned()
+            return value if inspect.isawaitable(value) else self._texts.result(value)
         except EnvError:
             raise
         except BaseException as error:  # SystemExit of a tool does not end training
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # ours: the deadline. Any other is the tool's.
             return self._texts.error(error)
 
     def _told(self, task: "asyncio.Task[str]") -> str:
