@@ -2,8 +2,9 @@
 
 Invariant: nothing that a policy writes raises, and no tool holds up its turn past the deadline.
 Each call is answered by one `role: tool` message, in the order of the calls, then each malformed
-one; those over the limit by one message for all. A name that the policy made up never gets into a
-message: only contents are kept from becoming scaffold.
+one; those over the limit by one message for all. `ToolAnswers` gives them the form that the chat
+template takes. A name that the policy made up never gets into a message: only contents are kept
+from becoming scaffold.
 """
 
 import asyncio
@@ -12,11 +13,13 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.env import Message
 from abut.errors import EnvError
 from abut.threads import DaemonThreads, Mailbox
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ParsedCalls, ToolCall
 
 T = TypeVar("T")
@@ -138,6 +141,7 @@ class Toolbox:
     Args:
         functions: by name, sync or async.
         parse: takes an action apart.
+        answers: gives what answers it the form that the template takes.
         rules: limits, and what becomes of malformed calls.
         threads: for what is sync.
         texts: how results and errors are told.
@@ -147,12 +151,14 @@ class Toolbox:
         self,
         functions: Mapping[str, Function],
         parse: Parse,
+        answers: ToolAnswers,
         rules: ToolRules,
         threads: ToolThreads,
         texts: ToolTexts = JSON_TEXTS,
     ) -> None:
         self._functions = functions
         self._parse = parse
+        self._answers = answers
         self._rules = rules
         self._texts = texts
         self._shared = threads
@@ -181,7 +187,8 @@ class Toolbox:
         if errors := [e for task in running if task.done() and (e := task.exception())]:
             raise errors[0]
         told = [self._told(task) for task in running]
-        return [*map(self._message, taken, told), *self._refused(parsed)]
+        answers = [*map(self._message, taken, told), *self._refused(parsed)]
+        return await self._on_thread(lambda: self._answers.written(answers))
 
     async def call(
         self, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
@@ -217,13 +224,11 @@ class Toolbox:
         if function is None:
             return self._texts.error(self._texts.unknown(call.name, self._functions))
         # Making a text may take long too, and its loop is that of all episodes: on a thread.
-        if inspect.iscoroutinefunction(function):
-            said = self._said(lambda: function(**call.arguments))
-        else:
-            said = await self._on_thread(lambda: self._said(lambda: function(**call.arguments)))
+        start = partial(self._said, partial(function, **call.arguments))
+        is_async = inspect.iscoroutinefunction(function)
+        said = start() if is_async else await self._on_thread(start)
         while not isinstance(said, str):
-            outcome = await _outcome(said)
-            said = await self._on_thread(lambda: self._said(outcome))  # noqa: B023 (awaited here)
+            said = await self._on_thread(partial(self._said, await _outcome(said)))
         return said
 
     def _said(self, returned: Callable[[], Any]) -> str | Awaitable[Any]:

@@ -15,6 +15,7 @@ from abut.env_source import ForTask, question_of
 from abut.errors import MissingExtraError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat, parse_tool_calls
 from abut.toolbox import Function, Toolbox, ToolRules, ToolThreads
 
@@ -82,11 +83,12 @@ class ToolEnv:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        answers = ToolAnswers(processor, self.tools)
         threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
             def make() -> ToolEpisode:
-                toolbox = Toolbox(self.functions, parse, self.rules, threads)
+                toolbox = Toolbox(self.functions, parse, answers, self.rules, threads)
                 columns = {k: v for k, v in task.columns.items() if k != "messages"}
                 named = named_keywords(functools.partial(self.reward, ()), columns)
 

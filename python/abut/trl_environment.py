@@ -16,6 +16,7 @@ from abut.env_source import ForTask, question_of
 from abut.errors import EnvError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat
 from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts, ToolThreads
 from abut.tools import ToolEpisode, call_parser, schemas_by_name
@@ -125,6 +126,7 @@ class EnvironmentFactory:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        answers = ToolAnswers(processor, self.tools)
         threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
@@ -135,7 +137,7 @@ class EnvironmentFactory:
             elif before[-1]["role"] == "user" and isinstance(before[-1].get("content"), str):
                 last = before.pop()
             row = {"prompt": list(task.messages) or question_of(task), **task.columns}
-            make = MakeEnvironment(self, parse, threads, row, last)
+            make = MakeEnvironment(self, parse, answers, threads, row, last)
             return dataclasses.replace(task, make_env=make, messages=before)
 
         return for_task
@@ -152,6 +154,7 @@ class MakeEnvironment:
         self,
         factory: EnvironmentFactory,
         parse: Parse,
+        answers: ToolAnswers,
         threads: ToolThreads,
         row: Mapping[str, Any],
         last: Message,
@@ -160,6 +163,7 @@ class MakeEnvironment:
         self.__name__ = getattr(factory.make, "__name__", repr(factory.make))
         self._factory = factory
         self._parse = parse
+        self._answers = answers
         self._threads = threads
         self._row = row
         self._last = last
@@ -172,7 +176,9 @@ class MakeEnvironment:
         name = type(environment).__name__
         methods = {method: getattr(environment, method) for method in factory.methods}
         functions = {**factory.functions, **methods}
-        toolbox = Toolbox(functions, self._parse, factory.rules, self._threads, _TRL_TEXTS)
+        toolbox = Toolbox(
+            functions, self._parse, self._answers, factory.rules, self._threads, _TRL_TEXTS
+        )
 
         async def begin() -> Reply:
             self.environment = environment
