@@ -8,6 +8,7 @@ import pytest
 import abut
 from abut.env_route import EnvRoute
 from abut.env_source import bind_all
+from abut.errors import TemplateError
 from abut.processor import ChatTemplateProcessor
 from stage import Recording, Stage, Talk, env
 
@@ -44,6 +45,11 @@ def test_a_row_that_names_another_one_is_an_error() -> None:
     )
 
 
+def test_a_row_that_names_several_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"has environment=\['math', 'game'\], but"):
+        ROUTE.of_row({"environment": ["math", "game"]}, "prompt 3")
+
+
 def test_what_is_no_environment_is_named() -> None:
     with pytest.raises(TypeError) as raised:
         EnvRoute({"math": Talk, "game": Talk()})
@@ -58,6 +64,32 @@ def test_what_is_no_environment_is_named() -> None:
         "env is an empty mapping: no environment can be chosen\n"
         'hint: {"math": MathEnv, "game": GameEnv}'
     )
+
+
+def test_one_processor_does_not_serve_environments_with_different_tools(
+    hf_tokenizer: Any,
+) -> None:
+    def add(a: int) -> int:
+        """Add one.
+
+        Args:
+            a: A number.
+        """
+        return a + 1
+
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    kinds = [abut.tool_env(tools, reward=lambda messages: 1.0) for tools in ([add], [add, now])]
+    given = ChatTemplateProcessor(hf_tokenizer, tools=[add, now])
+    with pytest.raises(TemplateError) as refused:
+        bind_all(kinds, lambda tools: given)
+    assert str(refused.value) == (
+        "one processor= for environments with different tools: add; add, now\n"
+        "hint: leave processor= out, and each gets a template that shows its own"
+    )
+    bind_all([kinds[0], kinds[0]], lambda tools: given)
 
 
 class Pool:

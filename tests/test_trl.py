@@ -14,9 +14,10 @@ pytest.importorskip("trl")
 import abut
 from abut.errors import RolloutError
 from abut.record import read_records
-from abut.rollout import RolloutConfig, RolloutTask
+from abut.rollout import Rollout, RolloutConfig, RolloutTask
 from abut.samplers.vllm import VLLMServerSampler
 from abut.trl import env_reward, make_rollout_func, scored_only
+from abut.trl_rows import rows_of
 from abut.trl_sampler import sampler_of
 from fake_server import FakeServer
 from stage import BOTH, Recording, Stage, Talk, check_exact, env
@@ -222,7 +223,7 @@ def test_limits_come_from_the_trainer_unless_the_config_has_them(
         engine = rollout_func._engine
         assert engine is not None
         assert (engine.limits.max_completion_tokens, engine.limits.max_context_tokens) == limits
-        assert engine.stop_token_ids == (505, 503)
+        assert engine.stop_token_ids(engine.processor) == (505, 503)
 
 
 def test_the_chat_template_gets_the_trainers_keywords(called: Any, hf_tokenizer: Any) -> None:
@@ -343,3 +344,13 @@ def test_an_unknown_sampler_and_an_env_object_are_refused() -> None:
     assert str(raised.value) == "sampler='vllm': expected 'auto' or a sampler object"
     with pytest.raises(TypeError, match="got one environment object"):
         make_rollout_func(Talk())
+
+
+def test_a_failed_row_has_its_own_question_for_a_prompt(stage: Stage) -> None:
+    """Not what a column `seed` says."""
+    columns = {"prompt": "What is 1 + 2?", "seed": 42}
+    tasks = stage.tasks([Talk], seed="42", columns=columns)
+    rows = rows_of([Rollout("r0", 0)], tasks, stage.engine(Recording(stage.says())))
+    prompt = stage.tokenizer.decode(rows["prompt_ids"][0])
+    assert "What is 1 + 2?" in prompt
+    assert "42" not in prompt

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from abut.processor import ChatTemplateProcessor  # noqa: E402
-from abut.rollout import RolloutTask  # noqa: E402
+from abut.rollout import RolloutConfig, RolloutTask  # noqa: E402
 from abut.trl import from_environment_factory, make_rollout_func  # noqa: E402
 from abut.trl_environment import is_environment_class  # noqa: E402
 from stage import Batched, Recording, Stage, Talk, assert_done  # noqa: E402
@@ -309,6 +311,48 @@ def test_what_reset_says_is_written_behind_the_last_message(
     ]
     assert rollout.messages[:-1] == expected
     assert guess.made[0].row == {"prompt": messages or "Begin."}
+
+
+def test_a_column_seed_is_not_the_question(play: Any, guess: Any) -> None:
+    columns = {"prompt": "Go.", "seed": 42, "secret": 0}
+    rollout = play(from_environment_factory(guess), "Done.", seed="42", columns=columns)
+    assert rollout.messages[0] == user("Go.")
+    assert guess.made[0].row == {"prompt": "Go.", "seed": 42}
+
+
+def test_a_message_without_content_fails_its_own_rollout(play: Any, guess: Any) -> None:
+    rollout = play(from_environment_factory(guess), "Done.", messages=[{"role": "user"}])
+    assert "message 0 (user)" in rollout.error
+
+
+def test_the_environment_of_the_last_attempt_is_kept(guess: Any, called: Any) -> None:
+    """The constructor of the first one returns while the second one plays."""
+    plays, late = threading.Event(), threading.Event()
+
+    class Slow(guess):
+        def __init__(self) -> None:
+            super().__init__()
+            if len(self.made) == 1:
+                plays.wait(10)
+                late.set()
+
+        def reset(self, **row: Any) -> None:
+            self.secret = 0
+            plays.set()
+            assert late.wait(10)
+            time.sleep(0.05)  # for the first one to be handed over
+
+    config = RolloutConfig(reset_timeout_s=0.3, max_failed_frac=1)
+    out = called([[user("Go.")]], Slow, config=config)
+    assert out["error"] == [None]
+    assert out["environments"] == [guess.made[1]]
+
+
+def test_every_batch_has_environments_where_some_row_could(guess: Any, called: Any) -> None:
+    kinds = {"guess": guess, "talk": Talk}
+    out = called([[user("Go.", row={"environment": "talk"})]], kinds)
+    assert out["environments"] == [None]
+    assert "environments" not in called([[user("Go.")]], Talk)
 
 
 def test_a_reward_of_its_own_and_more_tools(play: Any, guess: Any) -> None:

@@ -66,7 +66,7 @@ class EnvRoute:
                 f"{row} has no column {ROUTE!r}, which chooses one of the environments: {names}\n"
                 f'hint: add the column to the dataset, or prompt[-1]["row"][{ROUTE!r}]'
             )
-        if name not in self._named:
+        if name not in list(self._named):  # a list in the column has no hash
             raise ValueError(
                 f"{row} has {ROUTE}={name!r}, but the environments are: {names}\n"
                 "hint: make_rollout_func takes them by the names that the column has"

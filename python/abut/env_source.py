@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from abut.errors import TemplateError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
 
@@ -27,9 +28,21 @@ class EnvSource(Protocol):
 
         Raises:
             TypeError: the processor cannot read tool calls.
-            TemplateError: its template writes none.
+            TemplateError: its template writes none, shows no tools, or takes no results of them.
         """
         ...
+
+
+def question_of(task: RolloutTask) -> str:
+    """What the prompt asks: its text, or that of its last user message.
+
+    `task.seed` is something else where the row has a column `seed`.
+    """
+    prompt = task.columns.get("prompt", task.seed)
+    if isinstance(prompt, str):
+        return prompt
+    users = [message for message in prompt if message["role"] == "user"]
+    return str(users[-1].get("content", "")) if users else ""
 
 
 def bind_all(
@@ -46,10 +59,12 @@ def bind_all(
     """
     processors: dict[int, PartsProcessor] = {}
     bound: dict[int, ForTask] = {}
+    shown: dict[int, EnvSource] = {}
     plain: PartsProcessor | None = None
     for kind in kinds:
         if isinstance(kind, EnvSource):
             processors[id(kind)] = processor_with(kind.tools)
+            _refuse_shared(processors[id(kind)], kind, shown)
             bound[id(kind)] = kind.bind(processors[id(kind)])
         else:
             plain = processors[id(kind)] = plain or processor_with(())
@@ -61,3 +76,17 @@ def bind_all(
         return dataclasses.replace(task, processor=processors[kind])
 
     return next(iter(processors.values())), for_task
+
+
+def _refuse_shared(
+    processor: PartsProcessor, source: EnvSource, shown: dict[int, EnvSource]
+) -> None:
+    """Refuse one processor for sources with different tools; `shown` has the first of each."""
+    first = shown.setdefault(id(processor), source)
+    if list(first.tools) == list(source.tools):
+        return
+    tools = [", ".join(tool["function"]["name"] for tool in s.tools) for s in (first, source)]
+    raise TemplateError(
+        f"one processor= for environments with different tools: {tools[0]}; {tools[1]}\n"
+        "hint: leave processor= out, and each gets a template that shows its own"
+    )

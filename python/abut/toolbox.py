@@ -2,8 +2,9 @@
 
 Invariant: nothing that a policy writes raises, and no tool holds up its turn past the deadline.
 Each call is answered by one `role: tool` message, in the order of the calls, then each malformed
-one; those over the limit by one message for all. A name that the policy made up never gets into a
-message: only contents are kept from becoming scaffold.
+one; those over the limit by one message for all. `ToolAnswers` gives them the form that the chat
+template takes. A name that the policy made up never gets into a message: only contents are kept
+from becoming scaffold.
 """
 
 import asyncio
@@ -12,11 +13,14 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.env import Message
+from abut.error_text import text_of
 from abut.errors import EnvError
 from abut.threads import DaemonThreads, Mailbox
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ParsedCalls, ToolCall
 
 T = TypeVar("T")
@@ -63,13 +67,16 @@ class ToolTexts:
 
 
 def _json_or_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # a tuple for a key, or a list that holds itself
+        return str(value)
 
 
 def _json_error(error: BaseException | str) -> str:
-    return _json_or_text(
-        {"error": error if isinstance(error, str) else f"{type(error).__name__}: {error}"}
-    )
+    return _json_or_text({"error": error if isinstance(error, str) else text_of(error)})
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:
@@ -78,6 +85,23 @@ def _unknown(name: str, names: Iterable[str]) -> str:
 
 JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown)
 """Text as it is, all else as JSON."""
+
+
+async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
+    """Wait; return what returns or raises what came of it."""
+    try:
+        value = await awaited
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # ours: the deadline. Any other is the tool's.
+        raised = error
+
+        def outcome() -> Any:
+            raise raised
+
+        return outcome
+    return lambda: value
 
 
 class ToolThreads:
@@ -116,6 +140,7 @@ class Toolbox:
     Args:
         functions: by name, sync or async.
         parse: takes an action apart.
+        answers: gives what answers it the form that the template takes.
         rules: limits, and what becomes of malformed calls.
         threads: for what is sync.
         texts: how results and errors are told.
@@ -125,12 +150,14 @@ class Toolbox:
         self,
         functions: Mapping[str, Function],
         parse: Parse,
+        answers: ToolAnswers,
         rules: ToolRules,
         threads: ToolThreads,
         texts: ToolTexts = JSON_TEXTS,
     ) -> None:
         self._functions = functions
         self._parse = parse
+        self._answers = answers
         self._rules = rules
         self._texts = texts
         self._shared = threads
@@ -159,7 +186,8 @@ class Toolbox:
         if errors := [e for task in running if task.done() and (e := task.exception())]:
             raise errors[0]
         told = [self._told(task) for task in running]
-        return [*map(self._message, taken, told), *self._refused(parsed)]
+        answers = [*map(self._message, taken, told), *self._refused(parsed)]
+        return await self._on_thread(lambda: self._answers.written(answers))
 
     async def call(
         self, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
@@ -184,7 +212,7 @@ class Toolbox:
         except EnvError:
             raise
         except Exception as error:
-            raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+            raise EnvError(f"{what} raised {text_of(error)}") from error
 
     def close(self) -> None:
         """Leave the threads to the other episodes."""
@@ -194,14 +222,22 @@ class Toolbox:
         function = self._functions.get(call.name)
         if function is None:
             return self._texts.error(self._texts.unknown(call.name, self._functions))
+        # Making a text may take long too, and its loop is that of all episodes: on a thread.
+        start = partial(self._said, partial(function, **call.arguments))
+        is_async = inspect.iscoroutinefunction(function)
+        said = start() if is_async else await self._on_thread(start)
+        while not isinstance(said, str):
+            said = await self._on_thread(partial(self._said, await _outcome(said)))
+        return said
+
+    def _said(self, returned: Callable[[], Any]) -> str | Awaitable[Any]:
+        """What the policy is told of what a tool returned, or what there is to wait for."""
         try:
-            return self._texts.result(await self.call(function, **call.arguments))
+            value = returned()
+            return value if inspect.isawaitable(value) else self._texts.result(value)
         except EnvError:
             raise
         except BaseException as error:  # SystemExit of a tool does not end training
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # ours: the deadline. Any other is the tool's.
             return self._texts.error(error)
 
     def _told(self, task: "asyncio.Task[str]") -> str:

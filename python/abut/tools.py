@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from abut.env import Message, Reply, named_keywords
-from abut.env_source import ForTask
+from abut.env_source import ForTask, question_of
 from abut.errors import MissingExtraError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat, parse_tool_calls
 from abut.toolbox import Function, Toolbox, ToolRules, ToolThreads
 
@@ -82,17 +83,18 @@ class ToolEnv:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        answers = ToolAnswers(processor, self.tools)
         threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
             def make() -> ToolEpisode:
-                toolbox = Toolbox(self.functions, parse, self.rules, threads)
+                toolbox = Toolbox(self.functions, parse, answers, self.rules, threads)
                 columns = {k: v for k, v in task.columns.items() if k != "messages"}
                 named = named_keywords(functools.partial(self.reward, ()), columns)
 
                 async def begin() -> Reply:
                     asked = any(message["role"] == "user" for message in task.messages)
-                    return "" if asked else task.seed  # a string prompt is the question
+                    return "" if asked else question_of(task)
 
                 async def score(messages: list[Message]) -> float | None:
                     name = getattr(self.reward, "__name__", repr(self.reward))

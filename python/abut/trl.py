@@ -123,7 +123,7 @@ class RolloutFunc:
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
         rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
         rows = rows_of(rollouts, tasks, self._engine)
-        return rows | environments_of(tasks)
+        return rows | environments_of(tasks, self._tasks.route.kinds)
 
     def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
         if self._recorder is None:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from abut.env import Message, Reply, named_keywords
-from abut.env_source import ForTask
+from abut.env_source import ForTask, question_of
 from abut.errors import EnvError
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat
 from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts, ToolThreads
 from abut.tools import ToolEpisode, call_parser, schemas_by_name
@@ -80,11 +81,15 @@ def from_environment_factory(
     )
 
 
-def environments_of(tasks: Sequence[RolloutTask]) -> dict[str, list[Any]]:
-    """The column `environments` as TRL gives it to reward functions, where a task has one."""
-    makers = [task.make_env for task in tasks]
-    if not any(isinstance(maker, MakeEnvironment) for maker in makers):
+def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[str, list[Any]]:
+    """The column `environments` as TRL gives it to reward functions.
+
+    Every batch has it where one of the `kinds` of environments is a class for TRL, so that the
+    columns do not depend on which rows a batch draws.
+    """
+    if not any(isinstance(kind, EnvironmentFactory) for kind in kinds):
         return {}
+    makers = [task.make_env for task in tasks]
     return {
         "environments": [
             maker.environment if isinstance(maker, MakeEnvironment) else None for maker in makers
@@ -121,29 +126,35 @@ class EnvironmentFactory:
     def bind(self, processor: PartsProcessor) -> ForTask:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
+        answers = ToolAnswers(processor, self.tools)
         threads = ToolThreads()
 
         def for_task(task: RolloutTask) -> RolloutTask:
             before = list(task.messages)
             last: Message = {"role": "user", "content": ""}
             if not any(message["role"] == "user" for message in before):
-                last["content"] = task.seed  # a string prompt is the question
-            elif before[-1]["role"] == "user" and isinstance(before[-1]["content"], str):
+                last["content"] = question_of(task)
+            elif before[-1]["role"] == "user" and isinstance(before[-1].get("content"), str):
                 last = before.pop()
-            row = {"prompt": list(task.messages) or task.seed, **task.columns}
-            make = MakeEnvironment(self, parse, threads, row, last)
+            row = {"prompt": list(task.messages) or question_of(task), **task.columns}
+            make = MakeEnvironment(self, parse, answers, threads, row, last)
             return dataclasses.replace(task, make_env=make, messages=before)
 
         return for_task
 
 
 class MakeEnvironment:
-    """Makes the environments of one task; keeps the last one for reward functions."""
+    """Makes the environments of one task; keeps that of the last attempt for reward functions.
+
+    An attempt's environment is kept from its `reset` on: one whose constructor outlasts its attempt
+    is never reset, and by then another attempt plays.
+    """
 
     def __init__(
         self,
         factory: EnvironmentFactory,
         parse: Parse,
+        answers: ToolAnswers,
         threads: ToolThreads,
         row: Mapping[str, Any],
         last: Message,
@@ -152,20 +163,25 @@ class MakeEnvironment:
         self.__name__ = getattr(factory.make, "__name__", repr(factory.make))
         self._factory = factory
         self._parse = parse
+        self._answers = answers
         self._threads = threads
         self._row = row
         self._last = last
 
     def __call__(self) -> ToolEpisode:
         """Make an environment for one attempt."""
+        self.environment = None
         factory = self._factory
-        environment = self.environment = factory.make()
+        environment = factory.make()
         name = type(environment).__name__
         methods = {method: getattr(environment, method) for method in factory.methods}
         functions = {**factory.functions, **methods}
-        toolbox = Toolbox(functions, self._parse, factory.rules, self._threads, _TRL_TEXTS)
+        toolbox = Toolbox(
+            functions, self._parse, self._answers, factory.rules, self._threads, _TRL_TEXTS
+        )
 
         async def begin() -> Reply:
+            self.environment = environment
             columns = named_keywords(environment.reset, self._row)
             said = await toolbox.ask(f"{name}.reset", environment.reset, **columns)
             content = self._last["content"] + ("" if said is None else _text(said))

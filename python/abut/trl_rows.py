@@ -12,6 +12,7 @@ import numpy as np
 
 from abut._native import Tokenizer
 from abut.engine import Engine
+from abut.env_source import question_of
 from abut.errors import TemplateError, TokenizerError
 from abut.metrics import rollout_stats
 from abut.processor import PartsProcessor
@@ -69,7 +70,7 @@ def _canonical_prompt(
     """
     messages = list(task.messages)
     if not any(message["role"] == "user" for message in messages):
-        messages.append({"role": "user", "content": task.seed})
+        messages.append({"role": "user", "content": question_of(task)})
     for attempt in (messages, [{"role": "user", "content": ""}]):
         with suppress(TemplateError, TokenizerError):
             parts = processor.opening(attempt)

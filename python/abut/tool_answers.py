@@ -1,0 +1,77 @@
+"""The messages that answer the calls of a turn, as a chat template takes them.
+
+Invariant: however the policy calls, its answers can be written. Where the template cannot write
+one message for each call (gpt-oss: the results of two tools in one turn), there is one for all.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from abut.env import Message
+from abut.errors import TemplateError
+from abut.processor import PartsProcessor
+
+_USABLE_ID = re.compile("[A-Za-z0-9]{9}")
+"""What Mistral's templates ask for; the model of no other format writes ids."""
+
+
+class ToolAnswers:
+    """Makes what answers a turn, for one processor.
+
+    Args:
+        processor: writes the conversation.
+        tools: JSON schemas that its template shows.
+
+    Raises:
+        TemplateError: it shows none of the tools, or takes no results of them.
+    """
+
+    def __init__(self, processor: PartsProcessor, tools: Sequence[Mapping[str, Any]]) -> None:
+        names = [tool["function"]["name"] for tool in tools]
+        shown = "".join(processor.opening([{"role": "user", "content": "0"}]))
+        # Some templates write the schemas as JSON that is ASCII.
+        if not any(name in shown or json.dumps(name)[1:-1] in shown for name in names):
+            raise TemplateError(
+                f"the prompt shows the policy none of its tools: {', '.join(names)}\n"
+                "hint: leave processor= out, or make it with the tools: "
+                "ChatTemplateProcessor(tokenizer, tools=env.tools); its template must write them"
+            )
+        self._processor = processor
+        self._all_have_ids = False
+        answer: Message = {"role": "tool", "name": names[0], "content": "0"}
+        if not self._can_write([answer]):
+            self._all_have_ids = True
+            try:
+                processor.increment([self._with_id(answer, 0)])
+            except TemplateError as error:
+                reason = str(error).partition("\n")[0]
+                raise TemplateError(
+                    f"what a tool returns cannot be written: {reason}\n"
+                    "hint: use ChatTemplateProcessor with a template that takes messages of the "
+                    "role 'tool'"
+                ) from error
+
+    def written(self, answers: Sequence[Message]) -> list[Message]:
+        """The answers in the form that the template takes; each has `name` and `content`."""
+        messages = [self._with_id(answer, number) for number, answer in enumerate(answers)]
+        if len(messages) == 1 or self._can_write(messages):
+            return messages
+        texts = [f"{answer['name']}: {answer['content']}" for answer in answers]
+        return [messages[0] | {"content": "\n".join(texts)}]
+
+    def _with_id(self, answer: Message, number: int) -> Message:
+        """An id that the policy wrote is kept only where nothing can come of it."""
+        id_ = answer.get("tool_call_id")
+        if id_ is None and not self._all_have_ids:
+            return answer
+        usable = id_ is not None and _USABLE_ID.fullmatch(id_)
+        return answer | {"tool_call_id": id_ if usable else f"call{number:05d}"}
+
+    def _can_write(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._processor.increment(messages)
+        except TemplateError:
+            return False
+        return True
