@@ -6,7 +6,6 @@ with what the sampler saw and sampled in its last attempt, and with the chat tem
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
@@ -364,8 +363,6 @@ def test_memory_is_flat_over_fifty_batches(
 
 
 def resident_bytes() -> int:
-    """What the process holds; what its allocator keeps for later is given back before."""
-    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
