@@ -143,11 +143,18 @@ def test_the_servers_context_ends_the_rollout(server: Any, stage: Any) -> None:
     assert played.one.stop_reason == "max_context_tokens"
 
 
+class Unsaid(dict[str, int]):
+    """Keeps nothing."""
+
+    def __setitem__(self, url: str, length: int) -> None:
+        pass
+
+
 def test_a_prompt_that_is_too_long_is_an_error(server: Any) -> None:
     sampler = VLLMServerSampler(server.url)
     too_long = SampleRequest(np.full(1024, 7), 4, (), 0, "r0", 0)
     assert "the prompt has 1024 tokens, and the server holds 1024" in error_of(sampler, too_long)
-    sampler._lengths.clear()  # as if the server had not said it
+    sampler._lengths = Unsaid()  # as if the server did not say it
     assert error_of(sampler, too_long).endswith(
         "hint: RolloutConfig(max_context_tokens=…), or a longer --max-model-len"
     )
