@@ -132,6 +132,8 @@ def test_wordle_trains_on_a_server_of_openenv(
             **CPU | SMALL | {"use_vllm": False, "disable_tqdm": True},
         )
         seeds = [reset["seed"] for reset in server.resets_sent()]
+        for games in trainer.rollout_func._tasks.route.kinds:
+            games.close()  # the script's process would end here
     assert (asked["use_vllm"], asked["vllm_mode"]) == (True, "server")
     assert asked["vllm_server_base_url"] == "http://other:8100"
     assert sorted(seeds) == sorted([*{*seeds}] * 4), "a group plays one game"

@@ -335,7 +335,11 @@ class Engine:
         brief = self._interrupted or self._close_hangs
         seconds = _INTERRUPTED_CLOSE_S if brief else _CLOSE_S
         try:
-            wait_for(self._closing, seconds)
+            deadline = time.monotonic() + seconds
+            # Not in one go: a Ctrl-C just before a wait is seen when that ends.
+            while (left_s := deadline - time.monotonic()) > 0:
+                if not wait_for(self._closing, min(left_s, _INTERRUPTED_CLOSE_S)).not_done:
+                    break
         except BaseException:
             self._interrupted = True
             raise
