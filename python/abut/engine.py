@@ -145,6 +145,7 @@ class Engine:
             try:
                 thread.start()
                 self._serve(done)
+                thread.join()
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
                 self._interrupted = True
@@ -152,7 +153,6 @@ class Engine:
                     loop.call_soon_threadsafe(batch.cancel)
                 thread.join(_INTERRUPTED_CLOSE_S)
                 raise
-            thread.join()
         return done.result()
 
     async def sample(self, request: SampleRequest) -> Sample:
