@@ -9,6 +9,7 @@ import abut
 from abut.env_route import EnvRoute
 from abut.env_source import bind_all
 from abut.errors import TemplateError
+from abut.gym import GymEnv
 from abut.processor import ChatTemplateProcessor
 from stage import Recording, Stage, Talk, env
 
@@ -90,6 +91,7 @@ def test_one_processor_does_not_serve_environments_with_different_tools(
         "hint: leave processor= out, and each gets a template that shows its own"
     )
     bind_all([kinds[0], kinds[0]], lambda tools: given)
+    bind_all([GymEnv(MATH), kinds[0], GAME], lambda tools: given)
 
 
 class Pool:
@@ -134,6 +136,7 @@ def test_environments_with_tools_each_have_a_template_that_shows_their_own(
             "math": abut.tool_env([add], reward=lambda messages: 1.0),
             "time": abut.tool_env([now], reward=lambda messages: 2.0),
             "game": GAME,
+            "gym": GymEnv(MATH),
         }
     )
     shown: list[Sequence[Any]] = []

@@ -129,7 +129,7 @@ def test_wordle_trains_on_a_server_of_openenv(
         trainer, asked = trains(
             *("wordle_grpo.py", "--model", str(tmp_path / "model"), "--env", server.url),
             *("--max-steps", "1", "--vllm-url", "http://other:8100"),
-            **CPU | SMALL | {"use_vllm": False, "disable_tqdm": True},
+            **CPU | SMALL | {"use_vllm": False},
         )
         seeds = [reset["seed"] for reset in server.resets_sent()]
         for games in trainer.rollout_func._tasks.route.kinds:

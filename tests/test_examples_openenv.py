@@ -72,7 +72,7 @@ def test_the_example_trains(
         monkeypatch,
         *("wordle_grpo.py", "--model", str(tmp_path / "model"), "--env", wordle),
         *("--max-steps", "1"),
-        **CPU | SMALL | {"use_vllm": False, "disable_tqdm": True},
+        **CPU | SMALL | {"use_vllm": False},
     )
     logged = trainer.state.log_history[0]
     # Two guesses in a row that are none end a game.

@@ -1,6 +1,5 @@
 """The complete example of docs/openenv.md does what it says, on a server of the openenv package."""
 
-import functools
 import os
 import random
 import re
@@ -11,10 +10,10 @@ import pytest
 
 from abut.openenv import InvalidAction
 from abut.rollout import RolloutTask
+from example_run import blocks_of, run_block
 from stage import Recording, Stage, assert_done
 
 PYTHON = os.environ.get("ABUT_OPENENV_PYTHON", "")
-DOCS = Path(__file__).parents[1] / "docs" / "openenv.md"
 
 pytestmark = [
     pytest.mark.openenv,
@@ -24,18 +23,6 @@ pytestmark = [
 ]
 
 
-SETTINGS = {
-    "use_cpu": True,
-    "bf16": False,
-    "max_steps": 2,
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-}
-
-
 def test_the_example_trains_and_plays(
     stage: Stage,
     hf_tokenizer: Any,
@@ -43,26 +30,19 @@ def test_the_example_trains_and_plays(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trl = pytest.importorskip("trl")
-    import abut.trl
-
-    server, train = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)[:2]
+    pytest.importorskip("trl")
+    server, train = blocks_of("openenv.md")[:2]
     (tmp_path / "count_server.py").write_text(server)
     monkeypatch.chdir(tmp_path)
-    small = {"model": tiny_model(), "processing_class": hf_tokenizer}
-    GRPOTrainer = trl.GRPOTrainer
-    monkeypatch.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
-    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **SETTINGS))
-    outputs: list[Any] = []
-    call = abut.trl.RolloutFunc.__call__
-
-    def keep(self: Any, prompts: Any, trainer: Any) -> Any:
-        outputs.append(call(self, prompts, trainer))
-        return outputs[-1]
-
-    monkeypatch.setattr(abut.trl.RolloutFunc, "__call__", keep)
-    names: dict[str, Any] = {}
-    exec(train.replace(".venv-server/bin/python", PYTHON), names)
+    names, outputs = run_block(
+        monkeypatch,
+        train.replace(".venv-server/bin/python", PYTHON),
+        hf_tokenizer,
+        tiny_model(),
+        max_steps=2,
+        per_device_train_batch_size=8,
+        num_generations=4,
+    )
     assert names["trainer"].state.global_step == 2
     assert [output["error"] for output in outputs] == [[None] * 8] * 2
     for output in outputs:  # two groups, two tasks

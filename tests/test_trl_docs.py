@@ -1,41 +1,32 @@
 """The example of docs/trl.md does what the page says."""
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-trl = pytest.importorskip("trl")
+from example_run import DOCS, blocks_of, run_block
 
-DOCS = Path(__file__).parents[1] / "docs" / "trl.md"
-SETTINGS = {
-    "use_cpu": True,
-    "bf16": False,
-    "max_steps": 1,
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "logging_steps": 1,
-    "shuffle_dataset": False,
-}
+pytest.importorskip("trl")
 
 
 def test_the_example_trains_on_both_environments(
     hf_tokenizer: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
-    # The same lines, with a model that is here, for one step.
-    small = {"model": tiny_model(), "processing_class": hf_tokenizer}
-    GRPOTrainer = trl.GRPOTrainer
-    monkeypatch.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
-    monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **SETTINGS))
+    (block,) = blocks_of("trl.md")
     monkeypatch.chdir(tmp_path)
-    variables: dict[str, Any] = {}
-    exec(compile(code, str(DOCS), "exec"), variables)
+    variables, _ = run_block(
+        monkeypatch,
+        block,
+        hf_tokenizer,
+        tiny_model(),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        logging_steps=1,
+        shuffle_dataset=False,
+    )
     trainer = variables["trainer"]
     prompts = list(trainer._logs["prompt"])
     assert sorted(prompts) == ["a shout"] * 4 + ["a sum"] * 4
@@ -47,7 +38,7 @@ def test_the_example_trains_on_both_environments(
 def test_the_page_names_every_extra_and_every_metric(called: Any) -> None:
     from abut.trl import env_reward
 
-    page = DOCS.read_text(encoding="utf-8")
+    page = (DOCS / "trl.md").read_text(encoding="utf-8")
     out = called(["a"])
     required = {"prompt_ids", "completion_ids", "logprobs", "env_mask"}
     named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))

@@ -19,6 +19,7 @@ from abut.parts import Scaffold  # noqa: E402
 from abut.processor import ChatTemplateProcessor  # noqa: E402
 from abut.samplers.transformers import TransformersSampler  # noqa: E402
 from abut.trl_env.processor import parts_processor  # noqa: E402
+from example_run import CPU  # noqa: E402
 from stage import Talk, check_exact, env  # noqa: E402
 
 # As in a script for trl-env, which has each of these in a module of its own.
@@ -106,12 +107,11 @@ def run(hf_tokenizer: Any, tiny_model: Any, tmp_path_factory: Any) -> Any:
         outputs.append(dict(columns))
         return columns
 
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
     variables = {
         "processing_class": copy.deepcopy(hf_tokenizer),
         "model": tiny_model(),
         "output_dir": str(tmp_path_factory.mktemp("run")),
-        "settings": settings | {"disable_tqdm": True, "logging_steps": 1},
+        "settings": CPU | {"logging_steps": 1},
         "keep": keep,
         **{"Dataset": Dataset, "GRPOConfig": GRPOConfig, "GRPOTrainer": GRPOTrainer},
     }

@@ -17,6 +17,7 @@ from abut.processor import ChatTemplateProcessor  # noqa: E402
 from abut.rollout import RolloutConfig, RolloutTask  # noqa: E402
 from abut.trl import from_environment_factory, make_rollout_func  # noqa: E402
 from abut.trl_environment import is_environment_class  # noqa: E402
+from example_run import CPU  # noqa: E402
 from stage import Batched, Recording, Stage, Talk, assert_done  # noqa: E402
 
 
@@ -126,16 +127,12 @@ class Both:
             model=self.model(),
             args=GRPOConfig(
                 output_dir=str(self.folder),
-                use_cpu=True,
-                bf16=False,
                 per_device_train_batch_size=6,
                 num_generations=2,
                 max_completion_length=512,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
                 shuffle_dataset=False,
                 chat_template_kwargs={"enable_thinking": False},
+                **CPU,
             ),
             processing_class=tokenizer,
             train_dataset=Dataset.from_list(rows),

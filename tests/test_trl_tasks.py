@@ -8,9 +8,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from abut.env_route import EnvRoute
+from abut.env_source import question_of
 from abut.gym import GymEnv
 from abut.rollout import RolloutTask
 from abut.trl import make_rollout_func
+from abut.trl_tasks import Tasks
 from stage import Recording, Stage, Talk, env
 from trl_run import Columns, a_trainer, user
 
@@ -19,6 +22,19 @@ def test_the_prompts_text_is_the_seed(called: Any) -> None:
     cls = env(Columns, got=[])
     called(["a", "a", [user("b")], [user("first"), user("c")]], cls)
     assert sorted(seed for seed, _, _ in cls.got) == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "seed"),
+    [([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"), (None, ""), ("", "")],
+)
+def test_the_seed_is_what_the_last_user_message_says(
+    stage: Stage, hf_tokenizer: Any, content: Any, seed: str
+) -> None:
+    prompts = [[user("first"), {"role": "user", "content": content}]]
+    tasks = Tasks(EnvRoute(Talk), seed=0, system_prompt=None)
+    (task,) = tasks.of_batch(prompts, a_trainer(hf_tokenizer), "train")
+    assert task.seed == question_of(task) == seed
 
 
 def test_a_string_prompt_is_a_seed_and_nothing_else(called: Any, hf_tokenizer: Any) -> None:

@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from abut.demo.model import ASSETS
 from abut.rollout import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
+from example_run import CPU
 from stage import Talk
 
 
@@ -74,8 +75,6 @@ def main() -> None:
         model=model,
         args=GRPOConfig(
             output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
             max_steps=2,
             per_device_train_batch_size=3,
             per_device_eval_batch_size=3,
@@ -83,9 +82,7 @@ def main() -> None:
             steps_per_generation=1,
             max_completion_length=64,
             logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
+            **CPU,
         ),
         processing_class=tokenizer,
         reward_funcs=env_reward,

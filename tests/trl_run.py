@@ -13,6 +13,7 @@ import torch
 from abut.rollout import RolloutConfig
 from abut.samplers.transformers import TransformersSampler
 from abut.trl import env_reward, make_rollout_func
+from example_run import CPU
 from stage import Talk
 
 CONFIG = RolloutConfig(max_turn_tokens=5, retries=0)
@@ -81,19 +82,15 @@ class Run:
             [dict(zip(names, row, strict=True)) for row in zip(*names.values(), strict=True)]
         )
         settings = {
+            **CPU,
             "output_dir": str(folder),
-            "use_cpu": True,
-            "bf16": False,
             "max_steps": 2,
             "per_device_train_batch_size": 8,
             "per_device_eval_batch_size": 8,
             "num_generations": 4,
             "max_completion_length": 128,
-            "report_to": "none",
             "logging_steps": 1,
             "learning_rate": 1e-3,
-            "save_strategy": "no",
-            "disable_tqdm": True,
         }
         self.trainer = GRPOTrainer(
             model=model,

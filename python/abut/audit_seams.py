@@ -16,8 +16,8 @@ from typing import Literal
 
 from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.parts import Part, Scaffold
-from abut.placeholder import Message
 from abut.probe_messages import user
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering

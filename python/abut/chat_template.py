@@ -17,8 +17,9 @@ from abut.content_rule import compared
 from abut.errors import TemplateError
 from abut.increment import Increment, Prover
 from abut.message_form import Form, form_of
+from abut.messages import Message
 from abut.parts import Part, Scaffold
-from abut.placeholder import Masked, Message, Plan, free_stem, json_or_none, mask
+from abut.placeholder import Masked, Plan, free_stem, json_or_none, mask
 from abut.probe_messages import both, user
 from abut.rendering import Rendering
 from abut.template_report import (

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from abut.placeholder import Masked, Message, Plan
+from abut.messages import Message
+from abut.placeholder import Masked, Plan
 
 Rendered = Callable[[list[Message]], str]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from abut.errors import AbutError, TemplateError
 from abut.fragments import FRAGMENTS, WORDS, spellings
-from abut.placeholder import Message
+from abut.messages import Message
 from abut.replay import Replay, Replayed, control_tokens
 from abut.thinking import ThinkingFormat
 

@@ -84,7 +84,6 @@ class Engine:
         self._close_hangs = False
         self._live_envs: set[int] = set()
         self._env_loop: DaemonLoop | None = None
-        self._env_loop_runs = False
         self._thread: threading.Thread | None = None
         self._env_lock = threading.Lock()
 
@@ -220,9 +219,7 @@ class Engine:
         with self._env_lock:
             if self._env_loop is None:
                 self._env_loop = DaemonLoop("abut-env-loop")
-            if not self._env_loop_runs:
-                self._env_loop.open()
-                self._env_loop_runs = True
+            self._env_loop.open()
             return self._env_loop
 
     def _wait_for_interrupted(self) -> None:
@@ -357,11 +354,13 @@ class Engine:
             )
 
     def _close_env_loop(self) -> None:
-        with self._env_lock:
-            runs, self._env_loop_runs = self._env_loop_runs, False
         seconds = _INTERRUPTED_CLOSE_S if self._interrupted else _CLOSE_LOOP_S
-        if runs and self._env_loop is not None and not self._env_loop.close(seconds):
-            self._env_loop = None  # something blocks it, so the next batch gets another one
+        with self._env_lock:
+            loop, self._env_loop = self._env_loop, None
+        # Where something blocks it, the next batch gets another one.
+        if loop is not None and loop.close(seconds):
+            with self._env_lock:
+                self._env_loop = self._env_loop or loop
 
 
 def _run_loop(

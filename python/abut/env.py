@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checka
 
 from abut.error_text import text_of
 from abut.errors import EnvError
+from abut.messages import Message, json_copy
 from abut.threads import is_cancelled
 
 if TYPE_CHECKING:
     from abut.rollout import RolloutTask
 
-Message: TypeAlias = dict[str, Any]
 Reply: TypeAlias = str | list[Message]
 
 
@@ -234,7 +234,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         )
     # A copy: the environment may use its message again for the next turn.
     try:
-        return following, [_plain(message) for message in reply]
+        return following, [json_copy(message) for message in reply]
     except BaseException as error:  # a message that holds itself, a value that has no text
         raise EnvError(f"{name} replied with a message that raised {text_of(error)}") from error
 
@@ -313,17 +313,6 @@ def _has(env: Any, attribute: str) -> bool:
         return hasattr(env, attribute)
     except BaseException as error:
         raise EnvError(f"{type(env).__name__}.{attribute} raised {text_of(error)}") from error
-
-
-def _plain(value: Any) -> Any:
-    """A copy in JSON values; what JSON cannot hold, beside the text of a message, as text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int):
-        return value
-    return value if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
 def _is_message(message: Any) -> bool:

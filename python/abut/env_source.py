@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from abut.errors import TemplateError
+from abut.messages import last_user_text
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
 
 ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @runtime_checkable
@@ -19,7 +21,7 @@ class EnvSource(Protocol):
     """What `make_rollout_func` takes besides factories and pools."""
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def tools(self) -> Tools:
         """JSON schemas, which the chat template shows to the policy."""
         ...
 
@@ -39,14 +41,11 @@ def question_of(task: RolloutTask) -> str:
     `task.seed` is something else where the row has a column `seed`.
     """
     prompt = task.columns.get("prompt", task.seed)
-    if isinstance(prompt, str):
-        return prompt
-    users = [message for message in prompt if message["role"] == "user"]
-    return str(users[-1].get("content", "")) if users else ""
+    return prompt if isinstance(prompt, str) else last_user_text(prompt)
 
 
 def bind_all(
-    kinds: Iterable[Any], processor_with: Callable[[Sequence[Mapping[str, Any]]], PartsProcessor]
+    kinds: Iterable[Any], processor_with: Callable[[Tools], PartsProcessor]
 ) -> tuple[PartsProcessor, ForTask]:
     """Bind the sources among `kinds`; return the first processor, and what completes a task.
 
@@ -59,15 +58,12 @@ def bind_all(
     """
     processors: dict[int, PartsProcessor] = {}
     bound: dict[int, ForTask] = {}
-    shown: dict[int, EnvSource] = {}
-    plain: PartsProcessor | None = None
+    shown: list[tuple[Tools, PartsProcessor]] = []
     for kind in kinds:
+        tools = kind.tools if isinstance(kind, EnvSource) else ()
+        processors[id(kind)] = _processor_of(tools, shown, processor_with)
         if isinstance(kind, EnvSource):
-            processors[id(kind)] = processor_with(kind.tools)
-            _refuse_shared(processors[id(kind)], kind, shown)
             bound[id(kind)] = kind.bind(processors[id(kind)])
-        else:
-            plain = processors[id(kind)] = plain or processor_with(())
 
     def for_task(task: RolloutTask) -> RolloutTask:
         kind = id(task.make_env)
@@ -78,15 +74,22 @@ def bind_all(
     return next(iter(processors.values())), for_task
 
 
-def _refuse_shared(
-    processor: PartsProcessor, source: EnvSource, shown: dict[int, EnvSource]
-) -> None:
-    """Refuse one processor for sources with different tools; `shown` has the first of each."""
-    first = shown.setdefault(id(processor), source)
-    if list(first.tools) == list(source.tools):
-        return
-    tools = [", ".join(tool["function"]["name"] for tool in s.tools) for s in (first, source)]
-    raise TemplateError(
-        f"one processor= for environments with different tools: {tools[0]}; {tools[1]}\n"
-        "hint: leave processor= out, and each gets a template that shows its own"
-    )
+def _processor_of(
+    tools: Tools,
+    shown: list[tuple[Tools, PartsProcessor]],
+    processor_with: Callable[[Tools], PartsProcessor],
+) -> PartsProcessor:
+    """Return a processor that shows these tools; `shown` has those there are, and gets it."""
+    for others, processor in shown:
+        if list(others) == list(tools):
+            return processor
+    processor = processor_with(tools)
+    for others, other in shown:
+        if other is processor and others and tools:
+            names = [", ".join(tool["function"]["name"] for tool in one) for one in (others, tools)]
+            raise TemplateError(
+                f"one processor= for environments with different tools: {names[0]}; {names[1]}\n"
+                "hint: leave processor= out, and each gets a template that shows its own"
+            )
+    shown.append((tools, processor))
+    return processor

@@ -6,7 +6,6 @@ thread still does to it is seen by nobody.
 """
 
 import asyncio
-import copy
 import inspect
 import threading
 import time
@@ -19,7 +18,6 @@ from abut._native import Seam, Trajectory
 from abut.deadline import Deadline, DeadlineExpired
 from abut.env import (
     EnvPool,
-    Message,
     Reply,
     accepted_keywords,
     check_no_awaitable,
@@ -35,6 +33,7 @@ from abut.env import (
 )
 from abut.error_text import text_of
 from abut.errors import EnvError, SamplerError, TrajectoryError
+from abut.messages import Message, container_copy, texts_of
 from abut.rollout import Rollout, RolloutTask, StopReason, TurnRecord
 from abut.sampler import Sample, SampleRequest, check_sample
 from abut.turn_close import stops_in, turn_close
@@ -292,7 +291,7 @@ class Episode:
         if score is None or not stepped:
             return
         # A copy: what it changes there would be in the record, and in the prompt of a retry.
-        method, messages = "score_episode", copy.deepcopy(self.rollout.messages)
+        method, messages = "score_episode", container_copy(self.rollout.messages)
 
         def ask() -> Awaitable[Any]:
             if is_async(self._env):
@@ -310,7 +309,7 @@ class Episode:
         for message in messages:
             if message["role"] in ("system", "developer", "assistant"):
                 continue
-            for text in _contents(message):
+            for text in texts_of(message):
                 for _, token in self._engine.tokenizer.control_spellings(text):
                     counts[token] = counts.get(token, 0) + 1
 
@@ -409,13 +408,6 @@ def _messages_of(reply: Reply) -> list[Message]:
     if isinstance(reply, str):
         return [_said(reply)] if reply else []
     return list(reply)
-
-
-def _contents(message: Message) -> list[str]:
-    content = message.get("content")
-    blocks = content if isinstance(content, list | tuple) else [{"text": content}]
-    texts = [block.get("text") for block in blocks if isinstance(block, dict)]
-    return [text for text in texts if isinstance(text, str)]
 
 
 def _said(text: str) -> Message:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from abut.content_rule import ContentRule, compared, find_rules, replayed
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
-from abut.placeholder import Masked, Message, Plan, not_written
+from abut.placeholder import Masked, Plan, not_written
 from abut.probe_messages import assistant, both, roles, user
 from abut.rendering import Rendering
 from abut.turn_end import TurnEnd, end_of_answer, end_of_calls

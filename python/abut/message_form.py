@@ -7,7 +7,7 @@ before it, is neither masked nor looked through again.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from abut.placeholder import Message
+from abut.messages import Message
 
 Form: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
 
-Message: TypeAlias = dict[str, Any]
 Plan: TypeAlias = tuple[str | int, ...]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from abut.placeholder import Message
+from abut.messages import Message
 
 
 def user(content: str = "abutUser") -> Message:

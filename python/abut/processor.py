@@ -9,8 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from abut.chat_template import ChatTemplateProcessor
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
-from abut.placeholder import Message, check_message, free_stem
+from abut.placeholder import check_message, free_stem
 from abut.probe_messages import both, roles
 from abut.template_report import NextVerdict, TemplateReport
 

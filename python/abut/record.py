@@ -5,7 +5,6 @@ Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and 
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from abut.messages import json_copy
 from abut.rollout import Rollout
 
 SCHEMA_VERSION = 1
@@ -53,7 +53,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             for turn in rollout.turns
         ],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
-        "messages": [_plain(message) for message in rollout.messages],
+        "messages": [json_copy(message) for message in rollout.messages],
         "control_spellings": rollout.control_spellings,
         "reward": rollout.reward,
         "stop_reason": rollout.stop_reason.value,
@@ -109,19 +109,3 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
 
 def _list(numbers: Any) -> list[int] | None:
     return None if numbers is None else np.asarray(numbers).tolist()
-
-
-def _plain(value: Any) -> Any:
-    """Of what a dataset, an environment or the policy put into a message: what JSON holds.
-
-    The rest, a NaN among it, is kept as text.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(value)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.placeholder import Message, free_stem
+from abut.messages import Message
+from abut.placeholder import free_stem
 from abut.probe_messages import assistant, roles, user
 from abut.turn_form import TurnForm
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from abut._native import Tokenizer, Trajectory
 from abut.difference import difference, token_text
 from abut.errors import TokenizerError
+from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
-from abut.placeholder import Message
 from abut.probe_messages import both
 from abut.processor import ChatTemplateProcessor
 from abut.rendering import Rendering

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Columns
-from abut.env import EnvFactory, EnvPool, Message
+from abut.env import EnvFactory, EnvPool
+from abut.messages import Message
 from abut.processor import PartsProcessor
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.errors import MissingExtraError
 from abut.fragments import FRAGMENTS, spellings
+from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
-from abut.placeholder import Message
 
 try:
     from hypothesis import strategies as st

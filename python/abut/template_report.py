@@ -9,7 +9,8 @@ from typing import Literal
 
 from abut.errors import TemplateError
 from abut.increment import Increment
-from abut.placeholder import Masked, Message
+from abut.messages import Message
+from abut.placeholder import Masked
 from abut.probe_messages import assistant, both, roles, user
 from abut.rendering import Rendering
 from abut.thinking import CLOSE, OPEN

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from abut._native import Tokenizer, Trajectory
 from abut.difference import Difference, difference, token_text
 from abut.errors import TemplateError
-from abut.placeholder import Message, json_or_none
+from abut.messages import Message
+from abut.placeholder import json_or_none
 from abut.processor import ChatTemplateProcessor
 from abut.replay import Replay
 

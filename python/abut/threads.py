@@ -108,6 +108,37 @@ class DaemonThreads:
             del work, result, error
 
 
+class SharedThreads:
+    """Threads that all episodes of a batch share, so that there are no more than calls at once.
+
+    They end with the last episode.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._episodes = 0
+        self._threads: DaemonThreads | None = None
+
+    def enter(self) -> DaemonThreads:
+        """Give an episode the threads, until it leaves them."""
+        with self._lock:
+            self._episodes += 1
+            if self._threads is None:
+                self._threads = DaemonThreads(self._name)
+            return self._threads
+
+    def leave(self) -> None:
+        """Let the threads end if nobody else has them; one whose call hangs, when that returns."""
+        with self._lock:
+            self._episodes -= 1
+            threads = self._threads
+            if self._episodes or threads is None:
+                return
+            self._threads = None
+        threads.close()
+
+
 class DaemonLoop:
     """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
 
@@ -124,7 +155,9 @@ class DaemonLoop:
         weakref.finalize(self, _discard, self._mailbox.loop, self._use)
 
     def open(self) -> None:
-        """Go on, on a thread."""
+        """Go on, on a thread; nothing where it runs already."""
+        if self._thread is not None:
+            return
         self._use.runs = True
         run = functools.partial(_run_until_closed, self._mailbox.loop, self._tasks, self._use)
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
@@ -156,12 +189,16 @@ class DaemonLoop:
     def close(self, seconds: float) -> bool:
         """Cancel what it was given and still runs; returns whether it stands still in so long.
 
-        Where something blocks it, it ends when that returns, and cannot be opened again.
+        Where something blocks it, it ends when that returns, and must not be opened again.
         """
-        assert self._thread is not None
+        if self._thread is None:
+            return True
         self._mailbox.put(self._mailbox.loop.stop)
         self._thread.join(seconds)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
 
     def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
         async def run() -> None:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abut.env import Message
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.processor import PartsProcessor
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")

@@ -10,16 +10,15 @@ from becoming scaffold.
 import asyncio
 import inspect
 import json
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from abut.env import Message
 from abut.error_text import text_of
 from abut.errors import EnvError
-from abut.threads import DaemonThreads, Mailbox
+from abut.messages import Message
+from abut.threads import Mailbox, SharedThreads, is_cancelled
 from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ParsedCalls, ToolCall
 
@@ -92,8 +91,7 @@ async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
     try:
         value = await awaited
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise  # ours: the deadline. Any other is the tool's.
         raised = error
 
@@ -102,36 +100,6 @@ async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
 
         return outcome
     return lambda: value
-
-
-class ToolThreads:
-    """Threads that all episodes of a batch share, so that there are no more than calls at once.
-
-    They end with the last episode.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._episodes = 0
-        self._threads: DaemonThreads | None = None
-
-    def enter(self) -> DaemonThreads:
-        """Give an episode the threads, until it leaves them."""
-        with self._lock:
-            self._episodes += 1
-            if self._threads is None:
-                self._threads = DaemonThreads("abut-tool")
-            return self._threads
-
-    def leave(self) -> None:
-        """Let the threads end if nobody else has them; one whose tool hangs, when that returns."""
-        with self._lock:
-            self._episodes -= 1
-            threads = self._threads
-            if self._episodes or threads is None:
-                return
-            self._threads = None
-        threads.close()
 
 
 class Toolbox:
@@ -152,7 +120,7 @@ class Toolbox:
         parse: Parse,
         answers: ToolAnswers,
         rules: ToolRules,
-        threads: ToolThreads,
+        threads: SharedThreads,
         texts: ToolTexts = JSON_TEXTS,
     ) -> None:
         self._functions = functions

@@ -10,14 +10,16 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
-from abut.env import Message, Reply, named_keywords
+from abut.env import Reply, named_keywords
 from abut.env_source import ForTask, question_of
 from abut.errors import MissingExtraError
+from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.threads import SharedThreads
 from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat, parse_tool_calls
-from abut.toolbox import Function, Toolbox, ToolRules, ToolThreads
+from abut.toolbox import Function, Toolbox, ToolRules
 
 Score: TypeAlias = Callable[..., float | Awaitable[float | None] | None]
 
@@ -84,7 +86,7 @@ class ToolEnv:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
         answers = ToolAnswers(processor, self.tools)
-        threads = ToolThreads()
+        threads = SharedThreads("abut-tool")
 
         def for_task(task: RolloutTask) -> RolloutTask:
             def make() -> ToolEpisode:

@@ -11,14 +11,16 @@ import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from abut.env import Message, Reply, named_keywords
+from abut.env import Reply, named_keywords
 from abut.env_source import ForTask, question_of
 from abut.errors import EnvError
+from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.rollout import RolloutTask
+from abut.threads import SharedThreads
 from abut.tool_answers import ToolAnswers
 from abut.tool_calls import Parse, ToolCallFormat
-from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts, ToolThreads
+from abut.toolbox import Function, Toolbox, ToolRules, ToolTexts
 from abut.tools import ToolEpisode, call_parser, schemas_by_name
 
 _NO_TOOLS = ("reset", "get_reward")
@@ -127,7 +129,7 @@ class EnvironmentFactory:
         """Return what gives a task its environment."""
         parse = call_parser(processor, self.format, self.tools)
         answers = ToolAnswers(processor, self.tools)
-        threads = ToolThreads()
+        threads = SharedThreads("abut-tool")
 
         def for_task(task: RolloutTask) -> RolloutTask:
             before = list(task.messages)
@@ -155,7 +157,7 @@ class MakeEnvironment:
         factory: EnvironmentFactory,
         parse: Parse,
         answers: ToolAnswers,
-        threads: ToolThreads,
+        threads: SharedThreads,
         row: Mapping[str, Any],
         last: Message,
     ) -> None:

@@ -14,6 +14,7 @@ from abut._native import Tokenizer
 from abut.engine import Engine
 from abut.env_source import question_of
 from abut.errors import TemplateError, TokenizerError
+from abut.messages import container_copy
 from abut.metrics import rollout_stats
 from abut.processor import PartsProcessor
 from abut.rollout import Rollout, RolloutTask
@@ -33,7 +34,7 @@ def rows_of(
         "error": [rollout.error for rollout in rollouts],
         "rollout_id": [rollout.rollout_id for rollout in rollouts],
         # Their own: what a reward function does to them reaches no record and no other row.
-        "messages": [_copied(rollout.messages) for rollout in rollouts],
+        "messages": [container_copy(rollout.messages) for rollout in rollouts],
         "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
     }
 
@@ -76,12 +77,3 @@ def _canonical_prompt(
             parts = processor.opening(attempt)
             return tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]
     return [processor.close_token_id]
-
-
-def _copied(value: Any) -> Any:
-    """A copy of lists and dicts, however deep; what they hold, such as an image, is the same."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value

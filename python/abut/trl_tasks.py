@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abut.env import Message
 from abut.env_route import EnvRoute
+from abut.messages import Message, last_user_text
 from abut.rollout import RolloutTask
 from abut.trl_columns import dataset_columns
 
@@ -120,9 +120,7 @@ class Tasks:
                 f"prompt {index} has a system message and make_rollout_func has a system_prompt\n"
                 "hint: give one of the two"
             )
-        users = [m for m in messages if m.get("role") == "user"]
-        seed = users[-1].get("content") if users else ""
-        return [*system, *messages], str(seed), row
+        return [*system, *messages], last_user_text(messages), row
 
 
 def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Tokenizer
+from abut.messages import Message
 from abut.parts import Part
-from abut.placeholder import Message
 from abut.processor import PartsProcessor
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]

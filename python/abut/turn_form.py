@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from abut.placeholder import Message
+from abut.messages import Message
 
 NO_NAME = "abutNoName"  # the function of a call whose tool message has no name
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vllm_server import requests
+from test_vllm_server import FILTERS, requests
 from training import DIFFERENCE, a_trainer, on_the_cpu, reload_weights
 
 from abut.errors import SamplerError
@@ -73,19 +73,7 @@ def llm(run: Run, untied: Any) -> Any:
     assert not run.llm.llm_engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 0.7},
-        {"top_k": 5},
-        {"top_p": 0.6},
-        {"min_p": 0.2},
-        {"repetition_penalty": 1.3},
-        {"temperature": 1.4, "top_k": 20, "repetition_penalty": 1.2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", FILTERS, ids=str)
 def test_logprobs_are_those_of_the_filtered_distribution(
     llm: Any, untied: Any, settings: Any
 ) -> None:

@@ -40,7 +40,7 @@ def test_wordle_trains_on_what_the_server_sampled(
             monkeypatch,
             *("wordle_grpo.py", "--model", str(model_folder), "--env", game.url),
             *("--vllm-url", own_server.url, "--max-steps", "3"),
-            **CPU | SMALL | {"disable_tqdm": True},
+            **CPU | SMALL,
         )
     assert asked["vllm_server_base_url"] == own_server.url
     logs = [log for log in trainer.state.log_history if DIFFERENCE in log]

@@ -22,6 +22,15 @@ from test_transformers_sampler import worst
 from test_vllm_sampler import Asked
 
 STOP = 505
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 5},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.3},
+    {"temperature": 1.4, "top_k": 20, "repetition_penalty": 1.2},
+]
 
 
 def requests(count: int = 8, max_tokens: int = 12, **changes: Any) -> list[SampleRequest]:
@@ -57,19 +66,7 @@ def error_of(sampler: VLLMServerSampler, *asked: SampleRequest) -> str:
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "generate"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 0.7},
-        {"top_k": 5},
-        {"top_p": 0.6},
-        {"min_p": 0.2},
-        {"repetition_penalty": 1.3},
-        {"temperature": 1.4, "top_k": 20, "repetition_penalty": 1.2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", FILTERS, ids=str)
 def test_logprobs_are_those_of_the_filtered_distribution(
     server: Any, untied: Any, settings: Any, endpoint: Any
 ) -> None:

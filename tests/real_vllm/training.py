@@ -5,6 +5,7 @@ from typing import Any
 
 from abut.rollout import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
+from example_run import CPU
 from stage import Talk
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
@@ -53,9 +54,8 @@ def a_trainer(
         return dict(outputs[-1])
 
     fixed = {
+        **CPU,
         "output_dir": str(out),
-        "use_cpu": True,
-        "bf16": False,
         "use_vllm": True,
         "per_device_train_batch_size": 8,
         "num_generations": 4,
@@ -63,9 +63,6 @@ def a_trainer(
         "temperature": 0.8,
         "learning_rate": 1e-3,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
     }
     trainer = GRPOTrainer(
         model=model,

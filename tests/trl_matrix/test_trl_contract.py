@@ -23,6 +23,7 @@ from abut.rollout import RolloutConfig  # noqa: E402
 from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
 from abut.trl_sampler import sampler_of  # noqa: E402
 from abut.trl_version import trl_version  # noqa: E402
+from example_run import CPU  # noqa: E402
 from stage import Talk, check_exact, env  # noqa: E402
 from trl_run import CONFIG, Columns, Run, Vowels, recorded_calls, user  # noqa: E402
 
@@ -252,15 +253,11 @@ def test_the_whole_loop_of_trl_runs_with_our_function_alone(
         model=(model := tiny_model()),
         args=GRPOConfig(
             output_dir=str(tmp_path),
-            use_cpu=True,
-            bf16=False,
             max_steps=1,
             per_device_train_batch_size=4,
             num_generations=4,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
             learning_rate=1e-2,
+            **CPU,
         ),
         processing_class=hf_tokenizer,
         reward_funcs=[env_reward, scored_only(lambda completions, **_: [0.1, 0.2, 0.3, 0.4])],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import abut
 from abut.bench.stage import Stage
 from abut.bench.texts import Replies
-from abut.env import Message
+from abut.messages import Message
 
 
 def tool_reply(text: str) -> Message:

@@ -8,7 +8,7 @@ from abut.bench.figures import Row
 from abut.bench.peers import PeerMissing
 from abut.bench.stage import Stage
 from abut.bench.trainer import trainer_stub
-from abut.env import Message
+from abut.messages import Message
 
 SUFFIX = "TRL _get_tool_suffix_ids"
 RENDER = "apply_chat_template"

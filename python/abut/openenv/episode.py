@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from abut.env import Message, Reply
+from abut.env import Reply
 from abut.errors import EnvError, InvalidAction
+from abut.messages import Message
 from abut.openenv.text import Texts
 from abut.openenv.wire import Observation, Session
 

@@ -25,8 +25,7 @@ from abut.openenv.pool import Pool
 from abut.openenv.target import Host
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
 from abut.openenv.wire import Observation
-from abut.threads import DaemonThreads, Mailbox
-from abut.toolbox import ToolThreads
+from abut.threads import DaemonThreads, Mailbox, SharedThreads, is_cancelled
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ class Lender:
     ) -> None:
         self.pool = pool
         self.rules = rules
-        self.threads = ToolThreads()
+        self.threads = SharedThreads("abut-openenv-user")
         self._hosts = hosts
         self._headers = headers
         self._loop = LoopThread("abut-openenv")
@@ -110,8 +109,7 @@ class Lender:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if future.cancelled() and task is not None and not task.cancelling():
+            if future.cancelled() and not is_cancelled():
                 raise EnvError("the OpenEnv was closed during an episode") from None
             raise
 

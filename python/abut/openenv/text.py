@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from abut.env import Message, Reply
+from abut.env import Reply
 from abut.errors import EnvError, InvalidAction
+from abut.messages import Message
 from abut.openenv.wire import Observation
 from abut.tool_calls import ToolCallFormat, parse_tool_calls
 

@@ -26,13 +26,13 @@ from abut.bench.texts import Replies
 from abut.bench.timing import Check, Sides, interleave
 from abut.bench.trainer import trainer_stub
 from abut.engine import Engine, Limits
-from abut.env import Message
+from abut.messages import Message
 from abut.rollout import RolloutConfig, RolloutTask
 from abut.sampler import Sample, SampleRequest
 
 TRL, TRL_ENV = "TRL _tool_call_loop", "trl-env rollout_func"
 LOOP = "abut, a plain loop around Trajectory"
-FLOOR = "abut, the calls of Trajectory alone"
+FLOOR = "abut, that loop without reading samples"
 TOOLS, USERS = "replies as tool messages, calls parsed", "replies as user turns"
 SYSTEM = "You look for where the time goes."
 WITHOUT_LIMIT = 10**9
@@ -58,10 +58,9 @@ def measure(stage: Stage) -> Row:
             "trl-env plays one rollout after the other on one thread, and so does the plain loop "
             "beside it: no deadlines, no retries, nothing at once. abut's engine has all of these: "
             "that is the difference between the two lines of abut.",
-            "The calls of Trajectory alone are what no loop around it can do without: append, "
-            "request, append_sampled, and the columns as lists; nothing is decoded or parsed, and "
-            "logprobs are made before. trl-env's time over this line's is the most that can be "
-            "reached against it.",
+            "The last line of abut is that loop without decoding and parsing what was sampled: the "
+            "reply as parts, append, request, append_sampled, and the columns as lists. trl-env's "
+            "time over this line's is the most that can be reached against it.",
         ],
     )
     measure_case(stage, row, TOOLS, TRL, play_trl, {"abut": abut_with_tools})
@@ -262,8 +261,8 @@ def abut_with_users(script: Script) -> Columns:
     return _abut(script, _Env, [{"role": "system", "content": SYSTEM}])
 
 
-def _loop(script: Script) -> Columns:
-    """The same as `abut_with_users`, one rollout after the other."""
+def _loop(script: Script, *, reads: bool = True) -> Columns:
+    """The same as `abut_with_users`, one rollout after the other; `reads` what is sampled."""
     stage, rows = script.stage, []
     for sampled, replies in zip(script.sampled, script.replies, strict=True):
         trajectory = Trajectory(stage.tokenizer)
@@ -273,27 +272,16 @@ def _loop(script: Script) -> Columns:
             trajectory.append_parts(parts)
             trajectory.request()
             trajectory.append_sampled(ids, logprobs(len(ids)))
-            stage.processor.parse_agent_output(stage.tokenizer.decode(ids))
+            if reads:
+                stage.processor.parse_agent_output(stage.tokenizer.decode(ids))
             parts = stage.processor.increment([{"role": "user", "content": reply}])
         rows.append(trajectory.columns())
     return _lists(rows)
 
 
 def _floor(script: Script) -> Columns:
-    """What of `_loop` the trajectory does."""
-    stage, rows = script.stage, []
-    made = functools.cache(logprobs)
-    for sampled, replies in zip(script.sampled, script.replies, strict=True):
-        trajectory = Trajectory(stage.tokenizer)
-        system = {"role": "system", "content": SYSTEM}
-        parts = stage.processor.opening([system, {"role": "user", "content": replies[0]}])
-        for ids, reply in zip(sampled, replies[1:], strict=True):
-            trajectory.append_parts(parts)
-            trajectory.request()
-            trajectory.append_sampled(ids, made(len(ids)))
-            parts = stage.processor.increment([{"role": "user", "content": reply}])
-        rows.append(trajectory.columns())
-    return _lists(rows)
+    """What no loop around a trajectory can do without."""
+    return _loop(script, reads=False)
 
 
 def _lists(rows: Sequence[TrainingColumns | None]) -> Columns:

@@ -1,0 +1,45 @@
+"""What is read of messages, and copies of them.
+
+Datasets, environments and the policy put into messages what they like, and reward functions change
+them: nobody's object gets into another's hands.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a message: its content, or those of the blocks of its content."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list | tuple) else [{"text": content}]
+    texts = [block.get("text") for block in blocks if isinstance(block, Mapping)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the last user message says; an empty string where there is none."""
+    users = [message for message in messages if message.get("role") == "user"]
+    return "".join(texts_of(users[-1])) if users else ""
+
+
+def json_copy(value: Any) -> Any:
+    """Return a copy in JSON values; what JSON cannot hold, a NaN among it, as text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_copy(item) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def container_copy(value: Any) -> Any:
+    """Return a copy of lists and dicts, however deep; what they hold, an image say, is the same."""
+    if isinstance(value, dict):
+        return {key: container_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [container_copy(item) for item in value]
+    return value
