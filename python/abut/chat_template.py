@@ -102,6 +102,7 @@ class ChatTemplateProcessor:
         self._tools = options["tools"]
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
+        self._for_all_names: dict[str, Increment | None] = {}
         self._forms: dict[Form, Increment] = {}
         self._opening_plans: dict[str, Plan] = {}
         self._openings: dict[str, list[Part]] = {}
@@ -268,8 +269,8 @@ class ChatTemplateProcessor:
 
     # ---- proofs
 
-    def _masked(self, messages: Sequence[Message]) -> Masked:
-        return mask(messages, self._render.pattern, free_stem(messages))
+    def _masked(self, messages: Sequence[Message], *, names: bool = False) -> Masked:
+        return mask(messages, self._render.pattern, free_stem(messages), names=names)
 
     def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
         """The increment, and the masked messages; None where it only needs their contents."""
@@ -277,19 +278,48 @@ class ChatTemplateProcessor:
         if form is not None and (known := self._forms.get(form)) is not None:
             return known, None
         masked = self._masked(messages)
-        proved = self._proved(masked)
+        proved = self._proved(masked, messages)
         only_contents = len(masked.contents) == len(masked.texts)
         if form is not None and only_contents and proved.rules is not None:
             _remember(self._forms, form, proved)
         return proved, masked
 
-    def _proved(self, masked: Masked) -> Increment:
+    def _proved(self, masked: Masked, messages: Sequence[Message] = ()) -> Increment:
+        """The proof for `masked`, which was made of `messages`, if they may share one."""
         key = masked.shape()
         proved = None if key is None else self._increments.get(key)
         if proved is None:
-            proved = self._prover.prove(masked)
+            proved = self._proved_for_all_names(masked, messages) or self._prover.prove(masked)
             _remember(self._increments, key, proved)
         return proved
+
+    def _proved_for_all_names(
+        self, masked: Masked, messages: Sequence[Message]
+    ) -> Increment | None:
+        """The proof that messages of several tools share, whatever the names of these.
+
+        So tools that were not called together before cost one render, not a proof. None: there are
+        not several, or the template does more with names than to write them.
+        """
+        if sum(message["role"] == "tool" for message in messages) < 2:
+            return None
+        named = self._masked(messages, names=True)
+        key = named.shape()
+        if key is None or not named.names:
+            return None
+        try:
+            if key in self._for_all_names:
+                shared = self._for_all_names.get(key)
+            else:
+                _remember(self._for_all_names, key, None)
+                shared = self._for_all_names[key] = self._prover.prove(named)
+            if shared is None:
+                return None
+            proved = shared.with_names(named)
+            written = proved.written(self._render, masked.messages)
+        except TemplateError:
+            return None
+        return proved if "".join(masked.fill(proved.plan, masked.placeholders)) == written else None
 
     def _verdict(self, kind: str) -> NextVerdict:
         masked = self._masked(NEXT_MESSAGES[kind])

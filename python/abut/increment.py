@@ -5,6 +5,7 @@ that it was tried on. The turn itself is never part of it: the model sampled tha
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -81,6 +82,19 @@ class Increment:
             Scaffold(piece) if isinstance(piece, str) else Content(texts[piece])
             for piece in self.plan
         ]
+
+    def with_names(self, masked: Masked) -> "Increment":
+        """That of the same messages where no placeholder stands for the names in `masked`."""
+        kept = [i for i in range(len(masked.texts)) if i not in masked.names]
+        number = {i: k for k, i in enumerate(kept)}
+        pieces = [p if isinstance(p, str) else number.get(p, masked.texts[p]) for p in self.plan]
+        plan = [
+            piece
+            for is_text, run in itertools.groupby(pieces, lambda piece: isinstance(piece, str))
+            for piece in (["".join(map(str, run))] if is_text else run)
+        ]
+        rules = None if self.rules is None else tuple(self.rules[i] for i in kept)
+        return replace(self, plan=tuple(plan), rules=rules)
 
     def written(self, rendering: Rendering, new: Sequence[Message]) -> str:
         """What the template writes for `new` in the place of the plan."""

@@ -24,9 +24,9 @@ class Masked:
     """Messages with placeholders for all that somebody said in them.
 
     `contents` are the numbers of the placeholders that stand for the text of a message, `ids` of
-    those that stand for a `tool_call_id`. The others stand for control tokens that are spelled
-    elsewhere in it, say in a tool's name: the values of other keys are the caller's and go through
-    as they are, but mint nothing.
+    those that stand for a `tool_call_id`, `names` of those that stand for the name of a tool. The
+    others stand for control tokens that are spelled elsewhere in it, say in a tool's name: the
+    values of other keys are the caller's and go through as they are, but mint nothing.
     """
 
     messages: list[Message]
@@ -35,13 +35,14 @@ class Masked:
     message_of: tuple[int, ...]
     contents: frozenset[int]
     ids: frozenset[int]
+    names: frozenset[int] = frozenset()
 
     def shape(self) -> str | None:
-        """What two conversations have in common that differ in their contents and ids only.
+        """What two conversations have in common that differ in contents, ids and names only.
 
         None: the messages hold something that is not JSON, so nothing can be remembered of them.
         """
-        varying = self.contents | self.ids
+        varying = self.contents | self.ids | self.names
         return json_or_none(
             [self.messages, [t for i, t in enumerate(self.texts) if i not in varying]]
         )
@@ -67,10 +68,9 @@ class Masked:
 
     def fill(self, plan: Plan, texts: Sequence[str]) -> list[Part]:
         """The parts of a plan with `texts` put in; an empty one leaves no part."""
+        labels = self.ids | self.names
         return [
-            Scaffold(p)
-            if isinstance(p, str)
-            else (Scaffold if p in self.ids else Content)(texts[p])
+            Scaffold(p) if isinstance(p, str) else (Scaffold if p in labels else Content)(texts[p])
             for p in plan
             if isinstance(p, str) or texts[p]
         ]
@@ -104,12 +104,15 @@ def free_stem(*values: object) -> str:
     return next(stem for n in itertools.count() if (stem := "abut" + "Z" * n + "x") not in haystack)
 
 
-def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Masked:
+def mask(
+    messages: Sequence[Message], control: re.Pattern[str], stem: str, *, names: bool = False
+) -> Masked:
     """Put placeholders where somebody's text stands.
 
     An empty content stays empty: templates branch on it, so it is a shape of its own. A
     `tool_call_id` is new with every call and would make every message a shape of its own, so it
-    gets a placeholder of its length, except beside the `tool_calls` that it refers to.
+    gets a placeholder of its length, except beside the `tool_calls` that it refers to. With
+    `names` the name of a tool gets one too, the same one wherever that name stands.
 
     Raises:
         TemplateError: a message is not a dict with a role, or its content is not text.
@@ -119,6 +122,7 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
     message_of: list[int] = []
     contents: set[int] = set()
     ids: set[int] = set()
+    named: set[int] = set()
     called = any(isinstance(m, dict) and m.get("tool_calls") for m in messages)
 
     def stand_in(text: str) -> str:
@@ -127,13 +131,12 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
         message_of.append(k)
         return placeholders[-1]
 
-    def call_id(text: str) -> str:
-        if (known := next((i for i in ids if texts[i] == text), None)) is not None:
+    def label(text: str, kind: set[int], length: int) -> str:
+        if (known := next((i for i in kind if texts[i] == text), None)) is not None:
             return placeholders[known]
-        ids.add(len(placeholders))
-        placeholders.append(f"{stem}{len(placeholders)}x".ljust(len(text), "y"))
-        texts.append(text)
-        message_of.append(k)
+        kind.add(len(placeholders))
+        stand_in(text)
+        placeholders[-1] = placeholders[-1].ljust(length, "y")
         return placeholders[-1]
 
     def content(text: str) -> str:
@@ -147,7 +150,9 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
         copy: Message = {}
         for key, value in message.items():
             if key == "tool_call_id" and not called and _is_call_id(value, control, stem):
-                copy[key] = call_id(value)
+                copy[key] = label(value, ids, len(value))
+            elif key == "name" and names and not called and _is_name(message, control):
+                copy[key] = label(value, named, 0)
             elif key != "content" or value is None:
                 copy[key] = replace_strings(
                     value, lambda s: control.sub(lambda match: stand_in(match[0]), s)
@@ -164,6 +169,7 @@ def mask(messages: Sequence[Message], control: re.Pattern[str], stem: str) -> Ma
         tuple(message_of),
         frozenset(contents),
         frozenset(ids),
+        frozenset(named),
     )
 
 
@@ -174,6 +180,17 @@ def _is_call_id(value: object, control: re.Pattern[str], stem: str) -> bool:
         and len(value) > len(stem) + 2
         and re.fullmatch(r"[A-Za-z0-9_-]+", value) is not None
         and control.search(value) is None
+    )
+
+
+def _is_name(message: Message, control: re.Pattern[str]) -> bool:
+    """Whether it has the name of a tool that every template can only write as it is."""
+    name = message.get("name")
+    return (
+        message["role"] == "tool"
+        and isinstance(name, str)
+        and re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
+        and control.search(name) is None
     )
 
 
