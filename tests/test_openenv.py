@@ -493,8 +493,8 @@ def test_a_session_that_comes_when_nobody_waits_any_more_goes_back() -> None:
 
         async def give_back_then_open() -> None:
             episode = OpenEnvEpisode(lender, no_kwargs, group=0)
-            await lender.call(episode.give_back())
-            await lender.call(episode.open())
+            await lender.call(episode.give_back)
+            await lender.call(episode.open)
             await asyncio.wait_for(lender.lend(no_kwargs, group=0), 20)
 
         asyncio.run(give_back_then_open())

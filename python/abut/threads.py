@@ -150,18 +150,25 @@ class DaemonLoop:
         self._name = name
         self._mailbox = Mailbox(asyncio.new_event_loop())
         self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._use = _Use()
         weakref.finalize(self, _discard, self._mailbox.loop, self._use)
 
     def open(self) -> None:
         """Go on, on a thread; nothing where it runs already."""
-        if self._thread is not None:
-            return
-        self._use.runs = True
-        run = functools.partial(_run_until_closed, self._mailbox.loop, self._tasks, self._use)
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._use.runs = True
+            run = functools.partial(_run_until_closed, self._mailbox.loop, self._tasks, self._use)
+            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run the coroutine that `call` makes."""
@@ -191,14 +198,21 @@ class DaemonLoop:
 
         Where something blocks it, it ends when that returns, and must not be opened again.
         """
-        if self._thread is None:
+        with self._lock:
+            if self._thread is None:
+                return True
+            self._mailbox.put(self._mailbox.loop.stop)
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
             return True
-        self._mailbox.put(self._mailbox.loop.stop)
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            return False
-        self._thread = None
-        return True
+
+    def end(self, seconds: float) -> None:
+        """Close it for good: cancel also what others left on the loop."""
+        with self._use.lock:
+            self._use.is_over = True
+        self.close(seconds)
 
     def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
         async def run() -> None:

@@ -8,6 +8,7 @@ episodes share, one that takes long would hold up all others.
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from abut.env import Reply
@@ -54,7 +55,7 @@ class OpenEnvEpisode:
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin; the seed that the server is sent is the one that this was lent with."""
         kwargs = await self._make_kwargs()
-        reply = await self._reply(await self._lender.call(self._begin(kwargs)))
+        reply = await self._reply(await self._lender.call(lambda: self._begin(kwargs)))
         self._lender.compare(self._group, reply)
         return self, reply
 
@@ -65,7 +66,8 @@ class OpenEnvEpisode:
             frames = await self._frames(action)
             self.alive = bool(frames)  # a text without any is the policy's last word
             for frame in frames:
-                observation = await self._lender.call(self._on_session().step(frame))
+                session = self._on_session()
+                observation = await self._lender.call(partial(session.step, frame))
                 replies.append(await self._reply(observation))
                 if not self.alive:
                     break

@@ -9,8 +9,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -20,12 +19,11 @@ from abut.env import Reply
 from abut.errors import EnvError, InvalidAction
 from abut.openenv.episode import MakeKwargs, OpenEnvEpisode
 from abut.openenv.http import http_get
-from abut.openenv.loop import LoopThread
 from abut.openenv.pool import Pool
 from abut.openenv.target import Host
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
 from abut.openenv.wire import Observation
-from abut.threads import DaemonThreads, Mailbox, SharedThreads, is_cancelled
+from abut.threads import DaemonLoop, DaemonThreads, Mailbox, SharedThreads, is_cancelled
 
 T = TypeVar("T")
 
@@ -60,7 +58,8 @@ class Lender:
         self.threads = SharedThreads("abut-openenv-user")
         self._hosts = hosts
         self._headers = headers
-        self._loop = LoopThread("abut-openenv")
+        self._lock = threading.Lock()
+        self._loop: DaemonLoop | None = DaemonLoop("abut-openenv")
         self._texts: Texts | None = None
         self._texts_lock = asyncio.Lock()
         self._first: OrderedDict[int, tuple[int, str]] = OrderedDict()
@@ -74,7 +73,7 @@ class Lender:
         """
         episode = OpenEnvEpisode(self, make_kwargs, group=group)
         try:
-            await self.call(episode.open())
+            await self.call(episode.open)
         except BaseException:
             episode.close()
             raise
@@ -86,32 +85,32 @@ class Lender:
         Raises:
             EnvError: no session can be had, or the environment has no tools.
         """
-        return self._submit(self._list_tools()).result()
+        return self._on_loop(lambda loop: loop.submit(self._list_tools)).result()
 
     def close(self) -> None:
         """End the sessions, the loop, and the servers that were started."""
-        if self._loop.current:  # collected on its own thread, which cannot wait for itself
-            threading.Thread(target=self.close, daemon=True).start()
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None:
             return
-        with suppress(TimeoutError, RuntimeError):
-            self._loop.submit(self.pool.close()).result(_CLOSE_S)
-        self._loop.close(_CLOSE_S)
-        for host in self._hosts:
-            host.close()
+        if loop.is_current:  # collected on its own thread, which cannot wait for itself
+            threading.Thread(target=self._end, args=(loop,), daemon=True).start()
+        else:
+            self._end(loop)
 
-    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop of the sockets.
+    async def call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Run what `call` makes on the loop of the sockets.
 
         Raises:
-            EnvError: this was closed meanwhile.
+            EnvError: this was closed, before or meanwhile.
         """
-        future = self._submit(coroutine)
+        mailbox = Mailbox(asyncio.get_running_loop())
         try:
-            return await asyncio.wrap_future(future)
+            return await self._on_loop(lambda loop: loop.ask(call, mailbox))
         except asyncio.CancelledError:
-            if future.cancelled() and not is_cancelled():
-                raise EnvError("the OpenEnv was closed during an episode") from None
-            raise
+            if is_cancelled():
+                raise
+            raise EnvError("the OpenEnv was closed during an episode") from None
 
     async def on_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function of the user's, without holding up the loop of who waits for it."""
@@ -123,8 +122,8 @@ class Lender:
 
     def give_back(self, episode: OpenEnvEpisode) -> None:
         """Take back what an episode holds; does not wait."""
-        with suppress(RuntimeError):  # closed, and every session with it
-            self._loop.submit(episode.give_back())
+        with suppress(EnvError):  # closed, and every session with it
+            self._on_loop(lambda loop: loop.submit(episode.give_back))
 
     async def texts(self, url: str) -> Texts:
         """The functions for texts; asks the server at `url` the first time, if it must.
@@ -154,11 +153,20 @@ class Lender:
                 shown[1],
             )
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        try:
-            return self._loop.submit(coroutine)
-        except RuntimeError:
-            raise EnvError("this OpenEnv is closed\nhint: make a new one") from None
+    def _on_loop(self, use: Callable[[DaemonLoop], T]) -> T:
+        with self._lock:  # what is given to the loop is there before `close` ends it
+            if self._loop is None:
+                raise EnvError("this OpenEnv is closed\nhint: make a new one")
+            self._loop.open()
+            return use(self._loop)
+
+    def _end(self, loop: DaemonLoop) -> None:
+        loop.open()
+        with suppress(TimeoutError):
+            loop.submit(self.pool.close).result(_CLOSE_S)
+        loop.end(_CLOSE_S)
+        for host in self._hosts:
+            host.close()
 
     async def _ask_for_texts(self, url: str) -> Texts:
         observe, act, history = self.rules.observe, self.rules.act, self.rules.history
