@@ -50,10 +50,9 @@ test: build
 	cargo test --workspace --locked --quiet
 	$(BIN)/pytest
 
-# Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. The memory
-# of a process is only what it holds where its allocator gives back at once what was freed.
+# Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/test_faults.py tests/test_pace.py
+	ABUT_SOAK=1 $(BIN)/pytest --timeout 3600 tests/test_faults.py tests/test_pace.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
