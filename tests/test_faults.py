@@ -365,7 +365,7 @@ def test_memory_is_flat_over_fifty_batches(
 
 
 def resident_bytes() -> int:
-    """What the process holds; not what its allocator keeps for it, for each thread that was."""
+    """What the process holds; its allocator too, but for what `make test-soak` has it let go."""
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_vllm_server import FILTERS, requests
-from training import DIFFERENCE, a_trainer, on_the_cpu, reload_weights
+from training import LEARNING, a_trainer, check_learning, on_the_cpu, reload_weights
 
 from abut.errors import SamplerError
 from abut.sampler import SampleRequest
@@ -21,7 +21,6 @@ from test_transformers_sampler import worst
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
 
-STEPS = 12
 LONG = {"generation_kwargs": {"ignore_eos": True}}
 
 
@@ -54,11 +53,7 @@ def run(model_folder: Path, hf_tokenizer: Any, tmp_path_factory: Any) -> Iterato
             Path(tmp_path_factory.mktemp("colocate")),
             vllm_mode="colocate",
             vllm_max_model_length=1024,
-            max_steps=STEPS,
-            per_device_train_batch_size=16,
-            num_generations=8,
-            learning_rate=3e-3,
-            lr_scheduler_type="constant",
+            **LEARNING,
         )
         run = Run(trainer, outputs)
         patch.setattr(generation.VLLMGeneration, "sync_weights", lambda _: run.sync())
@@ -195,16 +190,4 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     run.sync()
     run.is_synced = synced
     run.trainer.train()
-    logs = [log for log in run.trainer.state.log_history if DIFFERENCE in log]
-    differences = [log[DIFFERENCE] for log in logs]
-    assert len(differences) == len(run.outputs) == STEPS
-    assert all(turns == 3 for output in run.outputs for turns in output["num_turns"])
-    sampled = [np.sum(mask) / len(mask) for o in run.outputs for mask in o["env_mask"]]
-    assert 0.1 < np.mean(sampled) < 0.9, "tokens of the environment stand between the turns"
-    assert differences[0] < 1e-5
-    if not synced:
-        assert min(differences[1:]) > 1e-3, differences
-        return
-    assert max(differences) < 1e-5, differences
-    rewards = [log["reward"] for log in logs]
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1, rewards
+    check_learning(run.trainer, run.outputs, synced=synced)

@@ -3,12 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from abut.rollout import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
 from example_run import CPU
 from stage import Talk
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
+STEPS = 12
+# In so many steps the reward rises, by 0.1 at the least.
+LEARNING = {
+    "max_steps": STEPS,
+    "per_device_train_batch_size": 16,
+    "num_generations": 8,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "constant",
+}
 
 
 class Vowels(Talk):
@@ -38,7 +49,13 @@ def reload_weights(llm: Any, parameters: Any) -> None:
 
 
 def a_trainer(
-    model: Any, hf_tokenizer: Any, out: Path, *, env: type = Vowels, **args: Any
+    model: Any,
+    hf_tokenizer: Any,
+    out: Path,
+    *,
+    env: type = Vowels,
+    peft_config: Any = None,
+    **args: Any,
 ) -> tuple[Any, list[Any]]:
     """A trainer of multi-turn rollouts, and a list that gets what each batch of them is."""
     from datasets import Dataset
@@ -71,5 +88,23 @@ def a_trainer(
         reward_funcs=env_reward,
         train_dataset=Dataset.from_list([{"prompt": "begin"}] * 16),
         rollout_func=keep,
+        peft_config=peft_config,
     )
     return trainer, outputs
+
+
+def check_learning(trainer: Any, outputs: list[Any], *, synced: bool) -> None:
+    """TRL computes what was sampled at each step, and learns; not where vLLM got no weights."""
+    logs = [log for log in trainer.state.log_history if DIFFERENCE in log]
+    differences = [log[DIFFERENCE] for log in logs]
+    assert len(differences) == len(outputs) == STEPS
+    assert all(turns == 3 for output in outputs for turns in output["num_turns"])
+    sampled = [np.sum(mask) / len(mask) for o in outputs for mask in o["env_mask"]]
+    assert 0.1 < np.mean(sampled) < 0.9, "tokens of the environment stand between the turns"
+    assert differences[0] < 1e-5
+    if not synced:
+        assert min(differences[1:]) > 1e-3, differences
+        return
+    assert max(differences) < 1e-5, differences
+    rewards = [log["reward"] for log in logs]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1, rewards
