@@ -85,7 +85,7 @@ class FakeServer:
         self.hanging = 0
         self.deaf = False
         self.at_once = self.most_at_once = 0
-        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._loop = asyncio.new_event_loop()
         self._readers: dict[asyncio.StreamWriter, asyncio.StreamReader] = {}
         self._ids = itertools.count()
@@ -103,13 +103,13 @@ class FakeServer:
             self.port = server.sockets[0].getsockname()[1]
             started.set()
             await self._stop.wait()
+            await accept_no_more(server)
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task, writer in self._serving.items():
+                    writer.transport.abort()
+                    task.cancel()
+                await asyncio.wait(others, timeout=0.01)
             server.close()
-            for writer in self._open:
-                writer.transport.abort()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
 
         self._thread = threading.Thread(
             target=lambda: self._loop.run_until_complete(run()), name="fake-server", daemon=True
@@ -125,7 +125,9 @@ class FakeServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._open.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = writer
         self._readers[writer] = reader
         try:
             while not writer.is_closing():
@@ -143,8 +145,8 @@ class FakeServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._open.discard(writer)
             writer.close()
+            del self._serving[task], self._readers[writer]
 
     async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
         if self.deaf:
@@ -222,6 +224,13 @@ class FakeServer:
     async def hung_up(self, writer: asyncio.StreamWriter) -> None:
         """Wait until the client closes the connection."""
         await self._readers[writer].read()
+
+
+async def accept_no_more(server: Any) -> None:
+    """Before a server closes: it would leave what it accepts meanwhile to the garbage collector."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening)
+    await asyncio.sleep(0)  # what it has accepted becomes a connection
 
 
 def sampled(prompt_ids: Sequence[int], sampling: Any) -> list[int]:

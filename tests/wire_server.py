@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from websockets.asyncio.server import ServerConnection, serve
 
+from fake_server import accept_no_more
+
 SECRET = "the answer is 42"
 TEXT = {"type": "string"}
 SCHEMA = {
@@ -84,6 +86,7 @@ class WireServer:
                 self.port = next(iter(server.sockets)).getsockname()[1]
                 ready.set()
                 await self._stop.wait()
+                await accept_no_more(server)
                 self.drop_all()
 
         self._thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
