@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import abut
 from abut import _reference as reference
+from abut._reference.tokenizer import Edge
 from abut.errors import TokenizerError, TrajectoryError
 from abut.parts import Content, Part, Scaffold
 from oracle import Trio, outcome, plain, real, tokens_of
@@ -72,9 +73,17 @@ class BothTrajectories(RuleBasedStateMachine):
         ids = data.draw(st.sampled_from([ids, ids[1:], ids[:-1]]) | any_ids)
         if closed and self.three.reference.hard:
             ids = [*ids, self.three.reference.hard[0].id]
+        assume(self.have_canonical_tokens([*self.received[-8:], *ids]))
         values = data.draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))
         if self.both("append_sampled", ids, values)[0] == "value":
             self.received = [*self.received, *ids]
+
+    def have_canonical_tokens(self, ids: list[int]) -> bool:
+        """Not where bytes spell a control token that nothing else can: how far from it a seam is
+        judged depends on where a side looks for the text's last anchor."""
+        side = self.three.reference
+        parts = [kind(text.decode(errors="replace")) for kind, text in side.parts_of_ids(ids)]
+        return bool(outcome(lambda: side.tokens(parts, Edge.CONTINUE))[0] == "value")
 
     @invariant()
     def hold_the_same_tokens(self) -> None:
@@ -217,6 +226,22 @@ def test_a_sample_that_ends_inside_a_character_has_no_canonical_tokens() -> None
     trajectory.append_sampled([half], [-1.0])
     seam = trajectory.append_text("x")
     assert (seam.kind, seam.exact, seam.canonical_ids) == ("merged", False, None)
+
+
+def test_a_sample_that_spells_a_control_token_in_bytes_has_no_canonical_tokens() -> None:
+    vocab = [["<unk>", -1.0], ["<0x61>", -1.0], ["a", -1.0], ["b", -1.0]]
+    model = {"type": "Unigram", "unk_id": 0, "byte_fallback": True, "vocab": vocab}
+    control = {"id": 2, "content": "a", "special": True, "normalized": False}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    three = Trio(json.dumps({"model": model, "added_tokens": [control | flags]}))
+    for trajectory in abut.Trajectory(three.native), reference.Trajectory(three.reference):
+        trajectory.append_text("b")
+        trajectory.request()
+        seam = trajectory.append_sampled([1], [-1.0])
+        assert (seam.kind, seam.exact, seam.canonical_ids) == ("merged", False, None)
+        assert plain(trajectory.ids) == [3, 1]
+        with pytest.raises(TokenizerError):
+            trajectory.append_text("a")
 
 
 def test_arrays_have_the_documented_types_and_are_copies() -> None:

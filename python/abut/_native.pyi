@@ -55,12 +55,13 @@ class Seam:
         """`(T,)`: the canonical tokens from the first differing one up to the next hard token.
 
         Only where the left side was frozen: elsewhere the canonical tokens are written. None where
-        nothing differs, and where no canonical tokens exist: the seam lies inside a character.
+        nothing differs, and where no canonical tokens exist: the seam lies inside a character, or
+        sampled bytes spell text that the vocabulary has as a control token only.
         """
 
     @property
     def merge(self) -> Merge | None:
-        """The tokens and texts that meet in a `merged` seam; None inside a character."""
+        """The tokens and texts that meet in a `merged` seam; None where no canonical ones exist."""
 
 @final
 class Merge:

@@ -19,7 +19,7 @@ from abut._reference.tokenizer import (
     Tokenizer,
     common_prefix,
 )
-from abut.errors import TrajectoryError
+from abut.errors import TokenizerError, TrajectoryError
 from abut.parts import Content, Part, Scaffold
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
@@ -218,16 +218,21 @@ class Trajectory:
 
         The text on the left is that of its ids since the last hard token, so it has its prefix in
         it, and nothing here writes another one. `canonical_ids` begin at the first token that
-        differs from those of the left text alone. Inside a character there is no text to compare.
+        differs from those of the left text alone. Inside a character there is no text to compare,
+        and text that only sampled bytes spell has no canonical tokens.
         """
+        without_canonical = Seam("merged", exact=False, drop=0, ids=written)
         left = _whole_end(self.tokenizer, self._frozen_tail())
         if not left or not right:
-            return Seam("merged", exact=False, drop=0, ids=written)
+            return without_canonical
 
         def canonical(parts: Sequence[Part]) -> list[int]:
             return [token.id for token in self.tokenizer.tokens(parts, Edge.CONTINUE)]
 
-        before, after, joined = canonical(left), canonical(right), canonical([*left, *right])
+        try:
+            before, after, joined = canonical(left), canonical(right), canonical([*left, *right])
+        except TokenizerError:
+            return without_canonical
         if joined == before + after:
             return Seam("opaque", exact=True, drop=0, ids=written)
         canonical_ids = joined[common_prefix(before, joined) :]

@@ -47,7 +47,7 @@ pub struct Seam {
     /// Where the left side was frozen and the canonical tokens differ: what they would have been,
     /// from the first differing token up to the next hard one.
     pub canonical_ids: Option<Vec<u32>>,
-    /// What differs, on both sides of a merged seam; `None` inside a character.
+    /// What differs, on both sides of a merged seam; `None` where no canonical tokens exist.
     pub merge: Option<Merge>,
 }
 
@@ -131,7 +131,7 @@ impl Seam {
         let (Ok(alone), Ok(after), Ok(joined)) =
             (encode(left, edge), encode(near, Edge::Continue), encode(&both, edge))
         else {
-            // Sampled bytes that no text has.
+            // Sampled bytes that no text has, as where they spell a control token.
             return Self::broken(written);
         };
         if joins(&alone, &after, &joined) {
@@ -152,7 +152,7 @@ impl Seam {
         }
     }
 
-    /// A seam inside a character: no canonical tokens exist.
+    /// A seam where no canonical tokens exist, as inside a character.
     pub(crate) fn broken(written: Vec<u32>) -> Self {
         Self { exact: false, ..Self::clean(SeamKind::Merged, written) }
     }
