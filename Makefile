@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check test test-soak test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -38,17 +38,31 @@ $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
-check: build
+# The two languages need nothing of each other: `make --jobs=2` has Rust compiled while pip installs.
+check: check-rust check-python
+
+check-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
+
+check-python: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest abut._native --concise
 
-test: build
-	cargo test --workspace --locked --quiet
+test: test-rust test-python
+
+# Properties are tested with the same examples each time, so that a commit passes or does not;
+# `make fuzz` and `make test-random` look for others.
+test-rust:
+	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
+
+test-python: build
 	$(BIN)/pytest
+
+test-random: build
+	ABUT_RANDOM=1 $(BIN)/pytest -m hypothesis
 
 # Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. glibc keeps
 # up to 64 MB of freed memory for each of its arenas, which would hide what the process itself holds.

@@ -1,6 +1,7 @@
 """Fixtures for rollouts: the demo's tokenizer, Qwen3's, and a stage to play on."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,22 @@ from hypothesis import HealthCheck, settings
 
 from assets import DEMO_ASSETS
 
-# Loading a real tokenizer takes seconds, once, in whichever example comes first.
+# Loading a real tokenizer takes seconds, once, in whichever example comes first. The examples are
+# the same in each run, but for `make test-random`.
 settings.register_profile(
-    "abut", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    "abut",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    derandomize="ABUT_RANDOM" not in os.environ,
 )
 settings.load_profile("abut")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+# A job in a shell's background ignores Ctrl-C, which some tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
