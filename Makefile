@@ -18,6 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
+# No make runs below this one, and cargo would look for its job server.
+unexport MAKEFLAGS
 
 # vLLM pins a torch and a transformers of its own. uv installs, since pip knows no overrides, into an
 # environment that has pip, which vLLM's /server_info asks for what is installed.
