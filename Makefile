@@ -64,6 +64,7 @@ test-python: build
 	$(BIN)/pytest
 
 test-random: build
+	cargo test --workspace --locked --quiet
 	ABUT_RANDOM=1 $(BIN)/pytest -m hypothesis
 
 # Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. glibc keeps

@@ -31,6 +31,9 @@ class BothTrajectories(RuleBasedStateMachine):
         super().__init__()
         self.received: list[int] = []  # what the engine got or gave: a prefix for ever
         self.requests: list[tuple[Any, list[int]]] = []  # what it was given, and what stood there
+        # Not once sampled bytes spell a control token that nothing else can. How far from them a
+        # seam is judged depends on where a side looks for an anchor; tokens never do.
+        self.is_writable = True
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -46,6 +49,8 @@ class BothTrajectories(RuleBasedStateMachine):
             outcome(lambda side=side: getattr(side, name)(*args, **options))
             for side in (self.native, self.reference)
         ]
+        if not self.is_writable:
+            answers = [(kind, tokens_written(value)) for kind, value in answers]
         assert answers[0] == answers[1]
         return answers[0]
 
@@ -73,16 +78,14 @@ class BothTrajectories(RuleBasedStateMachine):
         ids = data.draw(st.sampled_from([ids, ids[1:], ids[:-1]]) | any_ids)
         if closed and self.three.reference.hard:
             ids = [*ids, self.three.reference.hard[0].id]
-        assume(self.have_canonical_tokens([*self.received[-8:], *ids]))
+        self.is_writable &= self.has_canonical_tokens([*self.received[-8:], *ids])
         values = data.draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))
         if self.both("append_sampled", ids, values)[0] == "value":
             self.received = [*self.received, *ids]
 
-    def have_canonical_tokens(self, ids: list[int]) -> bool:
-        """Not where bytes spell a control token that nothing else can: how far from it a seam is
-        judged depends on where a side looks for the text's last anchor."""
+    def has_canonical_tokens(self, ids: list[int]) -> bool:
         side = self.three.reference
-        parts = [kind(text.decode(errors="replace")) for kind, text in side.parts_of_ids(ids)]
+        parts = [kind(text.decode(errors="ignore")) for kind, text in side.parts_of_ids(ids)]
         return bool(outcome(lambda: side.tokens(parts, Edge.CONTINUE))[0] == "value")
 
     @invariant()
@@ -119,6 +122,11 @@ class BothQwen3(BothTrajectories):
 class BothMistral(BothTrajectories):
     def tokenizers(self) -> st.SearchStrategy[Trio]:
         return st.just(real("mistral_v3"))
+
+
+def tokens_written(answer: Any) -> Any:
+    """Of a seam its tokens, without the verdict; any other answer as it is."""
+    return (answer["drop"], answer["ids"]) if isinstance(answer, dict) else answer
 
 
 STEPS = settings(stateful_step_count=15, deadline=None)
