@@ -70,7 +70,7 @@ test-random: build
 # Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. glibc keeps
 # up to 64 MB of freed memory for each of its arenas, which would hide what the process itself holds.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/test_faults.py tests/test_pace.py
+	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
@@ -87,7 +87,7 @@ $(VLLM_VENV)/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/overri
 # Servers of the openenv package run in an environment of their own; abut needs none of it.
 OPENENV := .venv-openenv
 
-$(OPENENV)/deps.stamp: tests/openenv_servers/requirements.txt
+$(OPENENV)/deps.stamp: tests/openenv/servers/requirements.txt
 	$(PYTHON) -m venv $(OPENENV)
 	$(OPENENV)/bin/pip install --quiet --requirement $<
 	touch $@
@@ -104,7 +104,7 @@ test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 
 test-trl-%: build $(TRL_VENV)/%/deps.stamp
 	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
-		tests/trl_matrix tests/test_trl_ranks.py
+		tests/trl_matrix tests/trl/test_ranks.py
 
 $(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requirements.txt
 	$(PYTHON) -m venv --clear $(TRL_VENV)/$*

@@ -22,8 +22,8 @@ from typing import Any
 import tokenizers
 import transformers
 
-from abut.chat_template import ChatTemplateProcessor
-from abut.template_report import NEXT_MESSAGES, NextVerdict
+from abut.template.processor import ChatTemplateProcessor
+from abut.template.report import NEXT_MESSAGES, NextVerdict
 
 PAGE = Path(__file__).parents[1] / "docs" / "templates.md"
 MARK = "<!-- scripts/chat_templates.py wrote what follows. -->\n"

@@ -45,7 +45,7 @@ def tokenizer(hf_tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def processor(hf_tokenizer: Any) -> Any:
-    from abut.processor import ChatTemplateProcessor
+    from abut.template.processor import ChatTemplateProcessor
 
     return ChatTemplateProcessor(hf_tokenizer)
 
@@ -84,12 +84,29 @@ def called(stage: Any, hf_tokenizer: Any) -> Any:
 
 
 @pytest.fixture
-def no_thread_stays() -> Iterator[None]:
-    """Nothing that the engine started is left running."""
+def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing that the engine started is left running. Idle threads end sooner: tests are many."""
     from stage import eventually, own_threads
+
+    monkeypatch.setattr("abut.concurrency.threads._IDLE_S", 0.02)
 
     yield
     assert eventually(lambda: not own_threads()), own_threads()
+
+
+@pytest.fixture
+def idle_threads_stay(no_thread_stays: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Idle threads end with the test, however long anything takes until then."""
+    from abut.concurrency.threads import THREADS
+
+    with monkeypatch.context() as patch:
+        patch.setattr("abut.concurrency.threads._IDLE_S", 3600.0)
+        yield
+    # Each one waits anew, and not so long.
+    waiting = [THREADS.worker() for _ in [*THREADS._idle._workers]]
+    for worker in waiting:
+        worker.is_free()
+        worker.begin(THREADS.lend(), None)
 
 
 @pytest.fixture(scope="session")

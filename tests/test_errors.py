@@ -11,7 +11,7 @@ import pytest
 import abut
 from abut import errors
 from abut.pretrained import tokenizer_json
-from abut.rollout import RolloutConfig
+from abut.rollout.config import RolloutConfig
 
 TREE = {
     "TokenizerError": ValueError,
@@ -127,6 +127,12 @@ except ImportError as error:
             "hint: Tokenizer.from_file('tokenizer.json') needs no extra",
         ),
         (
+            "jinja2",
+            "import abut; from abut.demo.model import load_demo_tokenizer as load; "
+            "abut.ChatTemplateProcessor(load())",
+            "chat templates need jinja2 3.1 or later: pip install 'abut[hf]'",
+        ),
+        (
             "torch",
             "import abut.samplers.transformers",
             "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
@@ -143,8 +149,8 @@ except ImportError as error:
         ),
         (
             "aiohttp,torch,transformers,trl,tqdm,datasets,accelerate,websockets,gymnasium",
-            "import abut, abut.trl, abut.engine, abut.record, abut.processor, abut.metrics, "
-            "abut.gym",
+            "import abut, abut.trl, abut.rollout.engine, abut.records.record, abut.gym, "
+            "abut.template.processor",
             "",
         ),
     ],

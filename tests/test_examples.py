@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import abut
+from assets import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
 ALONE = ["exact_tokens.py"]
 TRAINING = ["custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]

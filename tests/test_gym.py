@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from abut.env import check_env_factory, make_env
+from abut.envs.foreign import check_env_factory, make_env
 from abut.errors import InvalidAction
 from abut.gym import GymEnv
 from stage import Stage, assert_done

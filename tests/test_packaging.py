@@ -231,6 +231,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
     ]
     assert [line for line in required if "extra ==" not in line] == project["dependencies"]
     assert set(project["optional-dependencies"]) == {
+        "fast",
         "hf",
         "trl",
         "vllm",

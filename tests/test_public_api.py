@@ -23,6 +23,7 @@ import abut.strategies
 import abut.testing
 import abut.trl
 import abut.trl_env
+from abut.samplers.settings import SamplingSettings
 
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
@@ -65,6 +66,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_te
   closing(messages=(), *, after=None)
   increment(messages)
   init_system_input(prompt)
+  knows(messages=())
   opening(messages)
   parse_agent_output(completion)
   parse_tool_calls(action)
@@ -167,6 +169,7 @@ SampleRequest
   seed
   rollout_id
   turn
+  where
 Sampler (protocol)
   sample(request)
 SamplerError(AbutError, RuntimeError)
@@ -220,6 +223,7 @@ Trajectory(tokenizer)
   append_sampled(ids, logprobs)
   append_text(text, *, added='text', provenance='env')
   columns()
+  fork(at)
   ids
   logprobs
   provenance
@@ -388,8 +392,12 @@ def test_all_is_sorted_as_ruff_sorts_it_and_complete() -> None:
     assert public | {"__version__"} == set(abut.__all__)
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(abut.RolloutConfig), ids=lambda f: f.name)
-def test_every_setting_of_rollouts_has_a_help_text(field: "dataclasses.Field[Any]") -> None:
+@pytest.mark.parametrize(
+    "field",
+    [*dataclasses.fields(abut.RolloutConfig), *dataclasses.fields(SamplingSettings)],
+    ids=lambda f: f.name,
+)
+def test_every_setting_has_a_help_text(field: "dataclasses.Field[Any]") -> None:
     assert field.metadata["help"].endswith(".")
 
 

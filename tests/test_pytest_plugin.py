@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from assets import DEMO_ASSETS
+from assets import DEMO_ASSETS, EXAMPLES, KIT
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "certify_tokenizer.py"
+EXAMPLE = EXAMPLES / "certify_tokenizer.py"
 
 TESTS = """\
 import pytest
@@ -152,7 +152,7 @@ def test_the_example_finds_a_tokenizer_that_is_not_exact(example: Path) -> None:
         "    spoil = lambda text, ids: ids[:-1]\n"
         "    return Broken(abut_hf_tokenizer, spoil)\n"
     )
-    options = ["-o", f"pythonpath={Path(__file__).parent}", f"--abut-tokenizer={DEMO_ASSETS}"]
+    options = ["-o", f"pythonpath={KIT}", f"--abut-tokenizer={DEMO_ASSETS}"]
     done = run(example, EXAMPLE.name, "-k", "texts", *options)
     assert done.returncode == 1
     assert "1 failed" in done.stdout

@@ -16,7 +16,8 @@ from abut._native import (
     collate,
     stitch,
 )
-from abut.env import AsyncEnv, Env, EnvPool
+from abut.envs.env import AsyncEnv, Env
+from abut.envs.task import EnvPool
 from abut.errors import (
     AbutError,
     ControlTokenError,
@@ -30,23 +31,17 @@ from abut.errors import (
     TokenizerError,
     TrajectoryError,
 )
-from abut.parts import Content, Part, Scaffold
-from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor
-from abut.record import JsonlRecorder, read_records
-from abut.rollout import Rollout, RolloutConfig, StopReason
-from abut.sampler import (
-    BatchSampler,
-    Sample,
-    Sampler,
-    SampleRequest,
-    ScriptedSampler,
-    StreamSampler,
-)
-from abut.tool_calls import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
-from abut.tools import tool_env
-
-PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
-"""The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""
+from abut.parts import PROVENANCE, Content, Part, Scaffold
+from abut.processor import PartsProcessor, Processor
+from abut.records.record import JsonlRecorder, read_records
+from abut.rollout.config import RolloutConfig
+from abut.rollout.rollout import Rollout, StopReason
+from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
+from abut.samplers.scripted import ScriptedSampler
+from abut.samplers.turns import StreamSampler
+from abut.template.processor import ChatTemplateProcessor
+from abut.tool_calls.parse import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
+from abut.tools.tool_env import tool_env
 
 __all__ = [
     "PROVENANCE",

@@ -48,11 +48,11 @@ class Seam:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`(T,)`: the left tokens without the last `drop`, then these, are the whole."""
+        """`(T,)` int64: the left tokens without the last `drop`, then these, are the whole."""
 
     @property
     def canonical_ids(self) -> NDArray[np.int64] | None:
-        """`(T,)`: the canonical tokens from the first differing one up to the next hard token.
+        """`(T,)` int64: the canonical tokens, from the first that differs to the next hard token.
 
         Only where the left side was frozen: elsewhere the canonical tokens are written. None where
         nothing differs, and where no canonical tokens exist: the seam lies inside a character, or
@@ -69,15 +69,15 @@ class Merge:
 
     @property
     def left_ids(self) -> NDArray[np.int64]:
-        """`(L,)`: the last tokens of the left side alone; empty where only the right changes."""
+        """`(L,)` int64: the last tokens of the left alone; empty where only the right changes."""
 
     @property
     def right_ids(self) -> NDArray[np.int64]:
-        """`(R,)`: the first tokens of the right side alone."""
+        """`(R,)` int64: the first tokens of the right side alone."""
 
     @property
     def merged_ids(self) -> NDArray[np.int64]:
-        """`(M,)`: what both together are instead."""
+        """`(M,)` int64: what both together are instead."""
 
     @property
     def left_text(self) -> str:
@@ -118,6 +118,11 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read a `tokenizer.json`.
 
+        Args:
+            path: the file.
+            control: as `from_str`.
+            textual: as `from_str`.
+
         Raises:
             OSError: the file cannot be read.
             TokenizerError: as `from_str`, with the path.
@@ -132,13 +137,18 @@ class Tokenizer:
     ) -> Tokenizer:
         """Take over a transformers tokenizer, or load one by name or folder with transformers.
 
+        Args:
+            source: the tokenizer, its name or its folder.
+            control: as `from_str`; so are those that the chat template spells.
+            textual: as `from_str`, whatever the chat template spells.
+
         Raises:
             MissingExtraError: a name or folder, and transformers is not installed.
             TokenizerError: it has no `tokenizers` backend.
         """
 
     def encode(self, text: str, *, added: _Added = "parse") -> NDArray[np.int64]:
-        """Return the `(T,)` tokens of `text`. Never adds BOS or EOS.
+        """Return the `(T,)` int64 tokens of `text`. Never adds BOS or EOS.
 
         Args:
             text: the first text of a conversation.
@@ -157,43 +167,74 @@ class Tokenizer:
 
         Ctrl-C ends it between two texts.
 
+        Args:
+            texts: each the first text of a conversation.
+            added: as `encode`.
+
         Raises:
             ControlTokenError: as `encode`, for the first text that has an error; names its index.
             TokenizerError: the same.
         """
 
     def encode_parts(self, parts: Sequence[Part], *, at_start: bool = True) -> NDArray[np.int64]:
-        """Return the `(T,)` tokens of the joined text; only scaffold becomes control tokens.
+        """Return the `(T,)` int64 tokens of the whole; only scaffold becomes control tokens.
 
         Args:
             parts: scaffold and content, in order.
             at_start: whether they begin the conversation.
+
+        Raises:
+            TokenizerError: content spells a control token that cannot be written otherwise, or the
+                text has no UTF-8.
         """
 
     def decode_bytes(self, ids: _Ids) -> bytes:
         """Return the bytes of the ids, by table.
+
+        Args:
+            ids: `(T,)`.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
         """
 
     def decode(self, ids: _Ids) -> str:
-        """Return `decode_bytes` as text; bytes that are no character become U+FFFD."""
+        """Return `decode_bytes` as text; bytes that are no character become U+FFFD.
+
+        Args:
+            ids: `(T,)`.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary.
+        """
 
     def control_spellings(self, text: str) -> list[tuple[int, str]]:
-        """Return each control token that `text` spells, with its first character.
+        """Return each control token that `text` spells, behind the index of its first character.
 
         They are what `encode(text, added="parse")` would make, and `added="text"` does not.
         """
 
     def seam(self, a: str, b: str, *, added: _Added = "parse") -> Seam:
-        """Return the verdict on the seam between two texts."""
+        """Return the verdict on the seam between two texts, of which `a` begins a conversation.
+
+        Takes as long as `b` and the run of characters at the seam, however long `a` is; where
+        `profile()` says `opaque_because`, as long as both.
+
+        Raises:
+            ControlTokenError: `added="raise"` and the text spells one.
+            TokenizerError: as `encode`.
+        """
 
     def is_additive(self, a: str, b: str, *, added: _Added = "parse") -> bool:
-        """Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined."""
+        """Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined.
+
+        Raises:
+            ControlTokenError: `added="raise"` and the text spells one.
+            TokenizerError: as `encode`.
+        """
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of an added token or an entry of the vocabulary."""
+        """Return the id of an added token or an entry of the vocabulary; None where it is none."""
 
     @property
     def vocab_size(self) -> int:
@@ -208,9 +249,8 @@ class Tokenizer:
         knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
         although it knows the shape: its tokens of a probe text were others), opaque_because (why
         an append encodes the open text again; None where a window is enough), and the lists
-        hard_tokens,
-        control_tokens, textual_tokens, mintable_tokens (control tokens that the model's own
-        vocabulary could spell, and is kept from).
+        hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
+        model's own vocabulary could spell, and is kept from).
         """
 
 @final
@@ -219,11 +259,11 @@ class Turn:
 
     @property
     def start(self) -> int:
-        """First token: the length of the request that it answers."""
+        """Its first token: the length of the request that it answers."""
 
     @property
     def end(self) -> int:
-        """Behind the last token."""
+        """Behind its last token; `start` where nothing was sampled."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -234,7 +274,7 @@ class Trajectory:
 
     A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
     Other threads go on while a call works; one that calls the same trajectory gets a
-    `TrajectoryError`.
+    `TrajectoryError`. `Trajectory(tokenizer)` is empty.
     """
 
     def __new__(cls, tokenizer: Tokenizer) -> Trajectory: ...
@@ -245,19 +285,41 @@ class Trajectory:
         added: _Added = "text",
         provenance: Literal["prompt", "env", "close"] = "env",
     ) -> Seam:
-        """Append context. With `added="parse"` it is scaffold, else content."""
+        """Append context. With `added="parse"` it is scaffold, else content.
+
+        Args:
+            text: it joins the text before it, back to what was frozen or sampled; the tokens are
+                those of the whole, whatever the pieces in which it arrived.
+            added: "parse": control tokens that are spelled become control tokens; "text": they
+                stay text; "raise": they are an error.
+            provenance: who says it; "close": we do, in place of the policy.
+
+        Returns:
+            The seam between what stood there and what was appended.
+
+        Raises:
+            ControlTokenError: `added="raise"` and the text spells one; nothing is written.
+            TokenizerError: as `Tokenizer.encode`; nothing is written.
+        """
 
     def append_parts(
         self, parts: Sequence[Part], *, provenance: Literal["prompt", "env", "close"] = "env"
     ) -> Seam:
         """Append context whose scaffold and content are apart.
 
+        Args:
+            parts: scaffold and content, in order; they join as in `append_text`.
+            provenance: who says the content.
+
         Returns:
             The seam between what stood there and what was appended.
+
+        Raises:
+            TokenizerError: as `Tokenizer.encode_parts`; nothing is written.
         """
 
     def request(self) -> NDArray[np.int64]:
-        """Return all ids so far, `(T,)`, which the engine gets. Freezes them.
+        """Return all ids so far, `(T,)` int64, which the engine gets. Freezes them.
 
         A read-only view that stays as it is: all requests of a trajectory share one array, and a
         turn writes only the ids that it adds. `torch.tensor(ids)` copies it. `torch.from_numpy` and
@@ -272,31 +334,56 @@ class Trajectory:
             ids: `(T,)`.
             logprobs: `(T,)`, nats, finite, aligned with `ids`.
 
+        Returns:
+            The seam between what stood there and what was sampled.
+
         Raises:
             TrajectoryError: no request stands directly before it, or the logprobs are not one
                 finite number per id; nothing is written.
             TokenizerError: an id outside the vocabulary.
         """
 
+    def fork(self, at: int) -> Trajectory:
+        """Return what stood here when there were `at` tokens, as a trajectory of its own.
+
+        The two share nothing that changes, and each goes on as if it had been built alone. The fork
+        has the turns that start before `at`, and costs a copy of the tokens before it. The first of
+        these that `at` is decides what the fork may do next:
+
+        - 0: it is empty.
+        - The start of a turn: it is requested, so that another sample of that request may follow at
+          once. That a turn ends there too, or sampled nothing there, changes nothing: after a
+          request all is possible that is possible after a sample.
+        - The length: it is as this one is. A request without an answer may be answered in both, and
+          text that is still open stays open: what is appended may change its last tokens.
+        - The end of a turn: it is as `append_sampled` left this one.
+
+        Args:
+            at: the place, in tokens.
+
+        Raises:
+            TrajectoryError: any other place; it names the nearest ones.
+        """
+
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`(T,)`."""
+        """`(T,)` int64: all ids, a copy."""
 
     @property
     def sampled_mask(self) -> NDArray[np.uint8]:
-        """`(T,)`: 1 where the policy sampled the token."""
+        """`(T,)` uint8: 1 where the policy sampled the token."""
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """`(T,)`, nats; NaN where the token was not sampled."""
+        """`(T,)` float32, nats; NaN where the token was not sampled."""
 
     @property
     def provenance(self) -> NDArray[np.uint8]:
-        """`(T,)`: codes; `abut.PROVENANCE` has their names."""
+        """`(T,)` uint8: codes of who wrote the token; `abut.PROVENANCE` has their names."""
 
     @property
     def turns(self) -> list[Turn]:
-        """One for each sample."""
+        """Where each sample stands, in order."""
 
     def columns(self) -> Columns:
         """Return the row for a trainer: up to the last sampled token.
@@ -309,7 +396,17 @@ class Trajectory:
 
 @final
 class Columns:
-    """One row for a trainer. The three arrays after the prompt are aligned."""
+    """One row for a trainer. The three arrays after the prompt are aligned.
+
+    Args:
+        prompt_ids: `(P,)`.
+        completion_ids: `(T,)`.
+        logprobs: `(T,)`, nats: finite where `env_mask` is 1, else 0.0.
+        env_mask: `(T,)`: 1 where the policy sampled the token, else 0.
+
+    Raises:
+        TrajectoryError: an id is negative, a length differs, or mask and logprob disagree.
+    """
 
     def __new__(
         cls, *, prompt_ids: _Ids, completion_ids: _Ids, logprobs: Any, env_mask: Any
@@ -317,28 +414,35 @@ class Columns:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, NDArray[Any]]]: ...
     @property
     def prompt_ids(self) -> NDArray[np.int64]:
-        """`(P,)`: all ids before the first sampled one."""
+        """`(P,)` int64: all ids before the first sampled one."""
 
     @property
     def completion_ids(self) -> NDArray[np.int64]:
-        """`(T,)`: from the first to the last sampled one."""
+        """`(T,)` int64: all ids from the first to the last sampled one."""
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """`(T,)`, nats; 0.0 where `env_mask` is 0."""
+        """`(T,)` float32, nats; 0.0 where `env_mask` is 0."""
 
     @property
     def env_mask(self) -> NDArray[np.uint8]:
-        """`(T,)`: 1 where the policy sampled the token."""
+        """`(T,)` uint8: 1 where the policy sampled the token."""
 
 def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any]]:
     """Pad rows to rectangles: prompts on the left, completions on the right.
 
     Costs about as much as copying as many bytes.
 
+    Args:
+        columns: B rows.
+        pad_id: what `prompt_ids` and `completion_ids` are padded with; the other arrays with 0.
+
     Returns:
-        `prompt_ids`, `prompt_mask` `(B, P)` and `completion_ids`, `completion_mask`, `logprobs`,
-        `env_mask` `(B, T)`.
+        `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
+        `completion_mask` uint8, `logprobs` float32 and `env_mask` uint8, `(B, T)`.
+
+    Raises:
+        TrajectoryError: an array of a row was changed so that mask and logprob disagree.
     """
 
 @final
@@ -431,6 +535,9 @@ def stitch(
             becomes context, and elsewhere as "split".
         tokenizer: for texts and better guesses at causes; it decides nothing.
 
+    Returns:
+        The chains, one row each, and a verdict on each call.
+
     Raises:
         TrajectoryError: a call is malformed: an empty prompt, a negative id, or logprobs that are
             not one finite number per sampled id.
@@ -447,11 +554,11 @@ class Choice:
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """`(T,)`: what was sampled, the stop token included."""
+        """`(T,)` int64: what was sampled, the stop token included."""
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """`(T,)`, nats, aligned with `token_ids`."""
+        """`(T,)` float32, nats, aligned with `token_ids`."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -467,10 +574,13 @@ class Choice:
 
     @property
     def prompt_token_ids(self) -> NDArray[np.int64] | None:
-        """`(P,)`: what the engine received, where the server repeats it."""
+        """`(P,)` int64: what the engine received; None where the server does not repeat it."""
 
 def read_completions(body: bytes, /) -> list[Choice]:
     """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
+
+    Args:
+        body: all of it.
 
     Raises:
         SamplerError: no such reply, ids or logprobs are missing, an id is no id, or the logprobs

@@ -3,7 +3,7 @@
     AbutError
     ├── TokenizerError (ValueError)      a tokenizer that cannot be loaded or used exactly
     ├── ControlTokenError (ValueError)   `added="raise"`: the text spells a control token
-    ├── TrajectoryError (ValueError)     an append that would break the invariant of a trajectory
+    ├── TrajectoryError (ValueError)     what would break the invariant of a trajectory
     ├── SeamError (ValueError)           recorded calls that do not join
     ├── TemplateError (ValueError)       a chat template that cannot be appended to exactly
     ├── EnvError (RuntimeError)          an environment that failed or returned the wrong thing
@@ -30,7 +30,7 @@ class ControlTokenError(AbutError, ValueError):
 
 
 class TrajectoryError(AbutError, ValueError):
-    """An append that would break the invariant of a trajectory."""
+    """What would break the invariant of a trajectory: an append, a fork, columns of nothing."""
 
 
 class SeamError(AbutError, ValueError):
@@ -62,3 +62,21 @@ class RolloutError(AbutError, RuntimeError):
 
 class MissingExtraError(AbutError, ImportError):
     """An optional dependency that is not installed."""
+
+
+_LONGEST_TEXT = 2_000
+
+
+def text_of(error: BaseException) -> str:
+    """Class and message of an error of somebody else, as errors of ours quote it.
+
+    Always a text, and a short one: an exception may fail to say what it is, or say it in megabytes.
+    """
+    name = type(error).__name__
+    try:
+        said = str(error)
+    except BaseException as second:  # its `__str__` is foreign code as well
+        return f"{name} (whose text raises {type(second).__name__})"
+    if len(said) > _LONGEST_TEXT:
+        said = f"{said[:_LONGEST_TEXT]}… ({len(said):,} characters)"
+    return f"{name}: {said}"

@@ -4,16 +4,13 @@ Invariant: an action that cannot be taken never reaches the object; it is the po
 no gymnasium: whatever has the two methods will do.
 """
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
-from abut.env import Reply
-from abut.env_source import ForTask
+from abut.envs.env import Reply
+from abut.envs.source import BoundSource
 from abut.errors import EnvError
 from abut.processor import PartsProcessor
-from abut.rollout import RolloutTask
 
 
 class GymEnv:
@@ -59,26 +56,19 @@ class GymEnv:
         self.reset = reset
         self.on_invalid = on_invalid
         self.invalid_reward = invalid_reward
-        self._row: Mapping[str, Any] = {}
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """None: an action is a text."""
         return ()
 
-    def bind(self, processor: PartsProcessor) -> ForTask:
-        """Return what gives a task this factory with the task's whole row."""
-
-        def for_task(task: RolloutTask) -> RolloutTask:
-            make = copy.copy(self)
-            make._row = task.columns
-            return dataclasses.replace(task, make_env=make)
-
-        return for_task
+    def bind(self, processor: PartsProcessor) -> BoundSource:
+        """Return what makes environments that know their task's whole row."""
+        return BoundSource(lambda task: GymEpisode(self, task.columns), repr(self))
 
     def __call__(self) -> "GymEpisode":
         """Make an environment for one episode."""
-        return GymEpisode(self, self._row)
+        return GymEpisode(self, {})
 
     def __repr__(self) -> str:
         return f"GymEnv({getattr(self.make, '__name__', repr(self.make))})"

@@ -29,3 +29,6 @@ class Content(str):
 
 
 Part: TypeAlias = Scaffold | Content
+
+PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
+"""The names of the codes in `Trajectory.provenance`: `PROVENANCE[code]`."""

@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from abut._native import Tokenizer, Trajectory
-from abut.difference import Difference, difference, token_text
+from abut.audit.difference import Difference, difference, token_text
+from abut.audit.replay import Replay
 from abut.errors import TemplateError
 from abut.messages import Message
-from abut.placeholder import json_or_none
-from abut.processor import ChatTemplateProcessor
-from abut.replay import Replay
+from abut.template.mask import json_or_none
+from abut.template.processor import ChatTemplateProcessor
 
 __all__ = [
     "assert_additive",

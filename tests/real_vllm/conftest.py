@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vllm_server import VLLMServer
 
 HERE = Path(__file__).parent

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vllm_server import FILTERS, requests
-from training import LEARNING, a_trainer, check_learning, on_the_cpu, reload_weights
 
 from abut.errors import SamplerError
-from abut.sampler import SampleRequest
+from abut.samplers.sampler import SampleRequest
 from abut.samplers.vllm import VLLMColocateSampler
+from forward_pass import worst
 from stage import Talk, check_exact, env
 from streams import Ask, ask, kept_answers, served
-from test_transformers_sampler import worst
+from vllm_requests import FILTERS, requests
+from vllm_training import LEARNING, a_trainer, check_learning, on_the_cpu, reload_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_vllm_training import send
-from training import DIFFERENCE
-from vllm_server import VLLMServer
 
 from example_run import CPU, SMALL, run_example
+from vllm_server import VLLMServer
+from vllm_training import DIFFERENCE, send
 from wire_server import WireServer
 
 

@@ -10,38 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_server import VLLMServer
 
 import abut.samplers.vllm
 from abut._native import read_completions
 from abut.errors import SamplerError
-from abut.sampler import Sample, SampleRequest
+from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.vllm import VLLMServerSampler
+from forward_pass import worst
 from stage import Talk, check_exact, env
-from test_transformers_sampler import worst
-from test_vllm_sampler import Asked
-
-STOP = 505
-FILTERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.7},
-    {"top_k": 5},
-    {"top_p": 0.6},
-    {"min_p": 0.2},
-    {"repetition_penalty": 1.3},
-    {"temperature": 1.4, "top_k": 20, "repetition_penalty": 1.2},
-]
-
-
-def requests(count: int = 8, max_tokens: int = 12, **changes: Any) -> list[SampleRequest]:
-    fields = {"max_tokens": max_tokens, "stop_token_ids": (STOP,), "turn": 0}
-    return [
-        SampleRequest(
-            prompt_ids=np.arange(20, 24 + 3 * k), seed=k, rollout_id=f"r{k}", **fields | changes
-        )
-        for k in range(count)
-    ]
-
+from vllm_requests import FILTERS, Asked, requests
+from vllm_server import VLLMServer
 
 Between = Callable[[VLLMServerSampler], Awaitable[None]]
 

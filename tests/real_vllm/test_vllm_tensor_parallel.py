@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from assets import KIT
+
 STEPS = 4
 
 
@@ -16,7 +17,7 @@ def test_both_ranks_sample_exactly_with_one_model(model_folder: Path, tmp_path: 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])]
     shared = os.environ | {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -27,7 +28,7 @@ def test_both_ranks_sample_exactly_with_one_model(model_folder: Path, tmp_path: 
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # both would be bound to the same core
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command = [sys.executable, str(HERE / "tensor_parallel.py"), str(model_folder), str(tmp_path)]
+    command = [sys.executable, str(KIT / "vllm_ranks.py"), str(model_folder), str(tmp_path)]
     processes, logs = [], []
     for rank in ("0", "1"):
         logs.append(tmp_path / f"{rank}.log")

@@ -3,14 +3,14 @@
 TRL sends weights by NCCL, which needs a GPU. Here they go by way of a file; all else is TRL's.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import LEARNING, a_trainer, check_learning
+
 from vllm_server import VLLMServer
+from vllm_training import LEARNING, a_trainer, check_learning, send
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +20,6 @@ def own_server(model_folder: Path) -> Iterator[Any]:
         yield server.ready()
     finally:
         server.kill()
-
-
-def send(server: Any, folder: Path, params: Any) -> None:
-    from safetensors.torch import save_file
-
-    # Copies: TRL takes an adapter out of the weights again once it has given the last of them.
-    copies = {name: p.detach().clone() for name, p in params}
-    save_file(copies, folder / "model.safetensors")
-    rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    server.post("/collective_rpc", json.dumps(rpc).encode())
 
 
 @pytest.mark.parametrize(

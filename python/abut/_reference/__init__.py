@@ -3,11 +3,17 @@
 Invariant: nothing here is incremental. Every answer is computed from the whole text by the
 definition, with the stages of the `tokenizers` package as they are, so that the native module,
 which takes shortcuts, has something to be compared with. It is slow, and only tests and readers
-import it (it needs `tokenizers`). Read `cut` first, then `tokenizer`, then `trajectory`.
+import it (it needs `tokenizers`). Read `added`, `byte_table`, `file`, `cut`, `edge`, `encode`,
+`seam`, `tokenizer`, `trajectory`: each imports only what stands before it, and of the rest of abut
+only `errors` and `parts`.
 """
 
-from abut._reference.cut import AddedToken, hard_tokens
-from abut._reference.tokenizer import Edge, Merge, Seam, Token, Tokenizer
+from abut._reference.added import AddedToken
+from abut._reference.cut import hard_tokens
+from abut._reference.edge import Edge
+from abut._reference.encode import Token
+from abut._reference.seam import Merge, Seam
+from abut._reference.tokenizer import Tokenizer
 from abut._reference.trajectory import Columns, Trajectory, collate
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Added tokens: their two classes, where they are cut out of a text, and which cuts never move.
+"""Where added tokens are cut out of a text, and which cuts never move.
 
 Invariant: in text that is all scaffold the cuts are those of `tokenizers`; in mixed text a control
 token is cut out only where all of it comes from one run of scaffold.
@@ -14,29 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from abut._reference.added import AddedToken, is_space
+from abut.parts import Part, Scaffold
+
 Span: TypeAlias = tuple[int, int]
-
-# The living standard, then what browsers once knew.
-HTML_ELEMENTS = frozenset(
-    """
-    a abbr address area article aside audio b base bdi bdo blockquote body br button canvas caption
-    cite code col colgroup data datalist dd del details dfn dialog div dl dt em embed fieldset
-    figcaption figure footer form h1 h2 h3 h4 h5 h6 head header hgroup hr html i iframe img input
-    ins kbd label legend li link main map mark menu meta meter nav noscript object ol optgroup
-    option output p picture pre progress q rp rt ruby samp script search section select slot small
-    source span strong style sub summary sup svg table tbody td template textarea tfoot th thead
-    time title tr track u ul var video wbr
-
-    acronym applet basefont bgsound big blink center dir font frame frameset isindex keygen listing
-    marquee menuitem multicol nextid nobr noembed noframes param plaintext rb rtc spacer strike tt
-    xmp
-    """.split()  # noqa: SIM905 (as a list it is 142 lines)
-)
-
-
-def is_space(char: str) -> bool:
-    """Unicode `White_Space`. `str.isspace` counts four control characters more."""
-    return char.isspace() and not "\x1c" <= char <= "\x1f"
 
 
 def is_word(char: str) -> bool:
@@ -47,32 +28,6 @@ def is_word(char: str) -> bool:
     circled_letters = ("\u24b6", "\u24e9"), ("\U0001f130", "\U0001f149")
     squared_letters = ("\U0001f150", "\U0001f169"), ("\U0001f170", "\U0001f189")
     return any(low <= char <= high for low, high in (*circled_letters, *squared_letters))
-
-
-def is_textual(content: str) -> bool:
-    """Whitespace (`▁` counts: it is SentencePiece's space) or a tag named like an HTML element."""
-    if all(is_space(char) or char == "▁" for char in content):
-        return True
-    if not (content.startswith("<") and content.endswith(">") and len(content) > 2):
-        return False
-    inside = content[1:-1]
-    name = inside[1:] if inside.startswith("/") else inside.removesuffix("/")
-    return name.rstrip().lower() in HTML_ELEMENTS
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    """An added token. `pattern` is what it matches: its content, normalized where `normalized`."""
-
-    id: int
-    content: str
-    pattern: str
-    single_word: bool
-    lstrip: bool
-    rstrip: bool
-    normalized: bool
-    special: bool
-    control: bool
 
 
 @dataclass(frozen=True)
@@ -137,6 +92,17 @@ def _coverable(
         return lambda _: True
     run = run_around(span, runs)
     return None if run is None else lambda i: run_around(origin[i], [run]) is not None
+
+
+def scaffold_runs(parts: Sequence[Part]) -> list[Span]:
+    """The maximal runs of adjacent scaffold in the joined text; empty parts separate nothing."""
+    runs: list[Span] = []
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        if isinstance(part, Scaffold) and part:
+            runs.append((runs.pop()[0] if runs and runs[-1][1] == start else start, end))
+    return runs
 
 
 def run_around(span: Span, runs: Iterable[Span]) -> Span | None:

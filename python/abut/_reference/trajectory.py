@@ -7,19 +7,15 @@ seen yet is encoded as the whole text that it is, in whatever pieces it arrived.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from abut._reference.tokenizer import (
-    AddedMode,
-    Edge,
-    Seam,
-    Token,
-    Tokenizer,
-    common_prefix,
-)
-from abut.errors import TokenizerError, TrajectoryError
+from abut._reference.edge import Edge
+from abut._reference.encode import Token
+from abut._reference.seam import Seam, after_frozen, between_texts
+from abut._reference.tokenizer import AddedMode, Tokenizer
+from abut.errors import TrajectoryError
 from abut.parts import Content, Part, Scaffold
 
 PROVENANCE = ("prompt", "env", "scaffold", "sampled", "close")
@@ -90,7 +86,7 @@ class Trajectory:
         begins_hard = any(token.start == boundary and is_hard(token) for token in after)
         ends_hard = any(token.end == boundary and is_hard(token) for token in before)
         barrier = boundary == 0 or ends_hard or begins_hard
-        seam = self.tokenizer.between_texts(before, after, barrier, parts)
+        seam = between_texts(self.tokenizer, before, after, barrier, parts)
         if touches_frozen and not self._open_is_merged:
             frozen = self._seam_after_frozen([part for part, _ in open_parts], [])
             self._open_is_merged = not frozen.exact
@@ -129,6 +125,52 @@ class Trajectory:
         self._freeze([Entry(id, logprob, "sampled", id in hard) for id, logprob in pairs])
         self._requested = False
         return seam
+
+    def fork(self, at: int) -> Self:
+        """What stood here when there were `at` tokens, with the turns that start before `at`.
+
+        The first of these that `at` is decides what the fork may do next. 0: it is empty. The start
+        of a turn: it is requested, so that another sample may follow at once, also where a turn
+        ends there too or sampled nothing there. The length: it is as this one is; a request without
+        an answer may be answered in both, and open text stays open. The end of a turn: it is as
+        `append_sampled` left this one.
+
+        Raises:
+            TrajectoryError: any other place.
+        """
+        if at not in self._places():
+            raise TrajectoryError(self._no_place(at))
+        starts = [start for start, _ in self.turns]
+        turns = [turn for turn in self.turns if turn[0] < at]
+        if at == len(self) and at not in [0, *starts]:
+            frozen, parts, tokens = self._frozen[:], self._open[:], self._open_tokens[:]
+            return replace(self, _frozen=frozen, _open=parts, _open_tokens=tokens, turns=turns)
+        fork = type(self)(self.tokenizer, turns=turns)
+        fork._freeze(self._frozen[:at])
+        fork._requested = at in starts
+        return fork
+
+    def _places(self) -> dict[int, str]:
+        """Where it can be forked, and what counts where a place is several things."""
+        ends = {end: f"the end of turn {k}" for k, (_, end) in enumerate(self.turns)}
+        # Of the turns that start at one place, the first.
+        numbered = list(enumerate(self.turns))
+        starts = {start: f"the start of turn {k}" for k, (start, _) in reversed(numbered)}
+        return ends | {len(self): "the length"} | starts | {0: "the beginning"}
+
+    def _no_place(self, at: int) -> str:
+        places = self._places()
+        below = [place for place in places if place < at]
+        above = [place for place in places if place > at]
+        nearest = [*([max(below)] if below else []), *([min(above)] if above else [])]
+        named = " and ".join(f"{place} ({places[place]})" for place in nearest)
+        are = "place is" if len(nearest) == 1 else "places are"
+        return (
+            f"a trajectory of {len(self)} tokens cannot be forked at {at}: "
+            f"the nearest {are} {named}\n"
+            "hint: fork at 0, at the start or end of a turn, or at the length; a token elsewhere "
+            "may be one of a longer text"
+        )
 
     @property
     def ids(self) -> list[int]:
@@ -214,30 +256,9 @@ class Trajectory:
         return self._seam_after_frozen(_whole_start(self.tokenizer, right), ids)
 
     def _seam_after_frozen(self, right: Sequence[Part], written: list[int]) -> Seam:
-        """What the canonical tokens on both sides of a frozen edge are; they are never applied.
-
-        The text on the left is that of its ids since the last hard token, so it has its prefix in
-        it, and nothing here writes another one. `canonical_ids` begin at the first token that
-        differs from those of the left text alone. Inside a character there is no text to compare,
-        and text that only sampled bytes spell has no canonical tokens.
-        """
-        without_canonical = Seam("merged", exact=False, drop=0, ids=written)
+        """The seam with the text of the ids since the last hard token."""
         left = _whole_end(self.tokenizer, self._frozen_tail())
-        if not left or not right:
-            return without_canonical
-
-        def canonical(parts: Sequence[Part]) -> list[int]:
-            return [token.id for token in self.tokenizer.tokens(parts, Edge.CONTINUE)]
-
-        try:
-            before, after, joined = canonical(left), canonical(right), canonical([*left, *right])
-        except TokenizerError:
-            return without_canonical
-        if joined == before + after:
-            return Seam("opaque", exact=True, drop=0, ids=written)
-        canonical_ids = joined[common_prefix(before, joined) :]
-        merge = self.tokenizer.merge(before, after, joined)
-        return Seam("merged", False, 0, written, canonical_ids, merge)
+        return after_frozen(self.tokenizer, left, right, written)
 
 
 def _whole_start(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:

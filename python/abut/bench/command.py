@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from abut.bench import peers
 from abut.bench.figures import Row
+from abut.bench.peers import make_venv
 from abut.bench.picture import picture
 from abut.bench.rows import ROWS
 from abut.bench.table import lines, measured_on, page
@@ -35,7 +35,7 @@ class BenchError(AbutError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Order:
+class Plan:
     """What to measure, where, and what to write."""
 
     rows: tuple[str, ...]
@@ -48,11 +48,11 @@ class Order:
     json: Path | None = None
 
 
-def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) -> int:
+def run(plan: Plan, out: Callable[[str], None], say: Callable[[str], None]) -> int:
     """Measure; returns the exit status.
 
     Args:
-        order: what to do.
+        plan: what to do.
         out: takes each line of the results.
         say: takes each line of progress.
 
@@ -63,20 +63,20 @@ def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) ->
         BenchError: a file cannot be written, the environment cannot be made, or the worker did not
             finish.
     """
-    _require_writable(order)  # not after half an hour of measuring
+    _require_writable(plan)  # not after half an hour of measuring
     python, reasons = Path(sys.executable), dict[str, str]()
-    if order.peers_env is not None:
+    if plan.peers_env is not None:
         try:
-            python, reasons = peers.prepare(order.peers_env, say)
+            python, reasons = make_venv(plan.peers_env, say)
         except (OSError, subprocess.CalledProcessError) as error:
             raise BenchError(
-                f"{order.peers_env}: no environment for the peers can be made there: {error}\n"
+                f"{plan.peers_env}: no environment for the peers can be made there: {error}\n"
                 "hint: pass another folder with --peers-env, or --here to measure with what is "
                 "installed"
             ) from error
     machine: dict[str, Any] = {}
     rows: list[Row] = []
-    for found in _measured(python, order, reasons):
+    for found in _measured(python, plan, reasons):
         if "machine" in found:
             machine = found["machine"]
             for line in measured_on(machine):
@@ -85,8 +85,8 @@ def run(order: Order, out: Callable[[str], None], say: Callable[[str], None]) ->
             rows.append(Row.from_dict(found["row"]))
             for line in lines(rows[-1]):
                 out(line)
-    _write(order, machine, rows)
-    return _status(rows, order.strict)
+    _write(plan, machine, rows)
+    return _status(rows, plan.strict)
 
 
 def tokenizer_folder(given: Path | None) -> Path:
@@ -125,15 +125,15 @@ def _has_template(folder: Path) -> bool:
     )
 
 
-def _require_writable(order: Order) -> None:
+def _require_writable(plan: Plan) -> None:
     """Make the folders of what is to be written.
 
     Raises:
         BenchError: something cannot be written there.
     """
-    files = [file for file in (order.write, order.json) if file is not None]
-    if order.write is not None and order.write.name:
-        files.append(_svg(order.write))
+    files = [file for file in (plan.write, plan.json) if file is not None]
+    if plan.write is not None and plan.write.name:
+        files.append(_svg(plan.write))
     if len({file.resolve() for file in files}) < len(files):
         raise BenchError(
             f"{files[-1]}: the page, its picture and the values are three files, but two would be "
@@ -159,16 +159,16 @@ def _svg(page: Path) -> Path:
     return page.with_suffix(".svg")
 
 
-def _measured(python: Path, order: Order, reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What the worker says, as it says it."""
-    told = {
-        "rows": order.rows,
-        "tokenizer": str(order.tokenizer.resolve()),
-        "quick": order.quick,
+def _measured(python: Path, plan: Plan, reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What the worker writes, as it writes it."""
+    passed_on = {
+        "rows": plan.rows,
+        "tokenizer": str(plan.tokenizer.resolve()),
+        "quick": plan.quick,
         "reasons": reasons,
     }
     worker = subprocess.Popen(
-        [python, "-m", "abut.bench.worker", json.dumps(told)],
+        [python, "-m", "abut.bench.worker", json.dumps(passed_on)],
         env={**QUIET, **os.environ, **SINGLE_THREADED},
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -184,25 +184,25 @@ def _measured(python: Path, order: Order, reasons: Mapping[str, str]) -> Iterato
         )
 
 
-def _write(order: Order, machine: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _write(plan: Plan, machine: Mapping[str, Any], rows: Sequence[Row]) -> None:
     command = shlex.join(["abut", *sys.argv[1:]])
-    if order.json is not None:
+    if plan.json is not None:
         found = {"command": command, "machine": machine, "rows": [row.as_dict() for row in rows]}
-        order.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if order.write is not None:
+        plan.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plan.write is not None:
         drawn = next((drawn for row in rows if (drawn := picture(row))), None)
-        svg = _svg(order.write)
+        svg = _svg(plan.write)
         if drawn is not None:
             svg.write_text(drawn, encoding="utf-8")
         named = svg.name if drawn else None
-        text = page(rows, machine, command, named, reservations=_reservations(order))
-        order.write.write_text(text, encoding="utf-8")
+        text = page(rows, machine, command, named, reservations=_reservations(plan))
+        plan.write.write_text(text, encoding="utf-8")
 
 
-def _reservations(order: Order) -> Iterator[str]:
-    if order.quick:
+def _reservations(plan: Plan) -> Iterator[str]:
+    if plan.quick:
         yield "A trial (`--quick`): it shows that the rows run, its figures mean nothing."
-    if left_out := [name for name in ROWS if name not in order.rows]:
+    if left_out := [name for name in ROWS if name not in plan.rows]:
         yield f"Only some rows were measured; not these: {', '.join(left_out)}."
 
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import abut
-from abut.bench.conversation import logprobs
+from abut._native import Tokenizer, Trajectory
 from abut.bench.loading import resident_bytes
+from abut.bench.measured_conversation import logprobs
 from abut.bench.texts import Replies
 
 REPLY_BYTES = 1_200
@@ -21,7 +21,7 @@ REPLY_BYTES = 1_200
 def main(arguments: Sequence[str]) -> None:
     """Hold trajectories; prints by how many bytes per token the process grew."""
     kind, path, rollouts, tokens = arguments
-    tokenizer = abut.Tokenizer.from_file(path)
+    tokenizer = Tokenizer.from_file(path)
     texts = Replies(8, REPLY_BYTES, pool_bytes=200_000).take(64)
     samples = [tokenizer.encode(text) for text in texts]
     turns = [(text, ids, logprobs(len(ids))) for text, ids in zip(texts, samples, strict=True)]
@@ -43,8 +43,8 @@ def _give_back() -> None:
         trim(0)
 
 
-def _trajectory(tokenizer: abut.Tokenizer, turns: list[Any], tokens: int) -> abut.Trajectory:
-    trajectory = abut.Trajectory(tokenizer)
+def _trajectory(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> Trajectory:
+    trajectory = Trajectory(tokenizer)
     while len(trajectory) < tokens:
         text, ids, logs = turns[len(trajectory) % len(turns)]
         trajectory.append_text(text)
@@ -53,7 +53,7 @@ def _trajectory(tokenizer: abut.Tokenizer, turns: list[Any], tokens: int) -> abu
     return trajectory
 
 
-def _lists(tokenizer: abut.Tokenizer, turns: list[Any], tokens: int) -> list[list[Any]]:
+def _lists(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> list[list[Any]]:
     ids: list[int] = []
     mask: list[int] = []
     logs: list[float] = []

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _abut() -> Callable[[str], list[int]]:
-    from abut import Tokenizer
+    from abut._native import Tokenizer
 
     return lambda path: Tokenizer.from_file(path).encode(TEXT).tolist()
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import abut
+from abut._native import __version__
 from abut.bench.peers import versions
-from abut.bench.stage import Stage
+from abut.bench.workbench import Workbench
 
 
-def describe(stage: Stage, core: int | None) -> dict[str, Any]:
+def describe(workbench: Workbench, core: int | None) -> dict[str, Any]:
     """Hardware, versions and tokenizer, as JSON values."""
     return {
         "processor": processor_name(),
@@ -20,10 +20,10 @@ def describe(stage: Stage, core: int | None) -> dict[str, Any]:
         "pinned_to_core": core,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": {"abut": abut.__version__, "numpy": np.__version__, **versions()},
-        "tokenizer": stage.folder.name,
-        "vocab_size": stage.tokenizer.vocab_size,
-        "encoder": stage.tokenizer.profile()["encoder"],
+        "versions": {"abut": __version__, "numpy": np.__version__, **versions()},
+        "tokenizer": workbench.folder.name,
+        "vocab_size": workbench.tokenizer.vocab_size,
+        "encoder": workbench.tokenizer.profile()["encoder"],
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

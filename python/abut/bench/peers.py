@@ -21,8 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import abut
-
 _REPORT = "abut-bench.json"
 
 
@@ -93,7 +91,7 @@ def default_folder() -> Path:
     return cache / "abut" / f"bench-{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
+def make_venv(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
     """Make the environment, or complete it.
 
     Args:
@@ -125,8 +123,8 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, s
         known["reasons"].pop(name)
         if reason := _install(python, PEERS[name]):
             known["reasons"][name] = reason
-    # The abut that runs here, however it was installed.
-    own = Path(abut.__file__).parent
+    # The abut that runs here, however it was installed: this file lies in its folder `bench`.
+    own = Path(__file__).parents[1]
     shutil.rmtree(site / "abut", ignore_errors=True)
     shutil.copytree(own, site / "abut", ignore=shutil.ignore_patterns("__pycache__"))
     report.write_text(json.dumps(known, indent=1), encoding="utf-8")

@@ -54,7 +54,7 @@ def interleave(
     return seconds
 
 
-def together(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+def all_rounds(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """The seconds of several calls of `interleave`, joined by side."""
     joined: dict[str, list[float]] = {}
     for taken in sides:

@@ -7,28 +7,28 @@ from types import SimpleNamespace
 from typing import Any
 
 from abut.bench.peers import PeerMissing
-from abut.bench.stage import Stage
+from abut.bench.workbench import Workbench
 
 METHODS = ("_get_tool_suffix_ids", "_tool_call_loop")
 
 
-def trainer_stub(stage: Stage) -> Any:
+def trainer_stub(workbench: Workbench) -> Any:
     """What stands for a trainer with this tokenizer and its chat template.
 
     Raises:
         PeerMissing: TRL is not installed, or has no such methods.
     """
-    trainer = stage.peer("trl", "trl.trainer.grpo_trainer").GRPOTrainer
-    templates = stage.peer("trl", "trl.chat_template_utils")
+    trainer = workbench.peer("trl", "trl.trainer.grpo_trainer").GRPOTrainer
+    templates = workbench.peer("trl", "trl.chat_template_utils")
     # As the constructor of GRPOTrainer chooses it.
-    preserving = templates.is_chat_template_prefix_preserving(stage.hf_tokenizer)
+    preserving = templates.is_chat_template_prefix_preserving(workbench.hf_tokenizer)
     stub = SimpleNamespace(
-        processing_class=stage.hf_tokenizer,
-        _tokenizer=stage.hf_tokenizer,
+        processing_class=workbench.hf_tokenizer,
+        _tokenizer=workbench.hf_tokenizer,
         _is_vlm=False,
         chat_template=None
         if preserving
-        else templates.get_training_chat_template(stage.hf_tokenizer),
+        else templates.get_training_chat_template(workbench.hf_tokenizer),
         chat_template_kwargs={},
     )
     for name in METHODS:

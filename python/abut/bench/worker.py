@@ -17,27 +17,27 @@ from abut.bench.machine import describe
 from abut.bench.peers import PeerMissing
 from abut.bench.rows import ROWS
 from abut.bench.scale import Scale
-from abut.bench.stage import Stage
 from abut.bench.timing import stay_on_one_core
+from abut.bench.workbench import Workbench
 
 
-def main(order: Mapping[str, Any]) -> None:
-    """Measure what was ordered: `rows`, `tokenizer`, `quick`, `reasons` of missing peers."""
+def main(plan: Mapping[str, Any]) -> None:
+    """Measure as `command` says: `rows`, `tokenizer`, `quick`, `reasons` of missing peers."""
     # What a peer prints must not stand between the lines.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)
         core = stay_on_one_core()
-        scale = Scale.quick() if order["quick"] else Scale()
-        stage = Stage(Path(order["tokenizer"]), scale, order["reasons"])
-        _write(lines, {"machine": describe(stage, core)})
-        for name in order["rows"]:
-            _write(lines, {"row": measure(name, stage).as_dict()})
+        scale = Scale.quick() if plan["quick"] else Scale()
+        workbench = Workbench(Path(plan["tokenizer"]), scale, plan["reasons"])
+        _write(lines, {"machine": describe(workbench, core)})
+        for name in plan["rows"]:
+            _write(lines, {"row": measure(name, workbench).as_dict()})
 
 
-def measure(name: str, stage: Stage) -> Row:
+def measure(name: str, workbench: Workbench) -> Row:
     """Measure one row; where that fails the row says why, and the others are measured."""
     try:
-        return ROWS[name](stage)
+        return ROWS[name](workbench)
     except (PeerMissing, ResultsDiffer) as error:
         return Row(name, work=name, error=str(error))
     except Exception as error:

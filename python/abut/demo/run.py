@@ -16,8 +16,10 @@ from typing import Any, TextIO
 from abut.demo.model import build_demo_model, load_demo_tokenizer
 from abut.demo.recipe import DemoRecipe
 from abut.errors import MissingExtraError, TemplateError
-from abut.record import read_records
-from abut.rollout import RolloutConfig
+from abut.records.record import read_records
+from abut.rollout.config import RolloutConfig
+
+_FEW_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,9 @@ class Summary:
     """What came of a run. Shares are of all tokens after the prompts."""
 
     first_mean_reward: float | None
-    """Mean reward of the first ten steps."""
+    """Mean reward of the first ten steps, or of all where they are fewer."""
     last_mean_reward: float | None
-    """Mean reward of the last ten steps."""
+    """Mean reward of the last ten steps, or of all where they are fewer."""
     steps: int
     seconds: float
     """Wall time, imports and start included."""
@@ -48,9 +50,10 @@ class Summary:
     def lines(self) -> list[str]:
         """Return the summary for people."""
         seams = ", ".join(f"{count} {kind}" for kind, count in sorted(self.seams.items()))
+        few = min(_FEW_STEPS, self.steps)
         return [
-            f"reward          {_text(self.first_mean_reward)} (first 10 steps) -> "
-            f"{_text(self.last_mean_reward)} (last 10 of {self.steps})",
+            f"reward          {_text(self.first_mean_reward)} (first {few} steps) -> "
+            f"{_text(self.last_mean_reward)} (last {few} of {self.steps})",
             f"rollouts        {self.rollouts}, {self.failed_rollouts} failed, "
             f"{self.turns_per_rollout:.2f} turns each",
             f"sampled tokens  {self.sampled_token_share:.0%} of all tokens after the prompts",
@@ -184,8 +187,8 @@ def summarize(records: Path, rewards: Mapping[int, float], seconds: float) -> Su
     seams = [seam for record in rollouts for seam in record["seams"]]
     by_step = [rewards[step] for step in sorted(rewards)]
     return Summary(
-        first_mean_reward=_mean(by_step[:10]),
-        last_mean_reward=_mean(by_step[-10:]),
+        first_mean_reward=_mean(by_step[:_FEW_STEPS]),
+        last_mean_reward=_mean(by_step[-_FEW_STEPS:]),
         steps=len(by_step),
         seconds=round(seconds, 1),
         rollouts=len(rollouts),

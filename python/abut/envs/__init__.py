@@ -1,4 +1,7 @@
-"""Built-in environments: text in, text out, standard library only, the same for the same seed."""
+"""Environments: the protocols, the guards around the user's code, and the built-in ones.
+
+Those are text in, text out, standard library only, and the same for the same seed.
+"""
 
 from abut.envs.copy_row import CopyRowEnv
 from abut.envs.echo import EchoEnv

@@ -13,7 +13,7 @@ except ImportError as _error:
         "abut.openenv needs websockets: pip install 'abut[openenv]'"
     ) from _error
 
-from abut.openenv.environment import OpenEnv
+from abut.openenv.open_env import OpenEnv
 from abut.openenv.target import Docker, Serve
 from abut.openenv.text import call_tools, tool_message, transcript
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from abut.concurrency.threads import THREADS
 from abut.errors import EnvError
 from abut.openenv.http import http_get
-from abut.threads import DaemonThreads
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,10 @@ class ServerProcess:
         self._url = ""
         self._starting: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._ended = False
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
-        self._remove: list[str] = []
-        self._threads = DaemonThreads("abut-openenv-start")
+        self._cleanup: list[str] = []
 
     async def url(self) -> str:
         """The address of the running server; starts it, or waits until it has started.
@@ -75,44 +74,43 @@ class ServerProcess:
         await asyncio.shield(self._starting)
         return self._url
 
-    def close(self) -> None:
-        """End the process and all that it started."""
-        self._closed = True
-        self._stop()
-        self._threads.close()
+    def end(self) -> None:
+        """End the process and all that it started, for good."""
+        self._ended = True
+        self._end_process()
 
-    def _stop(self) -> None:
+    def _end_process(self) -> None:
         with self._lock:
-            self._end()
+            self._end_locked()
 
     def _runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     async def _start(self) -> None:
-        if not self._closed:
-            await asyncio.wrap_future(self._threads.submit(self._spawn))
-        if self._closed:
+        if not self._ended:
+            await THREADS.ask(self._spawn)
+        if self._ended:
             raise ServerStartError(f"{self.name} is closed")
         deadline = asyncio.get_running_loop().time() + self._start_timeout_s
         while not await self._answers():
             if not self._runs():
-                raise self._failed("exited")
+                raise self._start_error("exited")
             if asyncio.get_running_loop().time() > deadline:
-                error = self._failed(
+                error = self._start_error(
                     f"did not answer within start_timeout_s={self._start_timeout_s:g}"
                 )
-                await asyncio.wrap_future(self._threads.submit(self._stop))
+                await THREADS.ask(self._end_process)
                 raise error
             await asyncio.sleep(_POLL_S)
 
     def _spawn(self) -> None:
         with self._lock:
-            if self._closed:
+            if self._ended:
                 return
             if self._process is not None:
-                logger.warning("%s; starting it again", self._failed("exited"))
-                self._end()
-            command, port, self._remove = self._command()
+                logger.warning("%s; starting it again", self._start_error("exited"))
+                self._end_locked()
+            command, port, self._cleanup = self._command()
             self._url = f"http://127.0.0.1:{port}"
             self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115  # open as long as the server
                 "ab", prefix="abut-openenv-", suffix=".log"
@@ -131,13 +129,12 @@ class ServerProcess:
                 raise ServerStartError(f"{self.name} cannot be started: {error}") from error
 
     async def _answers(self) -> bool:
-        get = self._threads.submit(lambda: http_get(f"{self._url}/health", local=True, timeout_s=2))
         with suppress(OSError):
-            await asyncio.wrap_future(get)
+            await THREADS.ask(lambda: http_get(f"{self._url}/health", local=True, timeout_s=2))
             return self._runs()
         return False
 
-    def _failed(self, what: str) -> ServerStartError:
+    def _start_error(self, what: str) -> ServerStartError:
         code = self._process.poll() if self._process is not None else None
         code_text = "" if code is None else f" with code {code}"
         return ServerStartError(
@@ -150,7 +147,7 @@ class ServerProcess:
         lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (empty)"
 
-    def _end(self) -> None:
+    def _end_locked(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -160,10 +157,10 @@ class ServerProcess:
                     process.wait(_END_S)
             if process.stdin is not None:
                 process.stdin.close()
-        if self._remove:
-            remove, self._remove = self._remove, []
+        if self._cleanup:
+            cleanup, self._cleanup = self._cleanup, []
             with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(remove, capture_output=True, timeout=_END_S, check=False)
+                subprocess.run(cleanup, capture_output=True, timeout=_END_S, check=False)
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -105,8 +105,8 @@ class Host(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End what was started."""
+    def end(self) -> None:
+        """End what was started, for good."""
         ...
 
 
@@ -121,7 +121,7 @@ class Remote:
         """The address."""
         return self.name
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Nothing was started."""
 
 
@@ -151,9 +151,9 @@ def _hosts(target: Target) -> list[Host]:
             address = target.replace("ws", "http", 1) if scheme.startswith("ws") else target
             return [Remote(address.rstrip("/").removesuffix("/ws"))]
     if isinstance(target, Serve):
-        return [_served(target) for _ in range(target.replicas)]
+        return [_served_by_uvicorn(target) for _ in range(target.replicas)]
     if isinstance(target, Docker):
-        return [_contained(target) for _ in range(target.replicas)]
+        return [_served_by_docker(target) for _ in range(target.replicas)]
     if not isinstance(target, str):
         raise TypeError(f"target must be a str, Serve or Docker, got {type(target).__name__}")
     raise ValueError(
@@ -173,7 +173,7 @@ def space_url(space: str) -> str:
     return f"https://{re.sub('[^a-z0-9]', '-', space.lower())}.hf.space"
 
 
-def _served(target: Serve) -> ServerProcess:
+def _served_by_uvicorn(target: Serve) -> ServerProcess:
     def command() -> tuple[list[str], int, list[str]]:
         port = free_port()
         return [target.python or sys.executable, "-c", _SERVE, target.app, str(port)], port, []
@@ -187,7 +187,7 @@ def _served(target: Serve) -> ServerProcess:
     )
 
 
-def _contained(target: Docker) -> ServerProcess:
+def _served_by_docker(target: Docker) -> ServerProcess:
     def command() -> tuple[list[str], int, list[str]]:
         port = free_port()
         name = f"abut-{uuid.uuid4().hex[:12]}"

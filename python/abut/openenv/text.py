@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from abut.env import Reply
+from abut.envs.env import Reply
 from abut.errors import EnvError, InvalidAction
 from abut.messages import Message
 from abut.openenv.wire import Observation
-from abut.tool_calls import ToolCallFormat, parse_tool_calls
+from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 
 Observe: TypeAlias = Callable[[Observation], Reply]
 Act: TypeAlias = Callable[[str], Mapping[str, Any] | Sequence[Mapping[str, Any]]]

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -34,6 +35,16 @@ class NoSessionError(EnvError):
 
 class SessionFull(NoSessionError):
     """All sessions of the server are taken."""
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """How long servers are waited for, and how much is read."""
+
+    connect_timeout_s: float
+    session_timeout_s: float
+    idle_timeout_s: float
+    max_message_bytes: int
 
 
 class Session:
@@ -136,7 +147,7 @@ class Session:
             )
         if code == "VALIDATION_ERROR" and kind == "step":
             self._in_order = True
-            return InvalidAction(_invalid(data.get("errors")))
+            return InvalidAction(_invalid_text(data.get("errors")))
         if kind == "state":
             return _StateUnknown()
         return EnvError(f"{self.url} answered {kind} with {code}: {message}")
@@ -166,9 +177,7 @@ async def open_session(
     *,
     headers: Mapping[str, str],
     local: bool,
-    connect_timeout_s: float,
-    session_timeout_s: float,
-    max_message_bytes: int,
+    limits: SessionLimits,
 ) -> Session:
     """Connect, and wait until the environment is made.
 
@@ -181,8 +190,8 @@ async def open_session(
         socket = await connect(
             socket_url(url),
             additional_headers=dict(headers),
-            max_size=max_message_bytes,
-            open_timeout=connect_timeout_s,
+            max_size=limits.max_message_bytes,
+            open_timeout=limits.connect_timeout_s,
             close_timeout=_CLOSE_S,
             ping_timeout=None,  # how long a step may take is for the rollout's limits to say
             **proxy,
@@ -198,15 +207,15 @@ async def open_session(
     except (OSError, WebSocketException) as error:
         name = type(error).__name__
         raise NoSessionError(f"{url} cannot be reached, {name}: {error}") from error
-    session = Session(socket, url, max_message_bytes)
+    session = Session(socket, url, limits.max_message_bytes)
     try:
-        async with asyncio.timeout(session_timeout_s) as deadline:
+        async with asyncio.timeout(limits.session_timeout_s) as deadline:
             await session.state()
     except BaseException as error:
         await session.close()
         if isinstance(error, TimeoutError) and deadline.expired():
             raise EnvError(
-                f"{url} made no environment within session_timeout_s={session_timeout_s:g}"
+                f"{url} made no environment within session_timeout_s={limits.session_timeout_s:g}"
             ) from None
         raise
     return session
@@ -217,12 +226,12 @@ def socket_url(url: str) -> str:
     return f"ws{url.removeprefix('http').rstrip('/')}/ws"
 
 
-def _invalid(errors: Any) -> str:
+def _invalid_text(errors: Any) -> str:
     """What the policy is told of an action that the server could not read."""
-    told = []
+    texts = []
     for error in errors if isinstance(errors, list) else ():
         if isinstance(error, dict):
             place = error.get("loc")
             path = ".".join(map(str, place)) if isinstance(place, list) else ""
-            told.append(f"{path}: {error.get('msg')}" if path else str(error.get("msg")))
-    return f"Invalid action: {'; '.join(told)}" if told else "Invalid action"
+            texts.append(f"{path}: {error.get('msg')}" if path else str(error.get("msg")))
+    return f"Invalid action: {'; '.join(texts)}" if texts else "Invalid action"

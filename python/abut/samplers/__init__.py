@@ -1,1 +1,1 @@
-"""Samplers for real models, one module for each: `transformers` (in process)."""
+"""What draws tokens from the policy: the protocols, and one module for each kind of sampler."""

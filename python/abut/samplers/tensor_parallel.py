@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from abut.errors import SamplerError
-from abut.sampler import SampleRequest
+from abut.samplers.sampler import SampleRequest
 
-# How long a rank whose last word does not get through keeps its error to itself.
-_LAST_WORD_S = 10.0
+# How long a rank whose last report does not get through keeps its error to itself.
+_LAST_REPORT_S = 10.0
 
 
 @dataclass(frozen=True)
-class News:
-    """What one rank has to say between two steps."""
+class RankReport:
+    """What one rank tells the others between two steps."""
 
     requests: dict[str, SampleRequest] = field(default_factory=dict)
     """The turns that join, by name, in their order."""
@@ -36,9 +36,9 @@ class Alone:
     wait_s = None
     """How long a rank with nothing to do waits for turns; None: until one comes."""
 
-    def exchange(self, news: News) -> list[News]:
-        """Return the news of all ranks, in their order."""
-        return [news]
+    def exchange(self, report: RankReport) -> list[RankReport]:
+        """Return the reports of all ranks, in their order."""
+        return [report]
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank failed between two exchanges."""
@@ -62,42 +62,42 @@ class Ranks:
         self._is_whole = True
         self.rank = torch.distributed.get_rank(group)
 
-    def exchange(self, news: News) -> list[News]:
-        """Return the news of all ranks, in their order.
+    def exchange(self, report: RankReport) -> list[RankReport]:
+        """Return the reports of all ranks, in their order.
 
         Raises:
             SamplerError: a rank is gone, or another one's batch failed.
         """
-        heard: list[Any] = [None] * self._distributed.get_world_size(self._group)
+        reports: list[Any] = [None] * self._distributed.get_world_size(self._group)
         try:
-            self._distributed.all_gather_object(heard, news, group=self._group)
+            self._distributed.all_gather_object(reports, report, group=self._group)
         except RuntimeError as error:
             self._is_whole = False
             raise SamplerError(
                 f"rank {self.rank} of the tensor-parallel group does not reach the others: "
                 f"{error}\nhint: look for the first error of the other ranks"
             ) from error
-        failed = [rank for rank, one in enumerate(heard) if one.error is not None]
+        failed = [rank for rank, one in enumerate(reports) if one.error is not None]
         self._is_whole = not failed
         if failed and self.rank not in failed:
             raise SamplerError(
                 f"rank {failed[0]} of the tensor-parallel group failed, and the others cannot go "
-                f"on without it: {heard[failed[0]].error}"
+                f"on without it: {reports[failed[0]].error}"
             )
-        return heard
+        return reports
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank failed between two exchanges; wait for them, not long."""
         if not self._is_whole:
             return
-        news = News(error=f"{type(error).__name__}: {error}")
+        report = RankReport(error=f"{type(error).__name__}: {error}")
         # A rank that hangs in a step of the model never hears it, and then this one has to end.
-        word = threading.Thread(target=self._say, args=(news,), name="abut-leave", daemon=True)
-        word.start()
-        word.join(_LAST_WORD_S)
+        last = threading.Thread(target=self._report, args=(report,), name="abut-leave", daemon=True)
+        last.start()
+        last.join(_LAST_REPORT_S)
 
-    def _say(self, news: News) -> None:
+    def _report(self, report: RankReport) -> None:
         try:
-            self.exchange(news)
+            self.exchange(report)
         except SamplerError:
             return  # they have failed as well

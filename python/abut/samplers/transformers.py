@@ -7,12 +7,14 @@ does not depend on which requests share its batch (up to the float noise of padd
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
 from abut.errors import MissingExtraError, SamplerError
-from abut.sampler import Sample, SampleRequest
+from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.settings import NAMED, SamplingSettings
 
 try:
     import torch
@@ -29,7 +31,8 @@ except ImportError as error:
         "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'"
     ) from error
 
-# What would make the drawn distribution another one than the logprobs say, or draw more than one.
+# What would make the drawn distribution another one than the logprobs say, or draw more than one; 1
+# or True is what this sampler does anyhow.
 _REFUSED = ("num_beams", "num_return_sequences", "do_sample", "penalty_alpha", "assistant_model")
 # What this sampler decides for each request, or could not apply before the draw.
 _NOT_TAKEN = (
@@ -53,11 +56,7 @@ class TransformersSampler:
     Args:
         model: a causal language model, on its device.
         pad_token_id: fills the left of shorter prompts; masked out.
-        temperature: above 0; logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
-        min_p: keep tokens with at least this share of the most likely one's probability.
-        repetition_penalty: 1.0 is none.
+        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
         generation_kwargs: more settings of `transformers.GenerationConfig`.
         max_batch: at most so many requests in one `generate`.
         unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
@@ -81,39 +80,28 @@ class TransformersSampler:
         max_batch: int = 256,
         unwrap: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
-        more = dict(generation_kwargs or {})
-        settings: dict[str, Any] = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-        }
-        settings |= {name: more.pop(name) for name in settings if name in more}
+        settings = SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
+        )
+        more = dict(settings.generation_kwargs)
         for name in _REFUSED:
-            if more.get(name) not in (None, 1) and not (name == "do_sample" and more[name]):
+            if (value := more.pop(name, None)) not in (None, 1):
                 raise ValueError(
-                    f"generation_kwargs[{name!r}]={more[name]!r}: each token is drawn on its own "
-                    "and trained with its own logprob\nhint: leave it out"
+                    f"generation_kwargs[{name!r}]={value!r}: each token is drawn on its own and "
+                    "trained with its own logprob\nhint: leave it out"
                 )
-            more.pop(name, None)
         for name in _NOT_TAKEN:
-            if more.get(name) is not None:
+            if (value := more.pop(name, None)) is not None:
                 raise ValueError(
-                    f"generation_kwargs[{name!r}]={more[name]!r}: this sampler cannot apply it\n"
+                    f"generation_kwargs[{name!r}]={value!r}: this sampler cannot apply it\n"
                     "hint: leave it out; RolloutConfig has the limits, top_k, top_p and min_p the "
                     "filters"
                 )
-            more.pop(name, None)
-        if not (settings["temperature"] or 0) > 0:
-            raise ValueError(
-                f"temperature={settings['temperature']!r}: must be more than 0; at 0 every "
-                "logprob is 0 and nothing can be learned"
-            )
+        # To transformers a None is a filter that is off.
+        off = {name: more.pop(name) for name in NAMED if name in more}
         self._model = model
         self._pad_token_id = pad_token_id
-        self._settings = settings
-        self._more = more
+        self._settings = replace(settings, **off, generation_kwargs=more)
         self._max_batch = max_batch
         self._unwrap = unwrap or (lambda: nullcontext(model))
         self._stack: ExitStack | None = None
@@ -176,7 +164,7 @@ class TransformersSampler:
         draw = _Draw([request.seed for request in requests], device)
         # What is None here would be taken from the model's own generation config.
         config = GenerationConfig(
-            **self._more,
+            **self._settings.generation_kwargs,
             do_sample=False,  # `_Draw` leaves one token to choose
             num_beams=1,
             num_return_sequences=1,
@@ -214,16 +202,16 @@ class TransformersSampler:
         """The filters in the order in which `generate` applies its own."""
         settings = self._settings
         warpers: list[Any] = []
-        if settings["repetition_penalty"] not in (None, 1.0):
-            warpers.append(_RepetitionPenalty(settings["repetition_penalty"], attention_mask))
-        if settings["temperature"] != 1.0:
-            warpers.append(TemperatureLogitsWarper(float(settings["temperature"])))
-        if settings["top_k"]:
-            warpers.append(TopKLogitsWarper(settings["top_k"]))
-        if settings["top_p"] is not None and settings["top_p"] < 1.0:
-            warpers.append(TopPLogitsWarper(settings["top_p"]))
-        if settings["min_p"]:
-            warpers.append(MinPLogitsWarper(settings["min_p"]))
+        if settings.repetition_penalty not in (None, 1.0):
+            warpers.append(_RepetitionPenalty(settings.repetition_penalty, attention_mask))
+        if settings.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(float(settings.temperature)))
+        if settings.top_k:
+            warpers.append(TopKLogitsWarper(settings.top_k))
+        if settings.top_p is not None and settings.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(settings.top_p))
+        if settings.min_p:
+            warpers.append(MinPLogitsWarper(settings.min_p))
         return warpers
 
 

@@ -13,15 +13,14 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from abut.errors import SamplerError
-from abut.sampler import Sample, SampleRequest
-from abut.samplers.server import Refused, Server
-from abut.samplers.servers import OnRestart, Servers
+from abut.samplers.fleet import Fleet, OnRestart
+from abut.samplers.model_server import ModelServer, Refused
+from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.settings import NAMED, SamplingSettings
 from abut.samplers.vllm_settings import vllm_settings
 
 # How long further requests are waited for before the first call of a batch.
 _GATHER_S = 0.02
-# Settings that have a place of their own in a call; the others go to `SamplingParams` by name.
-_OWN_PLACE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 _Waiting: TypeAlias = "tuple[SampleRequest, asyncio.Future[Sample]]"
 
@@ -35,11 +34,7 @@ class TRLServerSampler:
 
     Args:
         base_url: `http://host:port`.
-        temperature: above 0; logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
-        min_p: keep tokens with at least this share of the most likely one's probability.
-        repetition_penalty: 1.0 is none.
+        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
         generation_kwargs: more sampling settings of vLLM.
         give_up_s: how long the server may be away, before that is an error.
         on_restart: as for `VLLMServerSampler`.
@@ -61,25 +56,20 @@ class TRLServerSampler:
         give_up_s: float = 120.0,
         on_restart: OnRestart = "resume",
     ) -> None:
-        self._settings = vllm_settings(
-            generation_kwargs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            says_stop_string=False,
+        settings = SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
         )
+        self._settings = vllm_settings(settings, says_stop_string=False)
         self.base_urls = (base_url.rstrip("/"),)
-        self._servers = Servers(
-            self.base_urls, self._greet, headers={}, give_up_s=give_up_s, on_restart=on_restart
+        self._fleet = Fleet(
+            self.base_urls, self._check, headers={}, give_up_s=give_up_s, on_restart=on_restart
         )
         self._waiting: list[_Waiting] = []
         self._calling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Open connections; waits until the server is well."""
-        await self._servers.__aenter__()
+        await self._fleet.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -88,7 +78,7 @@ class TRLServerSampler:
             self._calling.cancel()
             await asyncio.gather(self._calling, return_exceptions=True)
         self._calling, self._waiting = None, []
-        await self._servers.__aexit__(*exc)
+        await self._fleet.__aexit__(*exc)
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn, together with those that wait as well.
@@ -104,15 +94,11 @@ class TRLServerSampler:
 
     async def _call_all(self) -> None:
         await asyncio.sleep(_GATHER_S)
-        while self._waiting:
-            waiting = [one for one in self._waiting if not one[1].done()]  # not given up
+        while waiting := [one for one in self._waiting if not one[1].done()]:  # not given up
             # One set of stop tokens for a call; all of an engine's requests have the same.
-            stops = [request.stop_token_ids for request, _ in waiting]
-            pairs = list(zip(waiting, stops, strict=True))
-            batch = [one for one, own in pairs if own == stops[0]]
-            self._waiting = [one for one, own in pairs if own != stops[0]]
-            if not batch:
-                return
+            stops = waiting[0][0].stop_token_ids
+            batch = [one for one in waiting if one[0].stop_token_ids == stops]
+            self._waiting = [one for one in waiting if one[0].stop_token_ids != stops]
             try:
                 samples = await self._call([request for request, _ in batch])
             except Exception as error:
@@ -126,7 +112,7 @@ class TRLServerSampler:
 
     async def _call(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         first = requests[0]
-        body = {name: self._settings[name] for name in _OWN_PLACE} | {
+        body = {name: self._settings[name] for name in NAMED} | {
             "prompts": [request.prompt_ids.tolist() for request in requests],
             "n": 1,
             # A budget longer than its own changes nothing in a sample but where it is cut.
@@ -134,13 +120,14 @@ class TRLServerSampler:
             "logprobs": 0,
             "generation_kwargs": {
                 "stop_token_ids": list(first.stop_token_ids),
-                **{k: v for k, v in self._settings.items() if k not in _OWN_PLACE},
+                # The others have no place of their own, and go to `SamplingParams` by name.
+                **{name: said for name, said in self._settings.items() if name not in NAMED},
             },
         }
-        where = f"rollout {first.rollout_id}, turn {first.turn}, and {len(requests) - 1} more"
+        where = f"{first.where}, and {len(requests) - 1} more"
         try:
             # One server, so one home for all of them.
-            server, content = await self._servers.ask("", "/generate/", json.dumps(body).encode())
+            server, content = await self._fleet.ask("", "/generate/", json.dumps(body).encode())
         except Refused as error:
             raise SamplerError(f"{where}: {error}") from error
         try:
@@ -151,9 +138,9 @@ class TRLServerSampler:
                 "hint: TRLServerSampler is for `trl vllm-serve` up to TRL 1.10"
             ) from error
 
-    async def _greet(self, server: Server) -> None:
+    async def _check(self, server: ModelServer) -> None:
         try:
-            await self._servers.send(server, "/health/")
+            await self._fleet.send(server, "/health/")
         except Refused as error:
             raise SamplerError(
                 f"{error}\nhint: TRLServerSampler is for `trl vllm-serve` up to TRL 1.10; "

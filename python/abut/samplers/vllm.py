@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from abut._native import Choice, read_completions
+from abut.concurrency.backoff import backoff
 from abut.errors import SamplerError
-from abut.sampler import Sample, SampleRequest
-from abut.samplers.server import Refused, Server, Unavailable
-from abut.samplers.servers import OnRestart, Servers
+from abut.samplers.fleet import Fleet, OnRestart
+from abut.samplers.model_server import ModelServer, Refused, Unavailable
+from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.settings import SamplingSettings
 from abut.samplers.vllm_colocate import VLLMColocateSampler
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of
 from abut.samplers.vllm_settings import vllm_settings
 
 __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
@@ -32,8 +34,6 @@ __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
 _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
 # A certain token may come out a little off 0.
 _CERTAIN = 1e-3
-# Between two answers of a server that aborts what it is asked.
-_FIRST_ABORT_S, _LONGEST_ABORT_S = 0.05, 2.0
 
 
 class VLLMServerSampler:
@@ -47,11 +47,7 @@ class VLLMServerSampler:
     Args:
         base_urls: `http://host:port`, one or several.
         model: the name under which it is served; None takes the first that is listed.
-        temperature: above 0; logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
-        min_p: keep tokens with at least this share of the most likely one's probability.
-        repetition_penalty: 1.0 is none.
+        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
         generation_kwargs: more sampling settings of vLLM.
         endpoint: "completions" is `/v1/completions`; "generate" is `/inference/v1/generate`, for
             servers that have only that.
@@ -93,22 +89,18 @@ class VLLMServerSampler:
             raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
         if on_restart not in ("resume", "raise"):
             raise ValueError(f"on_restart={on_restart!r}: expected 'resume' or 'raise'")
+        settings = SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
+        )
         self._settings = vllm_settings(
-            generation_kwargs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            says_stop_string=endpoint == "completions",
-            to_endpoint=True,
+            settings, says_stop_string=endpoint == "completions", to_endpoint=True
         )
         self._model = model
         self._lengths: dict[str, int] = {}
         self._path = _PATHS[endpoint]
-        self._servers = Servers(
+        self._fleet = Fleet(
             self.base_urls,
-            self._greet,
+            self._check,
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             give_up_s=give_up_s,
             on_restart=on_restart,
@@ -125,12 +117,12 @@ class VLLMServerSampler:
         Raises:
             SamplerError: none is, or one serves another model or gives other logprobs.
         """
-        await self._servers.__aenter__()
+        await self._fleet.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Close them."""
-        await self._servers.__aexit__(*exc)
+        await self._fleet.__aexit__(*exc)
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn.
@@ -150,23 +142,22 @@ class VLLMServerSampler:
             "stop_token_ids": list(request.stop_token_ids),
         }
         body = self._body(request.prompt_ids.tolist(), sampling)
-        pause_s = _FIRST_ABORT_S
+        pauses_s = backoff(0.05, 2.0)
         while True:
             try:
-                server, content = await self._servers.ask(request.rollout_id, self._path, body)
+                server, content = await self._fleet.ask(request.rollout_id, self._path, body)
             except Refused as error:
-                raise SamplerError(f"{where(request)}: {error}{_hint(error)}") from error
+                raise SamplerError(f"{request.where}: {error}{_hint(error)}") from error
             try:
                 choice = _only_choice(content)
                 if choice.finish_reason != "abort":
                     return self._sample(choice, request)
             except SamplerError as error:
                 raise SamplerError(
-                    f"{where(request)}: the server at {server.url}: {error}"
+                    f"{request.where}: the server at {server.url}: {error}"
                 ) from error
             # Paused. It holds what it is asked now until it is resumed.
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_ABORT_S)
+            await asyncio.sleep(next(pauses_s))
 
     def _sample(self, choice: Choice, request: SampleRequest) -> Sample:
         seen = choice.prompt_token_ids
@@ -196,10 +187,10 @@ class VLLMServerSampler:
             }
         return json.dumps(body).encode()
 
-    async def _greet(self, server: Server) -> None:
+    async def _check(self, server: ModelServer) -> None:
         """Check what a server serves and which logprobs it gives."""
         try:
-            models = json.loads(await self._servers.send(server, "/v1/models"))["data"]
+            models = json.loads(await self._fleet.send(server, "/v1/models"))["data"]
             served = {model["id"]: model.get("max_model_len") for model in models}
         except Refused as error:
             raise SamplerError(f"{error}{_hint(error)}") from error
@@ -220,14 +211,14 @@ class VLLMServerSampler:
             self._lengths[server.url] = served[self._model]
         await asyncio.gather(self._probe(server, 0), self._probe(server, 1))
 
-    async def _probe(self, server: Server, id_: int) -> None:
+    async def _probe(self, server: ModelServer, id_: int) -> None:
         """Have one token drawn from itself alone: after the filters its logprob is 0.
 
         Before them it is what the model thinks of it, and of two tokens not both can be certain.
         """
         body = self._body([0], {"max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [id_]})
         try:
-            choice = _only_choice(await self._servers.send(server, self._path, body))
+            choice = _only_choice(await self._fleet.send(server, self._path, body))
         except Refused as error:
             raise SamplerError(f"{error}{_hint(error)}") from error
         except SamplerError as error:

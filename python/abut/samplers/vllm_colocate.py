@@ -13,10 +13,11 @@ from typing import Any, Self
 import numpy as np
 
 from abut.errors import SamplerError
-from abut.pending import PendingTurn, PendingTurns
-from abut.sampler import Sample, SampleRequest
-from abut.samplers.tensor_parallel import Alone, News, Ranks
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of, where
+from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.settings import SamplingSettings
+from abut.samplers.tensor_parallel import Alone, RankReport, Ranks
+from abut.samplers.turns import PendingTurn, PendingTurns
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of
 from abut.samplers.vllm_settings import vllm_settings
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,7 @@ class VLLMColocateSampler:
 
     Args:
         llm: with `logprobs_mode="processed_logprobs"`.
-        temperature: above 0; logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the most likely tokens that together have this probability; 1.0 keeps all.
-        min_p: keep tokens with at least this share of the most likely one's probability.
-        repetition_penalty: 1.0 is none.
+        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
         generation_kwargs: more sampling settings of vLLM.
         awake: gives a context in which the engine can sample, entered once for each batch of
             rollouts (as `GRPOTrainer` wakes an engine that sleeps while the model is trained).
@@ -68,15 +65,10 @@ class VLLMColocateSampler:
                 f"is {config.model_config.logprobs_mode!r}\n"
                 "hint: LLM(…, logprobs_mode='processed_logprobs')"
             )
-        settings = vllm_settings(
-            generation_kwargs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
+        settings = SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
         )
-        self._settings = _for_params(settings)
+        self._settings = _for_params(vllm_settings(settings))
         self._params(16, 0, ())  # vLLM judges them now, not in the middle of a batch
         self._ranks = _ranks(config.parallel_config)
         self._awake = awake or nullcontext
@@ -115,7 +107,7 @@ class VLLMColocateSampler:
                 self._abort(list(running))
 
     def _step(self, turns: PendingTurns, running: dict[str, PendingTurn | None]) -> bool:
-        """Exchange news, let turns join, and step once; returns whether there is more to do.
+        """Exchange reports, let turns join, and step once; returns whether there is more to do.
 
         Args:
             turns: those of this rank.
@@ -124,16 +116,16 @@ class VLLMColocateSampler:
         taken = turns.take(0.0 if running else self._ranks.wait_s)
         own = {self._name(): turn for turn in taken}
         error = turns.error if turns.closed else None
-        news = News(
+        report = RankReport(
             {name: turn.request for name, turn in own.items()},
             [name for name, turn in running.items() if turn is not None and turn.given_up],
             turns.closed,
             None if error is None else f"{type(error).__name__}: {error}",
         )
-        heard = self._ranks.exchange(news)
-        if news.error is not None:
-            return False  # the others have heard it, and leave as well
-        for one in heard:
+        reports = self._ranks.exchange(report)
+        if report.error is not None:
+            return False  # the others know it now, and leave as well
+        for one in reports:
             if one.given_up:
                 self._engine.abort_request(one.given_up)
             for name in one.given_up:
@@ -143,7 +135,7 @@ class VLLMColocateSampler:
                 running[name] = own.get(name)
         if running:
             self._collect(running)
-        return bool(running) or not all(one.is_done for one in heard)
+        return bool(running) or not all(one.is_done for one in reports)
 
     def _admit(self, name: str, request: SampleRequest) -> None:
         """Let a turn join; on all ranks, which all raise where one does."""
@@ -159,7 +151,7 @@ class VLLMColocateSampler:
         try:
             self._engine.add_request(name, prompt, params)
         except Exception as error:  # of classes that differ from version to version
-            said = f"{where(request)}: vLLM refuses the request: {error}"
+            said = f"{request.where}: vLLM refuses the request: {error}"
             raise SamplerError(f"{said}{refusal_hint(said)}") from error
 
     def _collect(self, running: dict[str, PendingTurn | None]) -> None:
@@ -171,7 +163,7 @@ class VLLMColocateSampler:
             try:
                 turn.answer(_sample(output, turn.request))
             except SamplerError as error:
-                raise SamplerError(f"{where(turn.request)}: {error}") from error
+                raise SamplerError(f"{turn.request.where}: {error}") from error
 
     def _abort(self, names: list[str]) -> None:
         """Abort what a batch that failed has left; why it failed is for the caller to see."""

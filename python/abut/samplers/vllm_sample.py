@@ -9,18 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from abut.errors import SamplerError
-from abut.sampler import Ids, Logprobs, Sample, SampleRequest
+from abut.samplers.sampler import Ids, Logprobs, Sample, SampleRequest
 
 # What vLLM says of a request that it refuses, and what helps.
 _HINTS = {
     "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
     "out of vocabulary": "the served model has another vocabulary than the rollouts' tokenizer",
 }
-
-
-def where(request: SampleRequest) -> str:
-    """Say which turn it is, for errors."""
-    return f"rollout {request.rollout_id}, turn {request.turn}"
 
 
 def room(
@@ -42,7 +37,7 @@ def room(
         tokens = min(tokens, max_context_tokens - len(request.prompt_ids))
     if tokens < 1:
         raise SamplerError(
-            f"{where(request)}: the prompt has {len(request.prompt_ids)} tokens, and {holder} "
+            f"{request.where}: the prompt has {len(request.prompt_ids)} tokens, and {holder} "
             f"holds {max_context_tokens} with the sample\nhint: shorten the prompt, or {longer}"
         )
     return tokens

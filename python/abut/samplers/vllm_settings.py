@@ -4,8 +4,9 @@ Invariant: everything is said, since a server fills in what is left out from the
 `generation_config.json`; and nothing that it does not know, since it passes over that in silence.
 """
 
-from collections.abc import Mapping
 from typing import Any
+
+from abut.samplers.settings import SamplingSettings
 
 # What a request may have besides: what changes the distribution before the draw, or when it ends.
 _KNOWN = (
@@ -24,42 +25,30 @@ _OF_ENDPOINTS = ("cache_salt", "priority", "response_format", "vllm_xargs")
 
 
 def vllm_settings(
-    generation_kwargs: Mapping[str, Any] | None,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    says_stop_string: bool = True,
-    to_endpoint: bool = False,
+    settings: SamplingSettings, *, says_stop_string: bool = True, to_endpoint: bool = False
 ) -> dict[str, Any]:
-    """Return all settings; those in `generation_kwargs` win, None is the neutral value.
+    """Return what vLLM calls them; None is the neutral value, in `generation_kwargs` nothing.
 
     Args:
-        generation_kwargs: more of them.
-        temperature: above 0.
-        top_k: 0 is all.
-        top_p: 1.0 is all.
-        min_p: 0.0 is all.
-        repetition_penalty: 1.0 is none.
+        settings: those of the sampler.
         says_stop_string: whether the answer says on which stop string a sample ended.
         to_endpoint: whether they go to an endpoint of vLLM's server, or to `SamplingParams`.
 
     Raises:
         ValueError: a setting that the sampler does not take.
     """
-    settings: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k or 0,
-        "top_p": 1.0 if top_p is None else top_p,
-        "min_p": min_p or 0.0,
-        "repetition_penalty": repetition_penalty or 1.0,
+    penalty = settings.repetition_penalty
+    said: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "top_k": settings.top_k or 0,
+        "top_p": 1.0 if settings.top_p is None else settings.top_p,
+        "min_p": settings.min_p or 0.0,
+        "repetition_penalty": 1.0 if penalty is None else penalty,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
-    known = (*settings, *_KNOWN, *(_OF_ENDPOINTS if to_endpoint else ()))
-    for name, value in (generation_kwargs or {}).items():
+    known = (*said, *_KNOWN, *(_OF_ENDPOINTS if to_endpoint else ()))
+    for name, value in settings.generation_kwargs.items():
         if value is None:
             continue
         if name not in known:
@@ -74,10 +63,5 @@ def vllm_settings(
                 "string a sample ended\n"
                 "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
             )
-        settings[name] = value
-    if not settings["temperature"] > 0:
-        raise ValueError(
-            f"temperature={settings['temperature']!r}: must be more than 0; at 0 every logprob is "
-            "0 and nothing can be learned"
-        )
-    return settings
+        said[name] = value
+    return said

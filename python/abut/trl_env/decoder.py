@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from abut.sampler import Sample, SampleRequest
+from abut.samplers.sampler import Sample, SampleRequest
 
 
 class RolloutDecoder(Protocol):

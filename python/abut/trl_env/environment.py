@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from abut.env import Env
+from abut.envs.env import Env
 
 __all__ = ["Action", "Delta", "Env", "Seed"]
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from abut.processor import ChatTemplateProcessor, PartsProcessor, Processor, as_parts_processor
+from abut.processor import PartsProcessor, Processor
+from abut.template.processor import ChatTemplateProcessor
+from abut.template.text_processor import as_parts_processor
 
 __all__ = [
     "Processor",

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import abut.trl
-from abut.env import Env
+from abut.envs.env import Env
 from abut.processor import Processor
-from abut.rollout import RolloutConfig
+from abut.rollout.config import RolloutConfig
 from abut.trl_env.decoder import DecoderSampler, DecoderSettings, RolloutDecoderFactory
 from abut.trl_env.processor import parts_processor
 from abut.trl_env.tokenizer import Tokenizer

@@ -1,20 +1,21 @@
 //! Text that is still open: more may join it, and its tokens are those of the whole.
 //!
-//! Invariant: the tokens of the text that was closed never change, whatever is appended, and those
-//! of what is open are encoded again with everything that joins it. Text is closed up to its last
+//! Invariant: the tokens of the text that is settled never change, whatever is appended, and those
+//! of what is open are encoded again with everything that joins it. Text is settled up to its last
 //! hard token, and from there up to its last anchor: what stays open is the run of characters at
 //! its end, usually a word, whatever the length of the conversation. Of a long run without anchors
 //! only the end is encoded again, where a certificate says that the tokens before it stay.
 
 use std::ops::Range;
 
+use crate::encode::{Edge, Encoded};
 use crate::error::Result;
 use crate::parts::{Joined, Part, PartKind};
-use crate::tokenizer::{Edge, Encoded, Tokenizer};
-use crate::trajectory::Provenance;
+use crate::provenance::Provenance;
+use crate::tokenizer::Tokenizer;
 
 /// A part of the open text.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct OpenPart {
     kind: PartKind,
     provenance: Provenance,
@@ -27,7 +28,7 @@ const SHORT_RUN_TOKENS: usize = 64;
 const TAIL_TOKENS: usize = 8;
 
 /// The open text and what stands before it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct OpenText {
     parts: Vec<OpenPart>,
     edge: Edge,
@@ -50,7 +51,7 @@ pub(crate) struct Tail {
 
 /// How much of the open text became final.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Closed {
+pub(crate) struct Settled {
     /// How many of its tokens.
     pub tokens: usize,
     /// How many of them up to the last hard token; `None` without one.
@@ -74,9 +75,13 @@ impl OpenText {
         self.edge
     }
 
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.text.len()).sum()
+    }
+
     pub fn joined(&self) -> Joined {
         let parts = self.parts.iter().map(|part| Part { kind: part.kind, text: &part.text });
-        // Where each token came from decides who wrote it, and which of them are closed.
+        // Where each token came from decides who wrote it, and which of them are settled.
         Joined { with_spans: true, ..Joined::new(parts) }
     }
 
@@ -99,6 +104,7 @@ impl OpenText {
                 if let Some(encoded) = self.encode_tail(tokenizer, ids, &joined, kept)? {
                     return Ok(Tail { kept, encoded, boundary, text: joined.text });
                 }
+                // All attempts together then cost at most a third more than the last one.
                 back *= 4;
             }
         }
@@ -138,20 +144,20 @@ impl OpenText {
         }));
     }
 
-    /// Takes over where the tokens came from, and closes all that nothing can change any more.
-    pub fn close(&mut self, tokenizer: &Tokenizer, tail: &Tail) -> Closed {
+    /// Takes over where the tokens came from, and settles all that nothing can change any more.
+    pub fn settle(&mut self, tokenizer: &Tokenizer, tail: &Tail) -> Settled {
         let encoded = &tail.encoded;
         self.spans.truncate(tail.kept);
         self.spans.extend(encoded.spans.iter().cloned());
-        let mut closed = Closed::default();
+        let mut settled = Settled::default();
         // Before the tail all places have been tried.
         let (mut text, mut from) = (&tail.text[..], tail.tried());
         if let Some(cut) = encoded.hard.last() {
-            closed = Closed {
+            settled = Settled {
                 tokens: cut.tokens_before_end,
                 to_hard_token: Some(cut.tokens_before_end),
             };
-            self.drop(cut.bytes.end, cut.tokens_before_end);
+            self.forget(cut.bytes.end, cut.tokens_before_end);
             self.edge = Edge::Segment;
             (text, from) = (&text[cut.bytes.end..], 0);
         }
@@ -162,12 +168,12 @@ impl OpenText {
             let apart = spans[..before].iter().all(|span| span.end <= anchor)
                 && spans[before..].iter().all(|span| span.start >= anchor);
             if apart {
-                closed.tokens += before;
-                self.drop(anchor, before);
+                settled.tokens += before;
+                self.forget(anchor, before);
                 self.edge = Edge::Interior;
             }
         }
-        closed
+        settled
     }
 
     /// Who wrote each token: the first content that it touches, else scaffold.
@@ -204,12 +210,12 @@ impl OpenText {
     }
 
     /// Forgets the first `bytes` bytes and their tokens.
-    fn drop(&mut self, mut bytes: usize, tokens: usize) {
+    fn forget(&mut self, mut bytes: usize, tokens: usize) {
         self.spans.drain(..tokens);
         for span in &mut self.spans {
             *span = span.start.saturating_sub(bytes)..span.end.saturating_sub(bytes);
         }
-        let closed = self
+        let forgotten = self
             .parts
             .iter()
             .take_while(|part| {
@@ -218,7 +224,7 @@ impl OpenText {
                 whole
             })
             .count();
-        self.parts.drain(..closed);
+        self.parts.drain(..forgotten);
         if let Some(part) = self.parts.first_mut() {
             part.text.drain(..bytes);
         }
@@ -284,8 +290,8 @@ mod tests {
                 let tail = open.encode_with(&tokenizer, &ids, &part).expect("it can be written");
                 certified += usize::from(tail.kept > 0);
                 open.push(&part, Provenance::Env);
-                let closed = open.close(&tokenizer, &tail);
-                assert_eq!(closed, Closed::default(), "nothing here is an anchor");
+                let settled = open.settle(&tokenizer, &tail);
+                assert_eq!(settled, Settled::default(), "nothing here is an anchor");
                 ids.truncate(tail.kept);
                 ids.extend(tail.encoded.ids);
                 trajectory.append_parts(&part, Provenance::Env).expect("it can be written");

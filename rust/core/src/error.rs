@@ -136,6 +136,20 @@ pub enum Error {
         /// What happened instead.
         reason: &'static str,
     },
+    /// A place at which a trajectory can't be forked.
+    #[error(
+        "a trajectory of {tokens} tokens cannot be forked at {at}: the nearest {nearest}\n\
+         hint: fork at 0, at the start or end of a turn, or at the length; a token elsewhere may be \
+         one of a longer text"
+    )]
+    ForkPlace {
+        /// The place, in tokens; some languages have negative ones.
+        at: i64,
+        /// How many tokens the trajectory has.
+        tokens: usize,
+        /// The places beside it, and what they are.
+        nearest: String,
+    },
     /// A trajectory that holds nothing to train.
     #[error(
         "the trajectory of {tokens} tokens has no sampled token, so there is nothing to train\n\

@@ -3,9 +3,10 @@
 //! Invariant: a verdict is that of the whole texts, found in a window around the seam: from the
 //! last anchor on the left to the first anchor on the right, beyond which nothing depends on it.
 
+use crate::encode::Edge;
 use crate::error::Result;
 use crate::parts::{Joined, Part};
-use crate::tokenizer::{AddedMode, Edge, Tokenizer};
+use crate::tokenizer::{AddedMode, Tokenizer};
 
 /// How a seam was decided, and what was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

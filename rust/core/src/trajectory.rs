@@ -2,33 +2,21 @@
 //!
 //! Invariant: **a token has a finite logprob exactly when it was sampled**, every array has one
 //! entry per token, and nothing before the frozen edge ever changes. It is checked where it is
-//! written: nothing outside this file writes `ids`, `logprobs` or `provenance`.
+//! written: nothing outside this file writes `ids`, `logprobs` or `provenance`; a fork copies them.
+
+mod fork;
 
 use std::sync::Arc;
 
 use crate::append::{OpenText, Tail};
 use crate::columns::Columns;
+use crate::encode::Edge;
 use crate::error::{Error, Result, SampleOf};
 use crate::logprob;
 use crate::parts::{Joined, Part};
+use crate::provenance::Provenance;
 use crate::seam::{Seam, SeamKind};
-use crate::tokenizer::{AddedMode, Edge, Tokenizer};
-
-/// Who wrote a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Provenance {
-    /// Text of the prompt: system, user, earlier turns.
-    Prompt = 0,
-    /// Text that the environment answered.
-    Env = 1,
-    /// Written by the chat template around content.
-    Scaffold = 2,
-    /// Drawn by the policy.
-    Sampled = 3,
-    /// Written by us to close a turn that the policy did not close.
-    Close = 4,
-}
+use crate::tokenizer::{AddedMode, Tokenizer};
 
 /// One turn: what the engine received, and what it sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +28,7 @@ pub struct Turn {
 }
 
 /// Tokens with provenance, joined without gap or overlap.
+#[derive(Clone)]
 pub struct Trajectory {
     tokenizer: Arc<Tokenizer>,
     ids: Vec<u32>,
@@ -48,6 +37,9 @@ pub struct Trajectory {
     turns: Vec<Turn>,
     /// Where the tokens since the last hard token begin.
     barrier: usize,
+    /// What `barrier` was at the start and at the end of each turn. A fork can't read it off the
+    /// ids: unknown text has the id of `<unk>`, which may be a hard token, but was not cut out.
+    barriers: Vec<[usize; 2]>,
     /// The text whose tokens may still change, and where they begin.
     open: OpenText,
     open_start: usize,
@@ -67,6 +59,7 @@ impl Trajectory {
             provenance: Vec::new(),
             turns: Vec::new(),
             barrier: 0,
+            barriers: Vec::new(),
             open: OpenText::new(Edge::Start),
             open_start: 0,
             open_is_merged: false,
@@ -89,6 +82,18 @@ impl Trajectory {
         self.write_open(tail);
         self.requested = false;
         Ok(seam)
+    }
+
+    /// How many bytes of text are open: the next text is encoded with them.
+    #[must_use]
+    pub fn open_bytes(&self) -> usize {
+        self.open.bytes()
+    }
+
+    /// The tokenizer of its text.
+    #[must_use]
+    pub fn shared_tokenizer(&self) -> Arc<Tokenizer> {
+        Arc::clone(&self.tokenizer)
     }
 
     /// Appends one text: scaffold under [`AddedMode::Parse`], else content.
@@ -135,7 +140,7 @@ impl Trajectory {
         self.tokenizer.check_ids(ids)?;
         let seam = self.seam_before_sample(ids)?;
 
-        let start = self.ids.len();
+        let (start, barrier) = (self.ids.len(), self.barrier);
         self.ids.extend_from_slice(ids);
         self.logprobs.extend_from_slice(logprobs);
         self.provenance.resize(self.ids.len(), Provenance::Sampled as u8);
@@ -144,6 +149,7 @@ impl Trajectory {
         if let Some(last) = ids.iter().rposition(|&id| self.tokenizer.is_hard(id)) {
             self.barrier = start + last + 1;
         }
+        self.barriers.push([barrier, self.barrier]);
         self.freeze();
         Ok(seam)
     }
@@ -300,20 +306,20 @@ impl Trajectory {
         }
     }
 
-    /// Writes the tokens of the open text over those that it had, then closes what is final.
+    /// Writes the tokens of the open text over those that it had, then settles what is final.
     fn write_open(&mut self, tail: Tail) {
         let kept = self.open_start + tail.kept;
         self.ids.truncate(kept);
         self.logprobs.truncate(kept);
         self.provenance.truncate(kept);
         self.provenance.extend(self.open.provenance_of(&tail.encoded));
-        let closed = self.open.close(&self.tokenizer, &tail);
+        let settled = self.open.settle(&self.tokenizer, &tail);
         self.ids.extend(tail.encoded.ids);
         self.logprobs.resize(self.ids.len(), f32::NAN);
-        if let Some(tokens) = closed.to_hard_token {
+        if let Some(tokens) = settled.to_hard_token {
             self.barrier = self.open_start + tokens;
             self.open_is_merged = false;
         }
-        self.open_start += closed.tokens;
+        self.open_start += settled.tokens;
     }
 }

@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use abut_core::{
@@ -69,6 +70,56 @@ proptest! {
         prop_assert!(trajectory.ids().starts_with(&[request, sample].concat()));
         for (logprob, provenance) in trajectory.logprobs().iter().zip(trajectory.provenance()) {
             prop_assert_eq!(logprob.is_finite(), *provenance == Provenance::Sampled as u8);
+        }
+    }
+
+    #[test]
+    fn a_fork_goes_on_as_what_was_built_up_to_its_place(
+        spec in spec(true),
+        turns in prop::collection::vec(
+            (any_part(), prop::collection::vec(0u32..6, 0..4), any_part()),
+            1..4,
+        ),
+        after in prop::collection::vec(any_part(), 1..4),
+    ) {
+        let mut trajectory = Trajectory::new(Arc::new(spec.ours()));
+        // What it was at each place; where a turn starts, what it was at the first request there.
+        let mut was = BTreeMap::from([(0, trajectory.clone())]);
+        let mut starts = HashSet::new();
+        for (before, sample, behind) in &turns {
+            for (kind, text) in [before, behind] {
+                let part = [part(*kind, text)];
+                prop_assume!(trajectory.append_parts(&part, Provenance::Env).is_ok());
+            }
+            let start = trajectory.request().len();
+            if start > 0 {
+                if starts.insert(start) {
+                    was.insert(start, trajectory.clone());
+                }
+                trajectory.append_sampled(sample, &vec![-0.5; sample.len()]).unwrap();
+                was.entry(trajectory.ids().len()).or_insert(trajectory.clone());
+            }
+        }
+        let (kind, text) = &after[0];
+        prop_assume!(trajectory.append_parts(&[part(*kind, text)], Provenance::Env).is_ok());
+        let length = trajectory.ids().len();
+        if length > 0 && !starts.contains(&length) {
+            was.insert(length, trajectory.clone());
+        }
+        for (place, mut was) in was {
+            let mut fork = trajectory.fork(place).unwrap();
+            for (kind, text) in &after {
+                let [sampled, expected] = [&fork, &was]
+                    .map(|one| one.clone().append_sampled(&[0], &[-0.5]).ok());
+                prop_assert_eq!(sampled, expected, "a sample at {}", place);
+                let part = [part(*kind, text)];
+                let [seam, expected] = [&mut fork, &mut was]
+                    .map(|one| one.append_parts(&part, Provenance::Env));
+                prop_assert_eq!(seam, expected, "text at {}", place);
+                prop_assert_eq!(fork.ids(), was.ids());
+                prop_assert_eq!(fork.provenance(), was.provenance());
+                prop_assert_eq!(fork.turns(), was.turns());
+            }
         }
     }
 

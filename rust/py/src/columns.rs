@@ -11,14 +11,28 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::arrays::{Numbers, empty};
 use crate::error;
 
+/// One row for a trainer. The three arrays after the prompt are aligned.
+///
+/// Args:
+///     prompt_ids: `(P,)`.
+///     completion_ids: `(T,)`.
+///     logprobs: `(T,)`, nats: finite where `env_mask` is 1, else 0.0.
+///     env_mask: `(T,)`: 1 where the policy sampled the token, else 0.
+///
+/// Raises:
+///     TrajectoryError: an id is negative, a length differs, or mask and logprob disagree.
 #[pyclass(name = "Columns", module = "abut", frozen)]
 pub struct PyColumns {
+    /// `(P,)` int64: all ids before the first sampled one.
     #[pyo3(get)]
     prompt_ids: Py<PyArray1<i64>>,
+    /// `(T,)` int64: all ids from the first to the last sampled one.
     #[pyo3(get)]
     completion_ids: Py<PyArray1<i64>>,
+    /// `(T,)` float32, nats; 0.0 where `env_mask` is 0.
     #[pyo3(get)]
     logprobs: Py<PyArray1<f32>>,
+    /// `(T,)` uint8: 1 where the policy sampled the token.
     #[pyo3(get)]
     env_mask: Py<PyArray1<u8>>,
 }
@@ -127,6 +141,20 @@ fn mask_in<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<u8>>>
     Ok(PyArray1::from_vec(value.py(), bytes.collect()))
 }
 
+/// Pad rows to rectangles: prompts on the left, completions on the right.
+///
+/// Costs about as much as copying as many bytes.
+///
+/// Args:
+///     columns: B rows.
+///     pad_id: what `prompt_ids` and `completion_ids` are padded with; the other arrays with 0.
+///
+/// Returns:
+///     `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
+///     `completion_mask` uint8, `logprobs` float32 and `env_mask` uint8, `(B, T)`.
+///
+/// Raises:
+///     TrajectoryError: an array of a row was changed so that mask and logprob disagree.
 #[pyfunction]
 #[pyo3(signature = (columns, *, pad_id))]
 pub fn collate<'py>(

@@ -1,15 +1,29 @@
 //! When the GIL is released: for work on text and ids that may take longer than about 20 us.
 //!
 //! Who gives the GIL back may wait 5 ms for it behind a busy thread, and every time costs a switch:
-//! giving it back for less than that costs more than keeping it. Work on text of any length gives
-//! it back always: its time depends on more than the length.
+//! giving it back for less than that costs more than keeping it. Work on text keeps it only where
+//! its time depends on nothing but the length: see [`Tokenizer::is_linear`].
 
+use abut_core::Tokenizer;
 use pyo3::prelude::*;
 
 /// Tokens that are copied in about 20 us, from one array to the next.
 const COPIED_TOKENS: usize = 16 * 1024;
 /// Tokens that are looked up in about 20 us, each in a table of the vocabulary.
 const LOOKED_UP_TOKENS: usize = 1024;
+
+/// Text that is encoded in about 50 us: a reply of some kilobytes is worth no switch.
+const ENCODED_BYTES: usize = 4 * 1024;
+
+/// Works on `bytes` bytes of text, without the GIL where they are many.
+pub fn encoding<T: Send>(
+    py: Python<'_>,
+    tokenizer: &Tokenizer,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send,
+) -> T {
+    if bytes > ENCODED_BYTES || !tokenizer.is_linear() { py.detach(work) } else { work() }
+}
 
 /// Copies `tokens` tokens, without the GIL where they are many.
 pub fn copying<T: Send>(py: Python<'_>, tokens: usize, copy: impl FnOnce() -> T + Send) -> T {

@@ -1,5 +1,9 @@
 //! `abut._native`: converts and calls. It decides nothing about tokens.
+//!
+//! The doc comments of what Python sees are its docstrings: in the form of Google's style guide, in
+//! Python's words, and the only source. `_native.pyi` repeats them for editors; a test compares.
 
+#![allow(clippy::doc_markdown, reason = "docstrings name errors as Google's style does")]
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts owned arguments")]
 
 mod arrays;
@@ -15,6 +19,7 @@ mod stitch;
 mod tokenizer;
 mod trajectory;
 
+/// The Rust core. Ids are int64, masks uint8, logprobs float32.
 #[pyo3::pymodule]
 mod _native {
     use pyo3::prelude::*;

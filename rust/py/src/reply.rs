@@ -7,25 +7,33 @@ use pyo3::types::PyBytes;
 
 use crate::error;
 
+/// One choice in the reply of a vLLM server.
 #[pyclass(name = "Choice", module = "abut._native", frozen)]
 pub struct PyChoice {
+    /// Its place among the choices, as the server says it.
     #[pyo3(get)]
     index: usize,
+    /// `(T,)` int64: what was sampled, the stop token included.
     #[pyo3(get)]
     token_ids: Py<PyArray1<i64>>,
+    /// `(T,)` float32, nats, aligned with `token_ids`.
     #[pyo3(get)]
     logprobs: Py<PyArray1<f32>>,
+    /// `stop`, `length`, `abort`, …; None where the server gave none.
     #[pyo3(get)]
     finish_reason: Option<String>,
     stop_reason: Option<StopReason>,
+    /// What the server decoded; None from `/inference/v1/generate`.
     #[pyo3(get)]
     text: Option<String>,
+    /// `(P,)` int64: what the engine received; None where the server does not repeat it.
     #[pyo3(get)]
     prompt_token_ids: Option<Py<PyArray1<i64>>>,
 }
 
 #[pymethods]
 impl PyChoice {
+    /// The stop token or stop string; None for the end-of-sequence token.
     #[getter]
     fn stop_reason(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         Ok(match &self.stop_reason {
@@ -45,6 +53,14 @@ impl PyChoice {
     }
 }
 
+/// Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
+///
+/// Args:
+///     body: all of it.
+///
+/// Raises:
+///     SamplerError: no such reply, ids or logprobs are missing, an id is no id, or the logprobs
+///         are not one possible number for each id. Names the choice and the index.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn read_completions(py: Python<'_>, body: &Bound<'_, PyBytes>) -> PyResult<Vec<PyChoice>> {

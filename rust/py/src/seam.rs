@@ -6,37 +6,48 @@ use pyo3::prelude::*;
 
 use crate::arrays::ids_out;
 
+/// What happened where one piece met the next.
 #[pyclass(name = "Seam", module = "abut", frozen, eq)]
 #[derive(PartialEq, Eq)]
 pub struct PySeam(pub Seam);
 
 #[pymethods]
 impl PySeam {
+    /// How it was decided, or that the canonical tokens differ across it (`merged`).
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
     }
 
+    /// Appending in the right left context changed no earlier token.
     #[getter]
     fn exact(&self) -> bool {
         self.0.exact
     }
 
+    /// How many tokens on the left were replaced.
     #[getter]
     fn drop(&self) -> usize {
         self.0.drop
     }
 
+    /// `(T,)` int64: the left tokens without the last `drop`, then these, are the whole.
     #[getter]
     fn ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.ids)
     }
 
+    /// `(T,)` int64: the canonical tokens, from the first that differs to the next hard token.
+    ///
+    /// Only where the left side was frozen: elsewhere the canonical tokens are written. None where
+    /// nothing differs, and where no canonical tokens exist: the seam lies inside a character, or
+    /// sampled bytes spell text that the vocabulary has as a control token only.
     #[getter]
     fn canonical_ids<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
         self.0.canonical_ids.as_deref().map(|ids| ids_out(py, ids))
     }
 
+    /// The tokens and texts that meet in a `merged` seam; None where no canonical ones exist.
     #[getter]
     fn merge(&self) -> Option<PyMerge> {
         self.0.merge.clone().map(PyMerge)
@@ -58,32 +69,38 @@ impl PySeam {
     }
 }
 
+/// The tokens around a merged seam, from the first that differs to the last.
 #[pyclass(name = "Merge", module = "abut", frozen, eq)]
 #[derive(PartialEq, Eq)]
 pub struct PyMerge(Merge);
 
 #[pymethods]
 impl PyMerge {
+    /// `(L,)` int64: the last tokens of the left alone; empty where only the right changes.
     #[getter]
     fn left_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.left_ids)
     }
 
+    /// `(R,)` int64: the first tokens of the right side alone.
     #[getter]
     fn right_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.right_ids)
     }
 
+    /// `(M,)` int64: what both together are instead.
     #[getter]
     fn merged_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.merged_ids)
     }
 
+    /// The text of `left_ids`.
     #[getter]
     fn left_text(&self) -> &str {
         &self.0.left_text
     }
 
+    /// The text of `right_ids`.
     #[getter]
     fn right_text(&self) -> &str {
         &self.0.right_text

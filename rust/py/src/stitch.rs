@@ -11,46 +11,68 @@ use crate::convert::type_name;
 use crate::error;
 use crate::tokenizer::PyTokenizer;
 
+/// How one recorded call follows another.
 #[pyclass(name = "Transition", module = "abut", frozen)]
 pub struct PyTransition(Transition);
 
 #[pymethods]
 impl PyTransition {
+    /// Index of the call, as recorded.
     #[getter]
     fn call(&self) -> usize {
         self.0.call
     }
 
+    /// The call that it extends, leaves or repeats.
+    ///
+    /// None where no recorded sample shares its history, and where several calls could be it.
     #[getter]
     fn parent(&self) -> Option<usize> {
         self.0.parent
     }
 
+    /// Index in `Stitched.chains`; None where it was dropped or quarantined.
     #[getter]
     fn chain(&self) -> Option<usize> {
         self.0.chain
     }
 
+    /// The verdict.
+    ///
+    /// - clean: it extends its parent exactly and goes on with its chain; or it is the first call
+    ///   with this prompt, which has no parent.
+    /// - realigned: it goes on with its parent's chain, in which the differing tail of the
+    ///   parent's sample is context now.
+    /// - forked: it does not go on with its parent's chain. It begins one of its own, or was
+    ///   dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
+    ///   call's, which may be None.
+    /// - quarantined: it has more than one possible parent, or descends from such a call.
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
     }
 
+    /// The first token that differs from what stood there; None where nothing differs.
+    ///
+    /// An index from 0 in the prompt, or its length where it ends inside a sample.
     #[getter]
     fn token(&self) -> Option<usize> {
         self.0.token
     }
 
+    /// A guess at why it differs; None where nothing differs.
     #[getter]
     fn cause(&self) -> Option<&'static str> {
         self.0.cause.map(abut_core::Cause::as_str)
     }
 
+    /// The text around `token` in what stood there; None without `tokenizer`.
     #[getter]
     fn left(&self) -> Option<&str> {
         self.0.texts.as_ref().map(|(left, _)| left.as_str())
     }
 
+    /// The text around `token` in the prompt; None without `tokenizer`.
     #[getter]
     fn right(&self) -> Option<&str> {
         self.0.texts.as_ref().map(|(_, right)| right.as_str())
@@ -70,6 +92,7 @@ impl PyTransition {
     }
 }
 
+/// Recorded calls, joined: in all chains together, no sampled token is trained twice.
 #[pyclass(name = "Stitched", module = "abut", frozen)]
 pub struct PyStitched {
     chains: Vec<Py<PyColumns>>,
@@ -79,16 +102,19 @@ pub struct PyStitched {
 
 #[pymethods]
 impl PyStitched {
+    /// One row each, in the order in which their first calls were recorded.
     #[getter]
     fn chains(&self, py: Python<'_>) -> Vec<Py<PyColumns>> {
         self.chains.iter().map(|chain| chain.clone_ref(py)).collect()
     }
 
+    /// One for each call with a sample, as recorded.
     #[getter]
     fn transitions(&self, py: Python<'_>) -> Vec<Py<PyTransition>> {
         self.transitions.iter().map(|transition| transition.clone_ref(py)).collect()
     }
 
+    /// How many calls are in no chain: nothing was sampled, cut off, no certain parent.
     #[getter]
     fn dropped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -110,6 +136,24 @@ impl PyStitched {
     }
 }
 
+/// Join calls that somebody else recorded. Linear in the tokens given.
+///
+/// Args:
+///     calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
+///         arrays are read in place.
+///     on_drift: what to do with a prompt that differs from what stood there. "error": refuse the
+///         recording; "truncate": the chain ends before the call, which is dropped with what
+///         extends it; "split": the call begins a chain; "realign": the differing tail of a sample
+///         becomes context, and elsewhere as "split".
+///     tokenizer: for texts and better guesses at causes; it decides nothing.
+///
+/// Returns:
+///     The chains, one row each, and a verdict on each call.
+///
+/// Raises:
+///     TrajectoryError: a call is malformed: an empty prompt, a negative id, or logprobs that are
+///         not one finite number per sampled id.
+///     SeamError: with `on_drift="error"`, a prompt differs or has more than one possible parent.
 #[pyfunction]
 #[pyo3(signature = (calls, *, on_drift = "error", tokenizer = None))]
 pub fn stitch(

@@ -13,10 +13,11 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use crate::arrays::{ids_in, widened};
 use crate::batch;
 use crate::convert::{Parts, mode_in, mode_of, overrides_in, text_in, texts_in};
-use crate::detach::looking_up;
+use crate::detach::{encoding, looking_up};
 use crate::error;
 use crate::seam::PySeam;
 
+/// A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored.
 #[pyclass(name = "Tokenizer", module = "abut", frozen)]
 pub struct PyTokenizer(pub Arc<Tokenizer>);
 
@@ -37,6 +38,15 @@ impl PyTokenizer {
 
 #[pymethods]
 impl PyTokenizer {
+    /// Read the text of a `tokenizer.json`.
+    ///
+    /// Args:
+    ///     json: the text.
+    ///     control: added tokens to treat as control tokens, whatever their spelling.
+    ///     textual: added tokens to treat as ordinary text.
+    ///
+    /// Raises:
+    ///     TokenizerError: it is not one, or its tokens are drawn at random.
     #[staticmethod]
     #[pyo3(signature = (json, *, control = None, textual = None))]
     fn from_str(
@@ -51,6 +61,16 @@ impl PyTokenizer {
         Self::new(py, tokenizer.map_err(|e| error::to_py(&e))?)
     }
 
+    /// Read a `tokenizer.json`.
+    ///
+    /// Args:
+    ///     path: the file.
+    ///     control: as `from_str`.
+    ///     textual: as `from_str`.
+    ///
+    /// Raises:
+    ///     OSError: the file cannot be read.
+    ///     TokenizerError: as `from_str`, with the path.
     #[staticmethod]
     #[pyo3(signature = (path, *, control = None, textual = None))]
     fn from_file(
@@ -77,6 +97,16 @@ impl PyTokenizer {
         Self::new(py, tokenizer.map_err(|e| located(e.to_string()))?)
     }
 
+    /// Take over a transformers tokenizer, or load one by name or folder with transformers.
+    ///
+    /// Args:
+    ///     source: the tokenizer, its name or its folder.
+    ///     control: as `from_str`; so are those that the chat template spells.
+    ///     textual: as `from_str`, whatever the chat template spells.
+    ///
+    /// Raises:
+    ///     MissingExtraError: a name or folder, and transformers is not installed.
+    ///     TokenizerError: it has no `tokenizers` backend.
     #[staticmethod]
     #[pyo3(signature = (source, *, control = None, textual = None))]
     fn from_pretrained(
@@ -94,6 +124,16 @@ impl PyTokenizer {
         Self::from_str(py, &json, Some(&control), Some(textual))
     }
 
+    /// Return the `(T,)` int64 tokens of `text`. Never adds BOS or EOS.
+    ///
+    /// Args:
+    ///     text: the first text of a conversation.
+    ///     added: "parse": control tokens that are spelled become control tokens; "text": they
+    ///         stay text; "raise": they are an error.
+    ///
+    /// Raises:
+    ///     ControlTokenError: `added="raise"` and the text spells one.
+    ///     TokenizerError: the text has no tokens, or no UTF-8.
     #[pyo3(signature = (text, *, added = "parse"))]
     fn encode<'py>(
         &self,
@@ -102,10 +142,21 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let (text, mode) = mode_of(text, added)?;
-        let ids = py.detach(|| Ok(widened(&self.0.encode(text, mode)?)));
+        let ids = encoding(py, &self.0, text.len(), || Ok(widened(&self.0.encode(text, mode)?)));
         ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
+    /// Return what `encode` returns for each text of a list, in order; uses all cores.
+    ///
+    /// Ctrl-C ends it between two texts.
+    ///
+    /// Args:
+    ///     texts: each the first text of a conversation.
+    ///     added: as `encode`.
+    ///
+    /// Raises:
+    ///     ControlTokenError: as `encode`, for the first text that has an error; names its index.
+    ///     TokenizerError: the same.
     #[pyo3(signature = (texts, *, added = "parse"))]
     fn encode_batch<'py>(
         &self,
@@ -129,6 +180,15 @@ impl PyTokenizer {
         Ok(ids.into_iter().map(|ids| PyArray1::from_vec(py, ids)).collect())
     }
 
+    /// Return the `(T,)` int64 tokens of the whole; only scaffold becomes control tokens.
+    ///
+    /// Args:
+    ///     parts: scaffold and content, in order.
+    ///     at_start: whether they begin the conversation.
+    ///
+    /// Raises:
+    ///     TokenizerError: content spells a control token that cannot be written otherwise, or the
+    ///         text has no UTF-8.
     #[pyo3(signature = (parts, *, at_start = true))]
     fn encode_parts<'py>(
         &self,
@@ -139,10 +199,18 @@ impl PyTokenizer {
         let parts = Parts::new(parts)?;
         let parts = parts.borrow()?;
         let edge = if at_start { Edge::Start } else { Edge::Segment };
-        let ids = py.detach(|| Ok(widened(&self.0.encode_parts(&parts, edge)?)));
+        let bytes = parts.iter().map(|part| part.text.len()).sum();
+        let ids = encoding(py, &self.0, bytes, || Ok(widened(&self.0.encode_parts(&parts, edge)?)));
         ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
+    /// Return the bytes of the ids, by table.
+    ///
+    /// Args:
+    ///     ids: `(T,)`.
+    ///
+    /// Raises:
+    ///     TokenizerError: an id outside the vocabulary.
     fn decode_bytes<'py>(
         &self,
         py: Python<'py>,
@@ -154,6 +222,13 @@ impl PyTokenizer {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    /// Return `decode_bytes` as text; bytes that are no character become U+FFFD.
+    ///
+    /// Args:
+    ///     ids: `(T,)`.
+    ///
+    /// Raises:
+    ///     TokenizerError: an id outside the vocabulary.
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<String> {
         let ids = ids_in(ids, self.0.vocab_size())?;
         let text = looking_up(py, ids.len(), || {
@@ -163,16 +238,28 @@ impl PyTokenizer {
         text.map_err(|e| error::to_py(&e))
     }
 
+    /// Return each control token that `text` spells, behind the index of its first character.
+    ///
+    /// They are what `encode(text, added="parse")` would make, and `added="text"` does not.
     fn control_spellings(
         &self,
         py: Python<'_>,
         text: &Bound<'_, PyString>,
     ) -> PyResult<Vec<(usize, String)>> {
         let text = text_in(text)?;
-        let spelled = py.detach(|| self.0.control_spellings(text)).map_err(|e| error::to_py(&e))?;
+        let spelled = encoding(py, &self.0, text.len(), || self.0.control_spellings(text));
+        let spelled = spelled.map_err(|e| error::to_py(&e))?;
         Ok(spelled.into_iter().map(|spelled| (spelled.position, spelled.token)).collect())
     }
 
+    /// Return the verdict on the seam between two texts, of which `a` begins a conversation.
+    ///
+    /// Takes as long as `b` and the run of characters at the seam, however long `a` is; where
+    /// `profile()` says `opaque_because`, as long as both.
+    ///
+    /// Raises:
+    ///     ControlTokenError: `added="raise"` and the text spells one.
+    ///     TokenizerError: as `encode`.
     #[pyo3(signature = (a, b, *, added = "parse"))]
     fn seam(
         &self,
@@ -182,9 +269,16 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<PySeam> {
         let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
-        py.detach(|| self.0.seam(a, b, mode)).map(PySeam).map_err(|e| error::to_py(&e))
+        encoding(py, &self.0, a.len() + b.len(), || self.0.seam(a, b, mode))
+            .map(PySeam)
+            .map_err(|e| error::to_py(&e))
     }
 
+    /// Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined.
+    ///
+    /// Raises:
+    ///     ControlTokenError: `added="raise"` and the text spells one.
+    ///     TokenizerError: as `encode`.
     #[pyo3(signature = (a, b, *, added = "parse"))]
     fn is_additive(
         &self,
@@ -194,18 +288,29 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<bool> {
         let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
-        py.detach(|| self.0.is_additive(a, b, mode)).map_err(|e| error::to_py(&e))
+        encoding(py, &self.0, a.len() + b.len(), || self.0.is_additive(a, b, mode))
+            .map_err(|e| error::to_py(&e))
     }
 
+    /// Return the id of an added token or an entry of the vocabulary; None where it is none.
     fn token_to_id(&self, token: &Bound<'_, PyString>) -> PyResult<Option<u32>> {
         Ok(self.0.token_to_id(text_in(token)?))
     }
 
+    /// How many ids there are, added tokens included.
     #[getter]
     fn vocab_size(&self) -> usize {
         self.0.vocab_size()
     }
 
+    /// Return what is known without encoding anything.
+    ///
+    /// Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
+    /// knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
+    /// although it knows the shape: its tokens of a probe text were others), opaque_because (why
+    /// an append encodes the open text again; None where a window is enough), and the lists
+    /// hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
+    /// model's own vocabulary could spell, and is kept from).
     fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let profile = self.0.profile();
         let dict = PyDict::new(py);

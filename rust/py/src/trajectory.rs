@@ -8,23 +8,26 @@ use pyo3::types::PyString;
 use crate::arrays::{Numbers, ids_in, ids_out};
 use crate::columns::PyColumns;
 use crate::convert::{Parts, mode_of, provenance_in};
-use crate::detach::{copying, looking_up};
+use crate::detach::{copying, encoding, looking_up};
 use crate::error;
 use crate::requests::Requests;
 use crate::seam::PySeam;
 use crate::tokenizer::PyTokenizer;
 
+/// Where one sample stands in its trajectory.
 #[pyclass(name = "Turn", module = "abut", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyTurn(abut_core::Turn);
 
 #[pymethods]
 impl PyTurn {
+    /// Its first token: the length of the request that it answers.
     #[getter]
     fn start(&self) -> usize {
         self.0.start
     }
 
+    /// Behind its last token; `start` where nothing was sampled.
     #[getter]
     fn end(&self) -> usize {
         self.0.end
@@ -35,6 +38,11 @@ impl PyTurn {
     }
 }
 
+/// Tokens in the order in which the engine saw and sampled them.
+///
+/// A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
+/// Other threads go on while a call works; one that calls the same trajectory gets a
+/// `TrajectoryError`. `Trajectory(tokenizer)` is empty.
 #[pyclass(name = "Trajectory", module = "abut")]
 pub struct PyTrajectory {
     inner: Trajectory,
@@ -68,6 +76,21 @@ impl PyTrajectory {
         Self { vocab_size, requests: Requests::default(), inner: Trajectory::new(core) }
     }
 
+    /// Append context. With `added="parse"` it is scaffold, else content.
+    ///
+    /// Args:
+    ///     text: it joins the text before it, back to what was frozen or sampled; the tokens are
+    ///         those of the whole, whatever the pieces in which it arrived.
+    ///     added: "parse": control tokens that are spelled become control tokens; "text": they
+    ///         stay text; "raise": they are an error.
+    ///     provenance: who says it; "close": we do, in place of the policy.
+    ///
+    /// Returns:
+    ///     The seam between what stood there and what was appended.
+    ///
+    /// Raises:
+    ///     ControlTokenError: `added="raise"` and the text spells one; nothing is written.
+    ///     TokenizerError: as `Tokenizer.encode`; nothing is written.
     #[pyo3(signature = (text, *, added = "text", provenance = "env"))]
     fn append_text(
         slf: &Bound<'_, Self>,
@@ -79,12 +102,24 @@ impl PyTrajectory {
         let provenance = provenance_in(provenance)?;
         let mut this = changing(slf)?;
         let inner = &mut this.inner;
-        slf.py()
-            .detach(|| inner.append_text(text, mode, provenance))
+        let bytes = inner.open_bytes() + text.len();
+        let tokenizer = inner.shared_tokenizer();
+        encoding(slf.py(), &tokenizer, bytes, || inner.append_text(text, mode, provenance))
             .map(PySeam)
             .map_err(|e| error::to_py(&e))
     }
 
+    /// Append context whose scaffold and content are apart.
+    ///
+    /// Args:
+    ///     parts: scaffold and content, in order; they join as in `append_text`.
+    ///     provenance: who says the content.
+    ///
+    /// Returns:
+    ///     The seam between what stood there and what was appended.
+    ///
+    /// Raises:
+    ///     TokenizerError: as `Tokenizer.encode_parts`; nothing is written.
     #[pyo3(signature = (parts, *, provenance = "env"))]
     fn append_parts(
         slf: &Bound<'_, Self>,
@@ -96,18 +131,38 @@ impl PyTrajectory {
         let provenance = provenance_in(provenance)?;
         let mut this = changing(slf)?;
         let inner = &mut this.inner;
-        slf.py()
-            .detach(|| inner.append_parts(&parts, provenance))
+        let bytes = inner.open_bytes() + parts.iter().map(|part| part.text.len()).sum::<usize>();
+        let tokenizer = inner.shared_tokenizer();
+        encoding(slf.py(), &tokenizer, bytes, || inner.append_parts(&parts, provenance))
             .map(PySeam)
             .map_err(|e| error::to_py(&e))
     }
 
+    /// Return all ids so far, `(T,)` int64, which the engine gets. Freezes them.
+    ///
+    /// A read-only view that stays as it is: all requests of a trajectory share one array, and a
+    /// turn writes only the ids that it adds. `torch.tensor(ids)` copies it. `torch.from_numpy` and
+    /// `torch.as_tensor` share it, which torch warns of: what is written there stands in all
+    /// requests of the trajectory, so don't.
     fn request<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let mut this = changing(slf)?;
         let this = &mut *this;
         this.requests.view(slf.py(), this.inner.request())
     }
 
+    /// Append what the engine sampled, verbatim.
+    ///
+    /// Args:
+    ///     ids: `(T,)`.
+    ///     logprobs: `(T,)`, nats, finite, aligned with `ids`.
+    ///
+    /// Returns:
+    ///     The seam between what stood there and what was sampled.
+    ///
+    /// Raises:
+    ///     TrajectoryError: no request stands directly before it, or the logprobs are not one
+    ///         finite number per id; nothing is written.
+    ///     TokenizerError: an id outside the vocabulary.
     fn append_sampled(
         slf: &Bound<'_, Self>,
         ids: &Bound<'_, PyAny>,
@@ -123,11 +178,44 @@ impl PyTrajectory {
         seam.map(PySeam).map_err(|e| error::to_py(&e))
     }
 
+    /// Return what stood here when there were `at` tokens, as a trajectory of its own.
+    ///
+    /// The two share nothing that changes, and each goes on as if it had been built alone. The fork
+    /// has the turns that start before `at`, and costs a copy of the tokens before it. The first of
+    /// these that `at` is decides what the fork may do next:
+    ///
+    /// - 0: it is empty.
+    /// - The start of a turn: it is requested, so that another sample of that request may follow at
+    ///   once. That a turn ends there too, or sampled nothing there, changes nothing: after a
+    ///   request all is possible that is possible after a sample.
+    /// - The length: it is as this one is. A request without an answer may be answered in both, and
+    ///   text that is still open stays open: what is appended may change its last tokens.
+    /// - The end of a turn: it is as `append_sampled` left this one.
+    ///
+    /// Args:
+    ///     at: the place, in tokens.
+    ///
+    /// Raises:
+    ///     TrajectoryError: any other place; it names the nearest ones.
+    fn fork(slf: &Bound<'_, Self>, at: i64) -> PyResult<Self> {
+        let this = reading(slf)?;
+        let inner = &this.inner;
+        let fork = match usize::try_from(at) {
+            Ok(at) => copying(slf.py(), at, || inner.fork(at)),
+            Err(_) => Err(inner.no_place(at)),
+        };
+        let inner = fork.map_err(|e| error::to_py(&e))?;
+        // Requests of its own: it writes other ids behind those that both have.
+        Ok(Self { inner, requests: Requests::default(), vocab_size: this.vocab_size })
+    }
+
+    /// `(T,)` int64: all ids, a copy.
     #[getter]
     fn ids<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         Ok(ids_out(slf.py(), reading(slf)?.inner.ids()))
     }
 
+    /// `(T,)` uint8: 1 where the policy sampled the token.
     #[getter]
     fn sampled_mask<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let sampled = abut_core::Provenance::Sampled as u8;
@@ -139,6 +227,7 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), mask))
     }
 
+    /// `(T,)` float32, nats; NaN where the token was not sampled.
     #[getter]
     fn logprobs<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         let this = reading(slf)?;
@@ -147,6 +236,7 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), copy))
     }
 
+    /// `(T,)` uint8: codes of who wrote the token; `abut.PROVENANCE` has their names.
     #[getter]
     fn provenance<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let this = reading(slf)?;
@@ -155,11 +245,16 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), copy))
     }
 
+    /// Where each sample stands, in order.
     #[getter]
     fn turns(slf: &Bound<'_, Self>) -> PyResult<Vec<PyTurn>> {
         Ok(reading(slf)?.inner.turns().iter().copied().map(PyTurn).collect())
     }
 
+    /// Return the row for a trainer: up to the last sampled token.
+    ///
+    /// Raises:
+    ///     TrajectoryError: nothing was sampled.
     fn columns(slf: &Bound<'_, Self>) -> PyResult<PyColumns> {
         let this = reading(slf)?;
         let inner = &this.inner;

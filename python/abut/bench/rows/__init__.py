@@ -1,6 +1,6 @@
-"""The rows of the table, one module each, in the order in which they are measured and printed.
+"""The rows of the table, a module or a package each, in the order in which they are printed.
 
-A row is a function that takes the `Stage` and returns its `Row`.
+A row is a function that takes the `Workbench` and returns its `Row`.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,11 @@ from abut.bench.rows import (
     rollouts,
     seam,
     stitch,
+    turns,
 )
-from abut.bench.stage import Stage
+from abut.bench.workbench import Workbench
 
-Measure: TypeAlias = Callable[[Stage], Row]
+Measure: TypeAlias = Callable[[Workbench], Row]
 
 ROWS: dict[str, Measure] = {
     "encode": encode.measure,
@@ -31,6 +32,7 @@ ROWS: dict[str, Measure] = {
     "seam": seam.measure,
     "rollouts": rollouts.measure,
     "pace": pace.measure,
+    "turns": turns.measure,
     "collate": collate.measure,
     "stitch": stitch.measure,
     "engine_reply": engine_reply.measure,

@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import abut
-from abut.bench.conversation import logprobs
+from abut._native import Columns, collate
 from abut.bench.figures import Row, require_same
-from abut.bench.stage import Stage
+from abut.bench.measured_conversation import logprobs
 from abut.bench.timing import Check, Sides, interleave
+from abut.bench.workbench import Workbench
 
 COPY = "NumPy copy of as many bytes"
 CASE = "a batch"
 PAD = 0
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Collate rows of nearly equal length."""
-    rows, tokens = stage.scale.collate_rows, stage.scale.collate_tokens
+    rows, tokens = workbench.scale.collate_rows, workbench.scale.collate_tokens
     row = Row(
         "collate",
         f"collate {rows:,} x {tokens:,} tokens",
@@ -36,14 +36,14 @@ def measure(stage: Stage) -> Row:
                 ours = results["abut"][name]
                 require_same(name, "NumPy", ours.ravel(), array.ravel())
 
-        return {"abut": lambda: abut.collate(columns, pad_id=PAD), COPY: source.copy}, check
+        return {"abut": lambda: collate(columns, pad_id=PAD), COPY: source.copy}, check
 
-    row.add(CASE, interleave(prepare, stage.scale.collate_rounds))
+    row.add(CASE, interleave(prepare, workbench.scale.collate_rounds))
     row.need_ratio("abut ÷ the copy", ("abut", CASE), (COPY, CASE), "at most", 2)
     return row
 
 
-def _columns(rows: int, tokens: int) -> list[abut.Columns]:
+def _columns(rows: int, tokens: int) -> list[Columns]:
     rng = np.random.default_rng(6)
     prompt, made = tokens // 8, []
     for index in range(rows):
@@ -51,7 +51,7 @@ def _columns(rows: int, tokens: int) -> list[abut.Columns]:
         ids = rng.integers(0, 150_000, prompt + completion)
         mask = (np.arange(completion) // 300 % 2 == 0).astype(np.uint8)
         made.append(
-            abut.Columns(
+            Columns(
                 prompt_ids=ids[:prompt],
                 completion_ids=ids[prompt:],
                 logprobs=np.where(mask == 1, logprobs(completion), np.float32(0)),
@@ -61,7 +61,7 @@ def _columns(rows: int, tokens: int) -> list[abut.Columns]:
     return made
 
 
-def _padded(columns: list[abut.Columns]) -> dict[str, NDArray[Any]]:
+def _padded(columns: list[Columns]) -> dict[str, NDArray[Any]]:
     """The same by NumPy: prompts on the left, completions on the right."""
 
     def pad(arrays: list[NDArray[Any]], fill: int, *, left: bool) -> NDArray[Any]:

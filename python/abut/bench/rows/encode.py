@@ -3,19 +3,19 @@
 from typing import Any
 
 from abut.bench.figures import Row, require_same
-from abut.bench.stage import Stage
 from abut.bench.texts import Corpus
 from abut.bench.timing import Check, Sides, interleave
+from abut.bench.workbench import Workbench
 
 PEER = "tokenizers encode"
 FIRST, AGAIN = "a text seen for the first time", "the same text again"
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Encode mixed text."""
-    size = stage.scale.encode_bytes
+    size = workbench.scale.encode_bytes
     row = Row("encode", f"encode {size:,} bytes of mixed text (code, prose, CJK, JSON)")
-    ours, oracle, corpus = stage.tokenizer, stage.oracle, Corpus(1)
+    ours, oracle, corpus = workbench.tokenizer, workbench.oracle, Corpus(1)
 
     def prepare(number: int) -> tuple[Sides, Check]:
         text = corpus.mixed(size if number >= 0 else size // 10)
@@ -41,7 +41,7 @@ def measure(stage: Stage) -> Row:
             "again " + PEER: tokenizers,
         }, check
 
-    taken = interleave(prepare, stage.scale.encode_rounds)
+    taken = interleave(prepare, workbench.scale.encode_rounds)
     fast = "tokenizers encode_batch_fast"
     row.add(
         FIRST,

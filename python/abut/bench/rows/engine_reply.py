@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import read_completions
-from abut.bench.conversation import logprobs
 from abut.bench.figures import Row, require_same
-from abut.bench.stage import Stage
+from abut.bench.measured_conversation import logprobs
 from abut.bench.timing import Check, Sides, interleave
+from abut.bench.workbench import Workbench
 
 PEER = "json.loads and Python loops"
 CASE = "a reply"
@@ -18,9 +18,9 @@ CASE = "a reply"
 Read = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Read replies of `/v1/completions`."""
-    tokens = stage.scale.reply_tokens
+    tokens = workbench.scale.reply_tokens
     row = Row(
         "engine_reply",
         f"read a vLLM reply of {tokens:,} tokens with logprobs from bytes to arrays",
@@ -31,7 +31,7 @@ def measure(stage: Stage) -> Row:
     rng = np.random.default_rng(9)
 
     def prepare(number: int) -> tuple[Sides, Check]:
-        body = _reply(rng, stage, tokens)
+        body = _reply(rng, workbench, tokens)
 
         def check(results: dict[str, Any]) -> None:
             for name, ours, theirs in zip(
@@ -41,7 +41,7 @@ def measure(stage: Stage) -> Row:
 
         return {"abut": lambda: _abut(body), PEER: lambda: _python(body)}, check
 
-    row.add(CASE, interleave(prepare, stage.scale.reply_rounds))
+    row.add(CASE, interleave(prepare, workbench.scale.reply_rounds))
     row.need_faster(PEER, CASE, 5)
     return row
 
@@ -60,15 +60,15 @@ def _python(body: bytes) -> Read:
     return np.array(ids, dtype=np.int64), np.array(logs, dtype=np.float32)
 
 
-def _reply(rng: np.random.Generator, stage: Stage, tokens: int) -> bytes:
+def _reply(rng: np.random.Generator, workbench: Workbench, tokens: int) -> bytes:
     """A reply to a prompt of as many tokens, as vLLM writes it."""
-    ordinary = stage.tokenizer.vocab_size * 9 // 10  # added tokens come last
+    ordinary = workbench.tokenizer.vocab_size * 9 // 10  # added tokens come last
     ids, prompt = (rng.integers(0, ordinary, tokens).tolist() for _ in range(2))
     values = rng.permutation(logprobs(tokens)).tolist()
     names = [f"token_id:{token}" for token in ids]
     choice = {
         "index": 0,
-        "text": stage.tokenizer.decode(ids),
+        "text": workbench.tokenizer.decode(ids),
         "logprobs": {
             "text_offset": list(range(0, 4 * tokens, 4)),
             "token_logprobs": values,

@@ -1,28 +1,26 @@
 """Loading a tokenizer until its first encode, each time in a process of its own."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from abut.bench.figures import Row, require_same
-from abut.bench.stage import Stage
+from abut.bench.own_process import run_module
+from abut.bench.workbench import Workbench
 
 PEER = "tokenizers"
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Load the same file by both, in turn."""
-    stage.peer(PEER)
+    workbench.peer(PEER)
     row = Row(
         "load",
-        f"load a tokenizer of {stage.tokenizer.vocab_size:,} tokens until the first encode",
+        f"load a tokenizer of {workbench.tokenizer.vocab_size:,} tokens until the first encode",
         equal="the token ids of that encode",
     )
     taken: dict[str, dict[str, list[float]]] = {}
-    for _ in range(stage.scale.load_rounds):
-        loaded = {name: _load(name, stage.tokenizer_json) for name in ("abut", PEER)}
+    for _ in range(workbench.scale.load_rounds):
+        loaded = {name: _load(name, workbench.tokenizer_json) for name in ("abut", PEER)}
         require_same("the first encode", PEER, loaded["abut"]["ids"], loaded[PEER]["ids"])
         for side, measured in loaded.items():
             for case in ("time", "memory", "peak memory"):
@@ -40,7 +38,5 @@ def measure(stage: Stage) -> Row:
 
 
 def _load(side: str, path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "abut.bench.loading", side, str(path)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = run_module("loading", side, str(path))
     return found

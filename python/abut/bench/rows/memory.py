@@ -1,19 +1,16 @@
 """What a token of a trajectory costs in memory, measured in a process of its own."""
 
-import json
-import subprocess
-import sys
-
 from abut.bench.figures import Row
-from abut.bench.stage import Stage
+from abut.bench.own_process import run_module
+from abut.bench.workbench import Workbench
 
 KINDS = {"trajectory": "abut", "lists": "Python lists of ids, mask and logprobs"}
 CASE = "a token"
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Hold many long trajectories at once."""
-    rollouts, tokens = stage.scale.memory_rollouts, stage.scale.memory_tokens
+    rollouts, tokens = workbench.scale.memory_rollouts, workbench.scale.memory_tokens
     row = Row(
         "memory",
         f"hold {rollouts} trajectories of {tokens:,} tokens",
@@ -22,10 +19,8 @@ def measure(stage: Stage) -> Row:
         notes=["What the process grew by. About half of the tokens are sampled."],
     )
     for kind, name in KINDS.items():
-        command = [sys.executable, "-m", "abut.bench.holding", kind]
-        command += [str(stage.tokenizer_json), str(rollouts), str(tokens)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        grown = json.loads(done.stdout)
+        path = str(workbench.tokenizer_json)
+        grown = run_module("holding", kind, path, str(rollouts), str(tokens))
         if grown is None:
             row.notes.append("Not measured: this system has no /proc/self/status.")
             break

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-import abut
+from abut._native import Trajectory
 from abut.bench.figures import Need, Row, require_same
-from abut.bench.stage import Stage
 from abut.bench.texts import Corpus, Replies
-from abut.bench.timing import Check, Sides, interleave, together
+from abut.bench.timing import Check, Sides, all_rounds, interleave
+from abut.bench.workbench import Workbench
 
 PIECE_BYTES = 100
 LIMIT_S = 30e-6
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Append pieces to two open texts."""
-    scale = stage.scale
+    scale = workbench.scale
     row = Row(
         "open_text",
         f"append {PIECE_BYTES} bytes to an open segment of "
@@ -26,15 +26,15 @@ def measure(stage: Stage) -> Row:
     for _ in range(scale.open_rounds):
         texts = {case(size): corpus.mixed(size) for size in scale.open_bytes}
         pieces = replies.take(scale.open_appends + 1)
-        opened = {name: abut.Trajectory(stage.tokenizer) for name in texts}
+        opened = {name: Trajectory(workbench.tokenizer) for name in texts}
         for name, text in texts.items():
             opened[name].append_text(text)
         rounds.append(interleave(_appends(opened, pieces), scale.open_appends))
         for name, text in texts.items():
             whole = "".join([text, *pieces])
-            ids = stage.oracle.encode(whole, add_special_tokens=False).ids
+            ids = workbench.oracle.encode(whole, add_special_tokens=False).ids
             require_same(f"the text in pieces, {name}", "tokenizers", opened[name].ids, ids)
-    for name, values in together(rounds).items():
+    for name, values in all_rounds(rounds).items():
         row.add(name, {"abut": values})
     _require(row, *map(case, scale.open_bytes))
     return row
@@ -46,14 +46,14 @@ def case(size: int) -> str:
 
 
 def _appends(
-    opened: dict[str, abut.Trajectory], pieces: list[str]
+    opened: dict[str, Trajectory], pieces: list[str]
 ) -> Callable[[int], tuple[Sides, Check]]:
     """One round appends one piece to each of the texts."""
 
     def prepare(number: int) -> tuple[Sides, Check]:
         piece = pieces[number + 1]
 
-        def appending(trajectory: abut.Trajectory) -> Callable[[], Any]:
+        def appending(trajectory: Trajectory) -> Callable[[], Any]:
             return lambda: trajectory.append_text(piece)
 
         # Compared as a whole, after the last piece.

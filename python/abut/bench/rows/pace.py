@@ -10,25 +10,25 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from abut.bench.delays import SIGMA, SLOWEST, draw_delays, slowest_s
 from abut.bench.figures import Row
-from abut.bench.rows import rollouts
-from abut.bench.rows.rollouts import TOOLS, TRL, TRL_ENV, USERS
-from abut.bench.stage import Stage
+from abut.bench.rows.rollouts import TOOLS, USERS, measure_case
+from abut.bench.rows.rollouts.abut_engine import play_with_tools, play_with_users
+from abut.bench.rows.rollouts.trl_env_loop import TRL_ENV, make_trl_env_play
+from abut.bench.rows.rollouts.trl_loop import TRL, make_trl_play
+from abut.bench.workbench import Workbench
 
-SLOWEST = "the slowest rollout by itself"
-SIGMA = 1.0
 
-
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Play the same rollouts with the same delays in every way."""
     scale = dataclasses.replace(
-        stage.scale,
-        rollouts=stage.scale.pace_rollouts,
-        turns=stage.scale.pace_turns,
-        rollout_rounds=stage.scale.pace_rounds,
+        workbench.scale,
+        rollouts=workbench.scale.pace_rollouts,
+        turns=workbench.scale.pace_turns,
+        rollout_rounds=workbench.scale.pace_rounds,
     )
-    stage = copy.copy(stage)
-    stage.scale = scale
+    workbench = copy.copy(workbench)  # what is loaded is shared, the scale is this row's own
+    workbench.scale = scale
     median_s = scale.pace_median_s
     row = Row(
         "pace",
@@ -44,18 +44,17 @@ def measure(stage: Stage) -> Row:
     slowest: list[float] = []
 
     def delays(number: int, count: int) -> NDArray[np.float64]:
-        rng = np.random.default_rng(40 + number)
-        drawn = median_s * np.exp(SIGMA * rng.standard_normal((2, count, scale.turns)))
+        drawn = draw_delays(40 + number, median_s, count, scale.turns)
         if number >= 0:
-            slowest.append(float(drawn.sum(axis=(0, 2)).max()))
+            slowest.append(slowest_s(drawn))
         return drawn
 
-    for case, peer, play_peer, play in (
-        (TOOLS, TRL, rollouts.play_trl, rollouts.abut_with_tools),
-        (USERS, TRL_ENV, rollouts.play_trl_env, rollouts.abut_with_users),
+    for case, peer, make_play, play in (
+        (TOOLS, TRL, make_trl_play, play_with_tools),
+        (USERS, TRL_ENV, make_trl_env_play, play_with_users),
     ):
         slowest.clear()
-        rollouts.measure_case(stage, row, case, peer, play_peer, {"abut": play}, delays=delays)
+        measure_case(workbench, row, case, peer, make_play, {"abut": play}, delays=delays)
         row.add(case, {SLOWEST: slowest})
         row.need_faster(peer, case, 10)
     return row

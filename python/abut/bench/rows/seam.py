@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from abut.bench.figures import Row, require_same
-from abut.bench.stage import Stage
 from abut.bench.texts import Corpus
-from abut.bench.timing import Check, Sides, interleave, together
+from abut.bench.timing import Check, Sides, all_rounds, interleave
+from abut.bench.workbench import Workbench
 
 SEAM, ADDITIVE = "abut seam()", "abut is_additive()"
 ENCODES = "tokenizers, both and their join"
@@ -16,9 +16,9 @@ Judged: TypeAlias = tuple[str, str, list[int], bool]
 """Both texts, and what seam() and is_additive() say of them, compared with three encodes."""
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Judge seams by `seam` and `is_additive`, and by three encodes."""
-    scale = stage.scale
+    scale = workbench.scale
     row = Row(
         "seam",
         f"seam() and is_additive() between ordinary text and {RIGHT_BYTES} bytes more",
@@ -33,10 +33,10 @@ def measure(stage: Stage) -> Row:
         for _ in range(scale.seam_rounds):
             left = corpus.ordinary(size)
             rights = corpus.ordinary(RIGHT_BYTES * (scale.seam_calls + 1))
-            verdicts = _verdicts(stage, left, rights, judged[size])
+            verdicts = _verdicts(workbench, left, rights, judged[size])
             rounds.append(interleave(verdicts, scale.seam_calls))
-        row.add(case(size), together(rounds))
-    _alone(stage, row, judged)
+        row.add(case(size), all_rounds(rounds))
+    _alone(workbench, row, judged)
     _require(row, *scale.seam_bytes)
     return row
 
@@ -47,10 +47,10 @@ def case(size: int, *, alone: bool = False) -> str:
 
 
 def _verdicts(
-    stage: Stage, left: str, rights: str, judged: list[Judged]
+    workbench: Workbench, left: str, rights: str, judged: list[Judged]
 ) -> Callable[[int], tuple[Sides, Check]]:
     """One round judges the seam between `left` and the next bytes of `rights`."""
-    tokenizer, oracle = stage.tokenizer, stage.oracle
+    tokenizer, oracle = workbench.tokenizer, workbench.oracle
 
     def prepare(number: int) -> tuple[Sides, Check]:
         begin = (number + 1) * RIGHT_BYTES
@@ -63,8 +63,8 @@ def _verdicts(
         def check(results: dict[str, Any]) -> None:
             a, b, joined = results[ENCODES]
             seam = results[SEAM]
-            told = [*a[: len(a) - seam.drop], *seam.ids.tolist()]
-            require_same("the tokens across a seam", "tokenizers", told, joined)
+            ours = [*a[: len(a) - seam.drop], *seam.ids.tolist()]
+            require_same("the tokens across a seam", "tokenizers", ours, joined)
             additive = results[ADDITIVE]
             require_same("is_additive()", "tokenizers", [additive], [a + b == joined])
             judged.append((left, right, seam.ids.tolist(), additive))
@@ -78,12 +78,12 @@ def _verdicts(
     return prepare
 
 
-def _alone(stage: Stage, row: Row, judged: dict[int, list[Judged]]) -> None:
+def _alone(workbench: Workbench, row: Row, judged: dict[int, list[Judged]]) -> None:
     """The same seams again, short and long by turns: how flat the verdicts are.
 
     Beside `tokenizers` it is not seen: a long encode leaves less in the caches.
     """
-    tokenizer = stage.tokenizer
+    tokenizer = workbench.tokenizer
     for side, judge in ((SEAM, tokenizer.seam), (ADDITIVE, tokenizer.is_additive)):
 
         def prepare(number: int, judge: Callable[[str, str], Any] = judge) -> tuple[Sides, Check]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-import abut
-from abut.bench.conversation import logprobs
+from abut._native import Stitched, stitch
 from abut.bench.figures import Row, require_same
+from abut.bench.measured_conversation import logprobs
 from abut.bench.peers import PeerMissing
-from abut.bench.stage import Stage
 from abut.bench.timing import Check, Sides, interleave
+from abut.bench.workbench import Workbench
 
 ARRAYS, LISTS = "abut, int64 arrays", "abut, Python lists"
 TRL = "TRL _chain_to_sequences, Python lists"
@@ -20,9 +20,9 @@ FORK_THRESHOLD_TOKENS = 16
 """TRL's limit for realigning, which no call here comes to."""
 
 
-def measure(stage: Stage) -> Row:
+def measure(workbench: Workbench) -> Row:
     """Stitch the calls of one long conversation."""
-    calls, tokens = stage.scale.stitch_calls, stage.scale.stitch_tokens
+    calls, tokens = workbench.scale.stitch_calls, workbench.scale.stitch_tokens
     row = Row(
         "stitch",
         f"stitch {calls} calls, the last of {tokens:,} tokens",
@@ -32,7 +32,7 @@ def measure(stage: Stage) -> Row:
     )  # fmt: skip
     arrays = _calls(calls, tokens)
     lists = [(p.tolist(), c.tolist(), logs.tolist()) for p, c, logs in arrays]
-    chain = _trl(stage, row, lists)
+    chain = _trl(workbench, row, lists)
 
     def prepare(number: int) -> tuple[Sides, Check]:
         def check(results: dict[str, Any]) -> None:
@@ -45,12 +45,12 @@ def measure(stage: Stage) -> Row:
                     require_same(f"the {name} of the chain", peer, left, right)
 
         sides: dict[str, Callable[[], Any]] = {
-            ARRAYS: lambda: abut.stitch(arrays),
-            LISTS: lambda: abut.stitch(lists),
+            ARRAYS: lambda: stitch(arrays),
+            LISTS: lambda: stitch(lists),
         }
         return sides | ({} if chain is None else {TRL: chain}), check
 
-    row.add(CASE, interleave(prepare, stage.scale.stitch_rounds))
+    row.add(CASE, interleave(prepare, workbench.scale.stitch_rounds))
     row.need_faster(TRL, CASE, 5, side=ARRAYS, what="TRL ÷ abut, int64 arrays")
     row.need_faster(TRL, CASE, 1, side=LISTS, what="TRL ÷ abut, Python lists")
     return row
@@ -67,10 +67,12 @@ def _calls(calls: int, tokens: int) -> list[tuple[Any, Any, Any]]:
     return made
 
 
-def _trl(stage: Stage, row: Row, lists: list[tuple[Any, Any, Any]]) -> Callable[[], Any] | None:
+def _trl(
+    workbench: Workbench, row: Row, lists: list[tuple[Any, Any, Any]]
+) -> Callable[[], Any] | None:
     """TRL's own function on its own records; None where it is missing."""
     try:
-        worker = stage.peer("trl", "trl.experimental.async_grpo.async_rollout_worker")
+        worker = workbench.peer("trl", "trl.experimental.async_grpo.async_rollout_worker")
         chain, record = worker._chain_to_sequences, worker.TurnRecord
     except PeerMissing as missing:
         row.missing[TRL] = str(missing)
@@ -82,7 +84,7 @@ def _trl(stage: Stage, row: Row, lists: list[tuple[Any, Any, Any]]) -> Callable[
     return lambda: chain(turns, "0", FORK_THRESHOLD_TOKENS)
 
 
-def _columns(stitched: abut.Stitched) -> tuple[Any, Any, Any]:
+def _columns(stitched: Stitched) -> tuple[Any, Any, Any]:
     (chain,) = stitched.chains
     before = np.zeros(len(chain.prompt_ids))
     return (

@@ -18,7 +18,7 @@ mod vocabulary;
 use rustc_hash::FxHashSet;
 use tokenizers::models::ModelWrapper;
 
-use crate::tokenizer::{AddedToken, Loaded};
+use crate::file::{AddedToken, Loaded};
 use normal::Normal;
 use pieces::{Pieces, Place};
 use vocabulary::Vocabulary;
@@ -35,14 +35,14 @@ pub(crate) struct Anchors {
 
 impl Anchors {
     /// `Err` names the stage that has no anchors.
-    pub fn new(loaded: &Loaded, raw: Reach, normalized: Reach) -> Result<Self, String> {
+    pub fn new(loaded: &Loaded<'_>, raw: Reach, normalized: Reach) -> Result<Self, String> {
         let normal = Normal::new(&loaded.normalizer)?;
         let pieces = Pieces::new(&loaded.pre_tokenizer)?;
         // The bytes of a byte-level vocabulary stand beside each other in nearly every way.
         let vocabulary = if pieces.are_bytes() {
             None
         } else {
-            Vocabulary::new(&loaded.pipeline.model, &loaded.settings)
+            Vocabulary::new(&loaded.model, &loaded.settings)
         };
         if vocabulary.is_none() && !pieces.can_cut() {
             let words = "no pre-tokenizer that cuts, and a model without anchors inside a word";

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
-use crate::tokenizer::{kind, stages};
+use crate::file::{kind, stages};
 
 /// How far back a character is sought that nothing is composed with.
 const MOST_COMPOSED: usize = 64;

@@ -1,10 +1,12 @@
 //! Where a pre-tokenizer always cuts, or at least goes on as on a new text.
 
+use once_cell::race::OnceBox;
 use regex_syntax::hir::ClassUnicode;
 use serde_json::Value;
 
 use super::pattern::Pattern;
-use crate::tokenizer::{byte_chars, kind, stages};
+use crate::byte_chars::byte_chars;
+use crate::file::{kind, stages};
 
 /// What ByteLevel splits by; `tokenizers` holds it in its code.
 const BYTE_LEVEL: &str =
@@ -253,10 +255,9 @@ fn character(config: &Value, key: &str) -> Option<char> {
 /// Whether every version of Unicode in use puts the character into the same classes: those of
 /// version 13, of which none has moved since in a way that a pattern sees.
 fn is_settled(c: char) -> bool {
-    use std::sync::OnceLock;
-    static OLD: OnceLock<ClassUnicode> = OnceLock::new();
+    static OLD: OnceBox<ClassUnicode> = OnceBox::new();
     c.is_ascii() || {
-        let ranges = OLD.get_or_init(super::pattern::assigned_before_14).ranges();
+        let ranges = OLD.get_or_init(|| Box::new(super::pattern::assigned_before_14())).ranges();
         let next = ranges.partition_point(|range| range.end() < c);
         ranges.get(next).is_some_and(|range| range.start() <= c)
     }

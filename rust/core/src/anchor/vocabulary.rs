@@ -3,18 +3,17 @@
 //! Invariant: where [`Vocabulary::parts`] is true no token of the model crosses the two, and the
 //! tokens of each side are those that it has alone.
 
-use std::sync::OnceLock;
-
+use once_cell::race::OnceBox;
 use rustc_hash::FxHashSet;
 use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
-use crate::tokenizer::ModelSettings;
+use crate::file::ModelSettings;
 
 /// The pairs that stand side by side somewhere in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
-    table: OnceLock<Option<Table>>,
+    table: OnceBox<Option<Table>>,
     /// Whether tokens are made by merges.
     merges: bool,
     /// What the model gives to characters that it does not have. Neighbours become one token.
@@ -45,7 +44,7 @@ impl Vocabulary {
             ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
         };
         sound.then(|| Self {
-            table: OnceLock::new(),
+            table: OnceBox::new(),
             merges: matches!(model, ModelWrapper::BPE(_)),
             unk: unk_piece(model, settings),
             byte_fallback: settings.byte_fallback,
@@ -59,7 +58,7 @@ impl Vocabulary {
 
     /// Whether no token can hold both characters, side by side.
     pub fn parts(&self, model: &ModelWrapper, left: char, right: char) -> bool {
-        let table = self.table.get_or_init(|| Table::new(model));
+        let table = self.table.get_or_init(|| Box::new(Table::new(model)));
         let Some(table) = table else { return false };
         !table.pairs.contains(&(left, right)) && self.knows(table, left) && self.knows(table, right)
     }

@@ -3,7 +3,7 @@
 //! Guesses are for people: nothing is decided by them. They look at a bounded number of tokens on
 //! either side of the difference.
 
-use super::Call;
+use super::call::Call;
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 

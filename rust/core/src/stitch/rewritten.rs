@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Call;
+use super::call::Call;
 
 /// Tokens around the place where a sample begins, of which at most `HEAD` are sampled.
 const WINDOW: usize = 24;

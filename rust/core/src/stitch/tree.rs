@@ -6,8 +6,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Call;
-use super::call::is_any_negative;
+use super::call::{Call, is_any_negative};
 
 /// A set of calls of which only its size, and its member where it has one, is ever asked.
 #[derive(Debug, Clone, Copy, Default)]

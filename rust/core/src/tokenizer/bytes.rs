@@ -5,8 +5,8 @@ use serde_json::Value;
 use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
-use super::added::AddedToken;
-use super::load::ModelSettings;
+use crate::byte_chars::byte_chars;
+use crate::file::{AddedToken, ModelSettings};
 
 /// How the vocabulary spells bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,22 +107,6 @@ impl ByteTable {
 /// become it either way.
 pub(crate) fn is_own(token: &AddedToken, model: &ModelWrapper) -> bool {
     !token.control && model.token_to_id(&token.content) == Some(token.id)
-}
-
-/// GPT-2's character for each byte: printable Latin-1 stands for itself, the rest is shifted.
-pub(crate) fn byte_chars() -> [char; 256] {
-    let mut shifted = 0u32;
-    std::array::from_fn(|byte| {
-        let byte = u8::try_from(byte).expect("256 bytes");
-        let code = match byte {
-            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => u32::from(byte),
-            _ => {
-                shifted += 1;
-                255 + shifted
-            }
-        };
-        char::from_u32(code).expect("below U+0200")
-    })
 }
 
 fn fallback_byte(token: &str) -> Option<u8> {

@@ -3,9 +3,7 @@
 use rustc_hash::FxHashMap;
 use tokenizers::Model;
 
-use super::added::AddedToken;
-use super::edge::kind;
-use super::load::Loaded;
+use crate::file::{AddedToken, Loaded, kind};
 
 /// The static facts that decide which seams are safe.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +34,7 @@ pub struct Profile {
 
 impl Profile {
     pub(super) fn new(
-        loaded: &Loaded,
+        loaded: &Loaded<'_>,
         raw: &[AddedToken],
         hard: &[bool],
         mintable: &FxHashMap<u32, String>,
@@ -68,33 +66,33 @@ impl Profile {
 }
 
 /// How many ids there are; vocabularies have no holes.
-pub(super) fn vocab_size(loaded: &Loaded) -> usize {
-    let model = loaded.pipeline.model.get_vocab_size();
+pub(super) fn vocab_size(loaded: &Loaded<'_>) -> usize {
+    let model = loaded.model.get_vocab_size();
     let added = loaded.added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
     model.max(added)
 }
 
 /// Control tokens that stand in the model's own vocabulary.
-pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
+pub(super) fn mintable(loaded: &Loaded<'_>) -> FxHashMap<u32, String> {
     loaded
         .added
         .iter()
         .filter(|token| token.control)
-        .filter(|token| loaded.pipeline.model.id_to_token(token.id).is_some())
+        .filter(|token| loaded.model.id_to_token(token.id).is_some())
         .map(|token| (token.id, token.content.clone()))
         .collect()
 }
 
 /// The id that the model gives to what it cannot write.
-pub(super) fn unk_id(loaded: &Loaded) -> Option<u32> {
+pub(super) fn unk_id(loaded: &Loaded<'_>) -> Option<u32> {
     let token = loaded.settings.unk_token.as_deref();
-    loaded.settings.unk_id.or_else(|| loaded.pipeline.model.token_to_id(token?))
+    loaded.settings.unk_id.or_else(|| loaded.model.token_to_id(token?))
 }
 
 /// Files from before the model had a type.
-fn model_kind(loaded: &Loaded) -> String {
+fn model_kind(loaded: &Loaded<'_>) -> String {
     use tokenizers::models::ModelWrapper;
-    match &loaded.pipeline.model {
+    match &loaded.model {
         ModelWrapper::BPE(_) => "BPE",
         ModelWrapper::WordPiece(_) => "WordPiece",
         ModelWrapper::WordLevel(_) => "WordLevel",

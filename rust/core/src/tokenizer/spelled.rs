@@ -1,9 +1,10 @@
 //! Control tokens that a text spells: what it would mint if it were scaffold.
 
-use super::{Edge, Tokenizer};
+use super::Tokenizer;
+use crate::cut::cut_joined;
+use crate::encode::Edge;
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
-use crate::segment::cut_joined;
 
 /// A control token that a text spells.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,166 @@
+"""An audit for people: a page of text, the verdict in its last line."""
+
+from collections.abc import Iterator, Sequence
+
+from abut.audit.fuzz import FuzzResult, spelled_out
+from abut.audit.seams import Break, SeamVerdict, visible
+from abut.audit.verdict import Audit
+
+_NAMED = 12  # tokens of each class that are named; --json has all
+
+
+def lines(audit: Audit) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield from _tokenizer(audit)
+    yield ""
+    yield from _template(audit)
+    if audit.seams:
+        yield ""
+        yield from _seams(audit.seams)
+    if audit.content is not None:
+        yield ""
+        content = audit.content
+        verdict = "safe" if content.safe else "NOT SAFE"
+        yield (
+            f"content: {verdict}; {content.tried} contents that spell control tokens were tried, "
+            f"{len(content.minted)} became one"
+        )
+        yield (
+            f"  (the render encoded as one text mints {content.render_mints} of "
+            f"{len(audit.profile['control_tokens'])} control tokens)"
+        )
+        for text in content.minted[:_NAMED]:
+            yield f"  minted: {text!r}"
+    if audit.fuzz is not None:
+        yield ""
+        yield from _fuzz(audit.fuzz)
+    yield ""
+    if audit.exact and audit.template is None:
+        yield "result: the tokenizer can be used; no seam was judged"
+    elif audit.exact:
+        yield "result: exact at every seam"
+    else:
+        yield "result: NOT EXACT"
+        yield from (f"  {problem}" for problem in audit.problems)
+
+
+def _tokenizer(audit: Audit) -> Iterator[str]:
+    profile = audit.profile
+    yield f"{audit.source}"
+    yield (
+        f"  {profile['model']}, {profile['vocab_size']:,} ids, normalizer {profile['normalizer']}, "
+        f"pre-tokenizer {profile['pre_tokenizer']}, encoder {profile['encoder']}"
+    )
+    yield ""
+    yield "tokens"
+    control, hard = profile["control_tokens"], set(profile["hard_tokens"])
+    soft = [token for token in control if token not in hard]
+    for name, tokens, meaning in (
+        ("hard", profile["hard_tokens"], "no text around them changes a token"),
+        ("control", control, "only scaffold becomes one"),
+        ("not hard", soft, "control tokens at whose edges tokens can change"),
+        ("textual", profile["textual_tokens"], "ordinary text is meant to become one"),
+        ("mintable", profile["mintable_tokens"], "the model's own vocabulary could spell them"),
+    ):
+        yield f"  {name:<9}{len(tokens):>5}  {meaning if tokens else 'none'}"
+        if tokens and name != "control":
+            yield f"                  {_listed(tokens)}"
+
+
+def _template(audit: Audit) -> Iterator[str]:
+    if audit.refused is not None:
+        yield "template: REFUSED"
+        yield from (f"  {line}" for line in audit.refused.splitlines())
+        return
+    report = audit.template
+    if report is None:
+        yield "template: none, so there are no seams to judge"
+        return
+    yield "template"
+    yield f"  close              {visible(report.close)}"
+    yield f"  stop tokens        {' '.join(map(visible, report.stop_tokens))}"
+    yield f"  separator          {report.separator!r}"
+    yield f"  generation prompt  {report.generation_prompt!r}"
+    survives = {
+        "kept": "kept in earlier turns",
+        "stripped": "stripped from earlier turns by the template; a trajectory keeps it",
+    }
+    yield f"  thinking           {survives[report.history_thinking]}"
+    for note in report.notes:
+        yield f"  note: {note}"
+
+
+def _seams(seams: Sequence[SeamVerdict]) -> Iterator[str]:
+    names = [f"{seam.left} | {seam.right}" for seam in seams]
+    width = max(map(len, ["seams", *names]))
+    yield f"{'seams':<{width + 2}}  kind     exact"
+    for name, seam in zip(names, seams, strict=True):
+        yield f"  {name:<{width}}  {seam.kind or '-':<7}  {_verdict(seam)}"
+        if seam.reason is not None:
+            why = seam.reason.splitlines()
+            yield from (f"      {line}" for line in (why if seam.refused else why[:1]))
+        for broken in seam.breaks:
+            yield from _break(broken)
+
+
+def _verdict(seam: SeamVerdict) -> str:
+    if seam.exact is None:
+        return "REFUSED" if seam.refused else "no such seam"
+    if seam.exact:
+        return "yes, for every text" if seam.proved else f"yes, for all {seam.tried} texts tried"
+    for_some = f"for {seam.broken} of {seam.tried} texts tried"
+    return f"NO, {for_some}" if seam.decides else f"no, {for_some}; the sample stays as it is"
+
+
+def _break(broken: Break) -> Iterator[str]:
+    written = f"{_tokens(broken.left)} | {_tokens(broken.right)}"
+    ids = f"{_ids(broken.left_ids)} | {_ids(broken.right_ids)}"
+    yield f"      stands     {written}   ({ids})"
+    if broken.canonical_ids:
+        yield f"      canonical  {_tokens(broken.canonical)}   ({_ids(broken.canonical_ids)})"
+    else:
+        yield "      canonical  none: the seam lies inside a character"
+
+
+def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
+    compared = fuzz.against_render + fuzz.against_sent + fuzz.against_parts
+    yield f"fuzz: {compared} of {fuzz.conversations} conversations are the same, seed {fuzz.seed}"
+    yield f"  with messages of the roles {', '.join((*fuzz.roles, 'assistant'))}"
+    yield f"  {fuzz.against_render} against the full render"
+    yield (
+        f"  {fuzz.against_sent} against the text that was sent: the render of the whole is another"
+    )
+    yield (
+        f"  {fuzz.against_parts} against one encode of their parts: "
+        "a content spells what the render would mint or eat"
+    )
+    if fuzz.rewritten:
+        yield (
+            f"  in {fuzz.rewritten} the template writes the past otherwise than it was sent; "
+            "a trajectory keeps what was sent"
+        )
+    if fuzz.merged:
+        yield f"  in {fuzz.merged} a sample would have merged with what stands beside it; it stays"
+    if fuzz.refused:
+        yield f"  {fuzz.refused} drawn again, refused, such as:"
+        yield from (f"    {line}" for line in str(fuzz.refusal).splitlines())
+    if fuzz.skipped:
+        yield f"  {fuzz.skipped} skipped: no draw of them could be compared"
+    if (failure := fuzz.failure) is not None:
+        cut = f", turns that were cut: {', '.join(map(str, failure.cut))}" if failure.cut else ""
+        yield f"  DIFFERS: conversation {failure.number}, made small{cut}"
+        yield from (f"    {line}" for line in spelled_out(failure.messages))
+        yield from (f"    {line}" for line in failure.problem.splitlines())
+
+
+def _listed(tokens: Sequence[str]) -> str:
+    more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
+    return " ".join(map(visible, tokens[:_NAMED])) + more
+
+
+def _tokens(texts: Sequence[str]) -> str:
+    return " ".join(map(repr, texts)) or "nothing"
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids)) or "-"

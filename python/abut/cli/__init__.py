@@ -1,0 +1,1 @@
+"""The `abut` command: one file for each of its commands."""

@@ -1,0 +1,55 @@
+"""The `abut` command. Data goes to stdout, progress and errors to stderr."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from abut._native import __version__
+from abut.cli import bench, check, demo, show
+from abut.cli.output import forget_stdout
+from abut.errors import AbutError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    if argv is None and args.command == "check":
+        _leave_torch_out()
+    try:
+        status = int(args.run(args) or 0)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        forget_stdout()
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write(f"abut {args.command}: interrupted\n")
+        return 130
+    except (AbutError, ValueError, TypeError, OSError) as error:
+        sys.stderr.write(f"abut {args.command}: {error}\n")
+        return 1
+
+
+def _leave_torch_out() -> None:
+    """Keep transformers from importing torch in this process, for commands that need none.
+
+    A tokenizer is read in a fraction of the time that torch takes to load.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="abut", description="Multi-turn RL rollouts, exact to the token."
+    )
+    parser.add_argument("--version", action="version", version=f"abut {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (demo, check, bench, show):
+        command.add_to(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

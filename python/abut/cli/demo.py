@@ -1,0 +1,67 @@
+"""`abut demo`: train a model on a multi-turn environment."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from abut.cli.arguments import Commands, positive
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "demo",
+        help="train a model on a multi-turn environment",
+        description="Train a model with TRL's GRPOTrainer on a multi-turn environment. Without "
+        "options a tiny model from random weights learns to copy, on the CPU, in a minute.",
+    )
+    parser.add_argument("--model", help="a causal language model, by name or folder")
+    parser.add_argument("--env", metavar="MODULE:CLASS", help="an environment class of yours")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    parser.add_argument("--records", type=Path, help="the JSONL file for the rollouts")
+    parser.add_argument("--steps", type=positive, help="optimizer steps")
+    parser.add_argument("--seed", type=int, help="seed of weights, sampling and episodes")
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--prompt", help="the prompt of every rollout")
+    parser.add_argument("--batch", type=positive, help="rollouts per step, a multiple of --group")
+    parser.add_argument("--group", type=positive, help="rollouts of one episode")
+    parser.add_argument("--max-turns", type=positive)
+    parser.add_argument("--max-turn-tokens", type=positive)
+    parser.add_argument("--max-completion-tokens", type=positive)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    began = time.monotonic()
+    from abut.demo.recipe import DemoRecipe
+    from abut.demo.run import run
+
+    # What suits a tiny model from random weights would ruin a trained one.
+    changes: dict[str, Any] = {}
+    if args.model is not None:
+        changes |= {"learning_rate": 1e-6, "entropy_coef": 0.0}
+    if args.env is not None or args.model is not None:
+        changes |= {"max_turn_tokens": 128, "max_completion_tokens": 2048}
+    if args.env is not None:
+        changes |= {"max_turns": 8}
+    names = {field.name for field in dataclasses.fields(DemoRecipe)}
+    changes |= {
+        name: value for name, value in vars(args).items() if name in names and value is not None
+    }
+    recipe = dataclasses.replace(DemoRecipe(), **changes)
+    records = args.records or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    if records.exists():
+        raise ValueError(
+            f"--records {records}: the file exists\nhint: choose another, or remove it"
+        )
+    out = sys.stderr if args.json else sys.stdout
+    summary = run(recipe, model=args.model, env=args.env, records=records, out=out, began=began)
+    out.write("\n" + "\n".join(summary.lines()) + "\n")
+    if args.json:
+        sys.stdout.write(json.dumps(summary.as_dict()) + "\n")
+    return 0

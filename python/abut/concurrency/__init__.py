@@ -1,0 +1,1 @@
+"""Threads, loops and deadlines that foreign code cannot hold hostage."""

@@ -1,0 +1,194 @@
+"""Event loops, and one on a daemon thread: what blocks it cannot hold the process hostage.
+
+They are uvloop's where that is installed, which costs less than Python's own.
+"""
+
+import asyncio
+import functools
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from abut.concurrency.mailbox import HandOver, Mailbox, settles, settles_on_loop
+
+try:
+    import uvloop
+except ImportError:  # the extra `fast`; there is none for Windows
+    uvloop = None  # type: ignore[assignment]
+
+T = TypeVar("T")
+
+_DRAIN_S = 1.0
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that nobody runs yet."""
+    return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
+
+
+class DaemonLoop:
+    """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
+
+    In between it stands still and keeps what belongs to it, connections of a client for example,
+    so that they can be used when it is opened again.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = new_loop()
+        self._mailbox = Mailbox.of(self._loop)
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._use = _Use()
+        weakref.finalize(self, _discard, self._loop, self._use)
+
+    def open(self) -> None:
+        """Go on, on a thread; nothing where it runs already."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._use.runs = True
+            run = functools.partial(_run_until_closed, self._loop, self._tasks, self._use)
+            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run the coroutine that `call` makes."""
+        future: Future[T] = Future()
+        self._mailbox.put(lambda: self._start(call, settles(future)))
+        return future
+
+    def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Run it for who waits on the running loop; it is cancelled where the future is."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        started: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            if not future.cancelled():
+                started.append(self._start(call, settles_on_loop(future)))
+
+        def cancel(future: asyncio.Future[T]) -> None:
+            if future.cancelled():
+                self._mailbox.put(lambda: [task.cancel() for task in started])
+
+        self._mailbox.put(start)
+        future.add_done_callback(cancel)
+        return future
+
+    def close(self, seconds: float) -> bool:
+        """Cancel what it was given and still runs; returns whether it stands still in so long.
+
+        Where something blocks it, it ends when that returns, and must not be opened again.
+        """
+        with self._lock:
+            if self._thread is None:
+                return True
+            self._mailbox.put(self._loop.stop)
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+            return True
+
+    def end(self, seconds: float) -> None:
+        """Close it for good: cancel also what others left on the loop."""
+        with self._use.lock:
+            self._use.is_over = True
+        self.close(seconds)
+
+    def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
+        async def run() -> None:
+            try:
+                result = await call()
+            except BaseException as error:  # out of a task, SystemExit would end the loop
+                hand_over(None, error)
+            else:
+                hand_over(result, None)
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class KeptLoop:
+    """A `DaemonLoop` for one use after the other, replaced where something blocks it.
+
+    What is kept on it from use to use, such as the connections of an environment's client, goes on.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: DaemonLoop | None = None
+
+    def open(self) -> DaemonLoop:
+        """The loop, which runs as soon as somebody needs it."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = DaemonLoop(self._name)
+            self._loop.open()
+            return self._loop
+
+    def close(self, seconds: float) -> None:
+        """Let it stand still, until it is opened again."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None and loop.close(seconds):
+            with self._lock:
+                self._loop = self._loop or loop
+
+
+class _Use:
+    """Whether a thread runs a loop, and whether anybody will open it again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.runs = False
+        self.is_over = False
+
+
+def _run_until_closed(
+    loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[None]"], use: _Use
+) -> None:
+    loop.run_forever()
+    _end(loop, set(tasks))
+    with use.lock:
+        use.runs = False
+        is_over = use.is_over
+    if is_over:
+        _discard(loop, use)
+
+
+def _discard(loop: asyncio.AbstractEventLoop, use: _Use) -> None:
+    """End what others have left on a loop that nobody will open again, now or when it stops."""
+    with use.lock:
+        use.is_over = True
+        if use.runs:
+            return
+    with suppress(RuntimeError):  # collected in the middle of another loop's work
+        _end(loop, asyncio.all_tasks(loop))
+    loop.close()
+    Mailbox.drop(loop)
+
+
+def _end(loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_DRAIN_S))
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancelled this task; else its CancelledError is that of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

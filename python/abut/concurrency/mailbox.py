@@ -1,0 +1,105 @@
+"""Calls that threads leave for an event loop, and what settles the futures of who waits there.
+
+Invariant: an event loop has one mailbox, whoever leaves something in it.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+from abut.errors import text_of
+
+HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
+
+
+def settles(future: Future[Any]) -> HandOver:
+    """What settles a future of threads."""
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    return settle
+
+
+def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
+    """What settles a future of an event loop, from any thread."""
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(_deliverable(error))
+
+    mailbox = Mailbox.of(future.get_loop())
+    return lambda result, error: mailbox.put(lambda: settle(result, error))
+
+
+class Mailbox:
+    """Calls that threads leave for an event loop.
+
+    The loop is woken once for all that are there by then: waking it for each, as
+    `asyncio.wrap_future` does, costs more than what a usual environment does in a step.
+    """
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> "Mailbox":
+        """The one mailbox of a loop."""
+        # `setdefault` is one step for all threads. A lock could be held while the garbage
+        # collector closes what waits for another thread that wants it too.
+        return _MAILBOXES.get(loop) or _MAILBOXES.setdefault(loop, Mailbox(loop))
+
+    @staticmethod
+    def drop(loop: asyncio.AbstractEventLoop) -> None:
+        """Forget what is left for a loop that was closed."""
+        if (mailbox := _MAILBOXES.pop(loop, None)) is not None:
+            mailbox._calls.clear()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Weak, as its place in the map: a value that holds its key is kept for ever.
+        self._loop = weakref.ref(loop)
+        self._calls: deque[Callable[[], object]] = deque()
+        self._is_woken = False
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Have the loop call this, which must not raise; from any thread."""
+        self._calls.append(call)
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            self._calls.clear()  # nobody waits, and what waits for nobody must not keep its loop
+        elif not self._is_woken:
+            self._is_woken = True
+            try:
+                loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:  # closed in this moment
+                self._calls.clear()
+
+    def _empty(self) -> None:
+        # First: what is put from here on either is seen below or wakes the loop again.
+        self._is_woken = False
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls and not self._is_woken:  # one raised: a defect, but not of the others
+                self._is_woken = True
+                asyncio.get_running_loop().call_soon(self._empty)
+
+
+_MAILBOXES = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]()
+
+
+def _deliverable(error: BaseException) -> BaseException:
+    """What a future can hold: a StopIteration would end the coroutine that waits for it."""
+    if not isinstance(error, StopIteration):
+        return error
+    stopped = RuntimeError(text_of(error))
+    stopped.__cause__ = error
+    return stopped

@@ -1,0 +1,82 @@
+"""Environments: what answers an action.
+
+An env never sees tokens. `reset` and `step` return `(env, reply)`: the environment that goes on
+(usually itself) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+
+from abut.messages import Message
+
+T = TypeVar("T")
+Reply: TypeAlias = str | list[Message]
+
+
+@runtime_checkable
+class Env(Protocol):
+    """A synchronous environment, on a thread of its own from its constructor to `close`.
+
+    All calls run there, and its attributes are looked at there, so it may hold what belongs to a
+    thread: a SQLite connection, an event loop, Playwright's synchronous API. It is no main thread:
+    `signal.signal` raises there.
+
+    `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share), any
+    column of the dataset, and any key of the mapping `row` in the prompt's last message. `close()`
+    is called at the end where it exists. After a step that hangs it follows when that returns, or
+    never where that never does: a thread cannot be ended.
+
+    An environment that scores whole episodes has `score_episode(messages)`: called once after the
+    last step, whatever ended the episode, with all its messages, to set `reward`.
+    """
+
+    reward: float
+    alive: bool
+
+    def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: str) -> tuple[Self, Reply]:
+        """Answer one action of the policy."""
+        ...
+
+
+@runtime_checkable
+class AsyncEnv(Protocol):
+    """The asynchronous twin of `Env`, accepted wherever it is.
+
+    All of them share one event loop, which no other code runs on: a call that blocks holds up the
+    others of its kind. `close()` may be a coroutine too.
+    """
+
+    reward: float
+    alive: bool
+
+    async def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Begin an episode."""
+        ...
+
+    async def step(self, action: str) -> tuple[Self, Reply]:
+        """Answer one action of the policy."""
+        ...
+
+
+class EnvLoop(Protocol):
+    """An event loop, on a thread of its own, on which asynchronous environments are played."""
+
+    def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Run it for who waits on the running loop; `EnvError` where this one has ended."""
+        ...
+
+
+class LoopBound:
+    """A base of abut's own `AsyncEnv`s that live on another loop than the engine's, with sockets.
+
+    The engine plays it right there, which spares each call two crossings between threads. A base,
+    not an attribute that any environment may have: what wraps one passes on its attributes, and
+    must not get the code of the user onto that loop.
+    """
+
+    loop: EnvLoop

@@ -1,0 +1,288 @@
+"""The guards around environments: whatever the user's code raises or returns, it is named.
+
+Invariant: nothing that an environment does comes out of here but an `EnvError` that says which of
+its methods did what, and what to do; `SystemExit` of an environment ends no training.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from abut.concurrency.loop import is_cancelled
+from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
+from abut.envs.task import EnvFactory, EnvPool, RolloutTask
+from abut.errors import EnvError, text_of
+from abut.messages import json_copy
+
+
+def is_pool(env: Any) -> bool:
+    """Whether it lends environments; the class of a pool does not."""
+    return isinstance(env, EnvPool) and not inspect.isclass(env)
+
+
+def check_env_factory(env: Any) -> EnvFactory | EnvPool:
+    """Return what makes or lends an environment for each episode.
+
+    Raises:
+        TypeError: it is no class, factory or pool, or what looks like one environment object.
+    """
+    if is_pool(env):
+        return env  # type: ignore[no-any-return]
+    if not callable(env):
+        what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
+        raise TypeError(
+            "env must be an Env class, a factory without arguments or an environment pool, got "
+            f"{what}\n"
+            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+        )
+    if inspect.isclass(env):
+        for method in ("reset", "step"):
+            if not callable(getattr(env, method, None)):
+                raise TypeError(
+                    f"env={env.__name__} has no method {method!r}\n"
+                    "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+                )
+    return env  # type: ignore[no-any-return]
+
+
+def make_env(factory: EnvFactory) -> Env | AsyncEnv:
+    """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
+    name = getattr(factory, "__name__", repr(factory))
+    try:
+        env = factory()
+    except BaseException as error:  # SystemExit of an environment does not end training
+        raise raised_by_env(f"{name}()", error) from error
+    return _with_methods(env, f"{name}()")
+
+
+def raised_by_env(what: str, error: BaseException) -> EnvError:
+    """What says that a call of an environment failed; one that says it already, as it is."""
+    if isinstance(error, EnvError):
+        return error
+    hint = ""
+    if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
+        hint = (
+            "\nhint: an environment runs on a thread of its own, where there are no signals; "
+            "step_timeout_s bounds a step"
+        )
+    return EnvError(f"{what} raised {text_of(error)}{hint}")
+
+
+async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
+    """Wait for an environment of a pool; whatever that raises becomes an `EnvError`."""
+    name = f"{type(pool).__name__}.lend"
+    try:
+        env = await pool.lend(task)
+    except EnvError:
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        raise EnvError(f"{name} raised {text_of(error)}") from error
+    return _with_methods(env, name)
+
+
+def close_env(env: Any) -> None:
+    """Close an environment that no loop runs, where it has a `close`."""
+    close = getattr(env, "close", None)
+    if inspect.iscoroutinefunction(close):
+        asyncio.run(close())
+    elif close is not None:
+        close()
+
+
+def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
+    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    offered = {**columns, "episode_seed": episode_seed}
+    reset = env_attribute(env, "reset")
+    for taken in ("seed", _first_parameter(reset)):  # by position, whatever its name
+        offered.pop(taken, None)
+    return named_keywords(reset, offered)
+
+
+def _first_parameter(function: Callable[..., Any]) -> str:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return parameters[0].name if parameters and parameters[0].kind in by_position else ""
+
+
+def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the offered a function takes by name; all of it where it takes any."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that Python cannot look into
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return {name: value for name, value in offered.items() if isinstance(name, str)}
+    return {
+        parameter.name: offered[parameter.name]
+        for parameter in parameters
+        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in offered
+    }
+
+
+def is_async(env: Any) -> bool:
+    """Whether `step` is a coroutine function.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    return inspect.iscoroutinefunction(env_attribute(env, "step"))
+
+
+def is_surely_async(env: Any) -> bool:
+    """Whether its class says so, which runs none of its code; `is_async` knows all."""
+    return inspect.iscoroutinefunction(inspect.getattr_static(type(env), "step", None))
+
+
+def own_loop(env: Any) -> EnvLoop | None:
+    """The loop that an asynchronous environment has to be played on; None: the engine's."""
+    return env.loop if issubclass(type(env), LoopBound) else None
+
+
+def env_attribute(env: Any, name: str) -> Any:
+    """Return an attribute of an env, None where it has none.
+
+    Raises:
+        EnvError: to look at it raises.
+    """
+    try:
+        return getattr(env, name, None)
+    except BaseException as error:  # a property, or `__getattr__`
+        raise EnvError(f"{type(env).__name__}.{name} raised {text_of(error)}") from error
+
+
+def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
+    """Return `(env, reply)` as it was returned, or say what is wrong with it.
+
+    Raises:
+        EnvError: it is not a pair of an environment and a reply.
+    """
+    name = f"{type(env).__name__}.{method}"
+    check_no_awaitable(env, method, returned)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        hint = "return (self, text)"
+        if isinstance(returned, tuple) and len(returned) == 5:
+            hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
+        raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
+    following, reply = returned
+    for attribute in ("reward", "alive", "step"):
+        if not _has(following, attribute):
+            raise EnvError(
+                f"{name} returned {type(following).__name__} without attribute {attribute!r}\n"
+                "hint: the first of the pair is the environment that goes on, usually self"
+            )
+    if isinstance(reply, str):
+        return following, reply
+    if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
+        raise EnvError(
+            f"{name} must reply with a str or a list of messages, got {_shape(reply)}\n"
+            'hint: a message is {"role": "tool", "name": …, "content": "text"}'
+        )
+    # A copy: the environment may use its message again for the next turn.
+    try:
+        return following, [json_copy(message) for message in reply]
+    except BaseException as error:  # a message that holds itself, a value that has no text
+        raise EnvError(f"{name} replied with a message that raised {text_of(error)}") from error
+
+
+def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
+    """Refuse what one method of an environment returns where the others are not async.
+
+    Raises:
+        EnvError: it is an awaitable.
+    """
+    if not isinstance(returned, Awaitable):
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()
+    raise EnvError(
+        f"{type(env).__name__}.{method} returned an awaitable\n"
+        "hint: make reset and step both `async def`"
+    )
+
+
+def env_alive(env: Any) -> bool:
+    """Whether the env goes on.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    alive = env_attribute(env, "alive")
+    if alive is not None and not callable(alive):
+        try:
+            return bool(alive)
+        except BaseException as error:  # an array of several values
+            raise EnvError(f"{type(env).__name__}.alive raised {text_of(error)}") from error
+    raise EnvError(
+        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}\n"
+        "hint: set it in reset and step; a method needs @property"
+    )
+
+
+def env_reward_value(env: Any) -> float | None:
+    """Return the env's reward; None where it is None or NaN: no score.
+
+    Raises:
+        EnvError: the reward is no number, or infinite.
+    """
+    reward = env_attribute(env, "reward")
+    if reward is None:
+        return None
+    try:
+        value = float(reward)
+    except OverflowError:
+        value = math.inf
+    except BaseException:
+        raise EnvError(
+            f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
+        ) from None
+    if math.isinf(value):
+        raise EnvError(
+            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken\n"
+            "hint: set it to None for an episode without a score"
+        )
+    return None if math.isnan(value) else value
+
+
+def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
+    for method in ("reset", "step"):
+        if not (_has(env, method) and callable(getattr(env, method))):
+            raise EnvError(
+                f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
+                "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+            )
+    return env  # type: ignore[no-any-return]
+
+
+def _has(env: Any, attribute: str) -> bool:
+    try:
+        return hasattr(env, attribute)
+    except BaseException as error:
+        raise EnvError(f"{type(env).__name__}.{attribute} raised {text_of(error)}") from error
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}: {[type(v).__name__ for v in value]}"
+    try:
+        return f"{type(value).__name__}: {str(value)[:80]!r}"
+    except BaseException:  # its `__str__` is foreign code
+        return type(value).__name__

@@ -1,0 +1,139 @@
+"""Environments that are made for a task: with tools for the chat template, and a look at the row.
+
+Invariant: a source is never changed by what it is bound to, so one serves many trainers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from abut.envs.env import AsyncEnv, Env
+from abut.envs.task import RolloutTask
+from abut.errors import TemplateError
+from abut.messages import Message, last_user_text
+from abut.processor import PartsProcessor
+
+ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundSource:
+    """What makes environments for tasks, in conversations that one processor writes."""
+
+    make: Callable[[RolloutTask], Env | AsyncEnv]
+    """Makes the environment of one attempt at a task."""
+    name: str
+    """What errors call it."""
+    history: Callable[[RolloutTask], Sequence[Message]] = lambda task: task.messages
+    """What of a task's messages stands before the environment's first reply."""
+    keeps_last: bool = False
+    """Whether somebody asks for the environment of the last attempt: it lives as long as its task,
+    as do those of the whole batch."""
+
+    def complete(self, task: RolloutTask) -> RolloutTask:
+        """The task with what makes its environments."""
+        made = TaskEnvs(self, task)
+        return dataclasses.replace(task, make_env=made, messages=self.history(task))
+
+
+class TaskEnvs:
+    """Makes the environments of one task; where that is wanted, keeps that of its last attempt.
+
+    One whose constructor outlasts its attempt is not kept: by then another attempt plays.
+    """
+
+    def __init__(self, bound: BoundSource, task: RolloutTask) -> None:
+        self.__name__ = bound.name
+        self.last: Env | AsyncEnv | None = None
+        self._bound = bound
+        self._task = task
+        self._attempts = 0
+
+    def __call__(self) -> Env | AsyncEnv:
+        """Make an environment for one attempt."""
+        self._attempts += 1
+        attempt, self.last = self._attempts, None
+        env = self._bound.make(self._task)
+        if self._bound.keeps_last and attempt == self._attempts:
+            self.last = env
+        return env
+
+
+@runtime_checkable
+class EnvSource(Protocol):
+    """What `make_rollout_func` takes besides factories and pools."""
+
+    @property
+    def tools(self) -> Tools:
+        """JSON schemas, which the chat template shows to the policy."""
+        ...
+
+    def bind(self, processor: PartsProcessor) -> BoundSource:
+        """Return what makes environments, in conversations that `processor` writes.
+
+        Raises:
+            TypeError: the processor cannot read tool calls.
+            TemplateError: its template writes none, shows no tools, or takes no results of them.
+        """
+        ...
+
+
+def question_of(task: RolloutTask) -> str:
+    """What the prompt asks: its text, or that of its last user message.
+
+    `task.seed` is something else where the row has a column `seed`.
+    """
+    prompt = task.columns.get("prompt", task.seed)
+    return prompt if isinstance(prompt, str) else last_user_text(prompt)
+
+
+def bind_all(
+    kinds: Iterable[Any], processor_with: Callable[[Tools], PartsProcessor]
+) -> tuple[PartsProcessor, ForTask]:
+    """Bind the sources among `kinds`; return the first processor, and what completes a task.
+
+    Args:
+        kinds: what `RolloutTask.make_env` can be; at least one.
+        processor_with: makes the processor whose template shows these tools, perhaps none.
+
+    Raises:
+        TypeError, TemplateError: as `EnvSource.bind`.
+    """
+    processors: dict[int, PartsProcessor] = {}
+    bound: dict[int, BoundSource] = {}
+    shown: list[tuple[Tools, PartsProcessor]] = []
+    for kind in kinds:
+        tools = kind.tools if isinstance(kind, EnvSource) else ()
+        processors[id(kind)] = _processor_of(tools, shown, processor_with)
+        if isinstance(kind, EnvSource):
+            bound[id(kind)] = kind.bind(processors[id(kind)])
+
+    def for_task(task: RolloutTask) -> RolloutTask:
+        kind = id(task.make_env)
+        if kind in bound:
+            task = bound[kind].complete(task)
+        return dataclasses.replace(task, processor=processors[kind])
+
+    return next(iter(processors.values())), for_task
+
+
+def _processor_of(
+    tools: Tools,
+    shown: list[tuple[Tools, PartsProcessor]],
+    processor_with: Callable[[Tools], PartsProcessor],
+) -> PartsProcessor:
+    """Return a processor that shows these tools; `shown` has those there are, and gets it."""
+    for others, processor in shown:
+        if list(others) == list(tools):
+            return processor
+    processor = processor_with(tools)
+    for others, other in shown:
+        if other is processor and others and tools:
+            names = [", ".join(tool["function"]["name"] for tool in one) for one in (others, tools)]
+            raise TemplateError(
+                f"one processor= for environments with different tools: {names[0]}; {names[1]}\n"
+                "hint: leave processor= out, and each gets a template that shows its own"
+            )
+    shown.append((tools, processor))
+    return processor

@@ -1,0 +1,143 @@
+"""`OpenEnv`: environments on OpenEnv servers, lent one by one.
+
+Invariant: an episode is played on one session from reset to end. Where the session breaks, the
+episode ends with an `EnvError`, and the engine plays it again, whole, on another one.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias
+
+from abut.concurrency.threads import THREADS
+from abut.envs.task import RolloutTask
+from abut.openenv.open_env_episode import OpenEnvEpisode
+from abut.openenv.session_pool import SessionPool
+from abut.openenv.shared import EpisodeRules, Shared
+from abut.openenv.target import Target, hosts_of
+from abut.openenv.text import Act, Observe
+from abut.openenv.wire import Observation, SessionLimits
+
+ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class OpenEnv:
+    """Environments on servers that speak OpenEnv's protocol: a pool for `make_rollout_func`.
+
+    Sessions are made as they are needed and kept for the next episode; nothing is started or
+    connected before the first is lent.
+
+    `observe`, `act`, `reset` and `reward` are called on threads, for several episodes at once.
+
+    Args:
+        target: where the servers are: an address `http://…`, `serve:package.server.app:app`,
+            `hf:org/space`, `docker:image`, a `Serve` or `Docker` with settings, or a list of these.
+        observe: the text, or the messages, that the policy gets for an observation: a dict of its
+            fields, with `reward` and `done`. None: decided by the server's schema.
+        act: the action, or the actions, in a text of the policy; `InvalidAction` where there is
+            none. None: decided by the server's schema.
+        history: whether each observation repeats all before it ("repeated": the policy gets only
+            what is new) or not ("new"). "auto": repeated where `observe` is None, the observation
+            has `messages`, and their text does begin with the one before.
+        reset: what `reset` is sent besides the seed; or a function that makes it of the row's
+            columns.
+        tasks: what `reset` is sent too, one of them for each group, in turn.
+        reward: takes the reward from an observation; None: its `reward`.
+        on_invalid: an action that cannot be taken is the policy's fault: "tell" it what is wrong
+            and go on, or "end" the episode.
+        invalid_reward: the reward after such an action.
+        max_sessions: sessions on one server at most; None: as many as it gives.
+        reuse_sessions: whether a session is reset for the next episode, or made anew.
+        headers: HTTP headers for the servers, such as `{"Authorization": "Bearer …"}`.
+        connect_timeout_s: how long a server is tried that cannot be reached, or whose sessions
+            others have.
+        session_timeout_s: how long making an environment may take on the server.
+        idle_timeout_s: after which an unused session is closed, for others.
+        max_message_bytes: of a reply.
+
+    Raises:
+        TypeError: `target` is no target, or `tasks` no mappings.
+        ValueError: an address or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        target: Target | Sequence[Target],
+        *,
+        observe: Observe | None = None,
+        act: Act | None = None,
+        history: Literal["auto", "repeated", "new"] = "auto",
+        reset: ResetKwargs | None = None,
+        tasks: Sequence[Mapping[str, Any]] = (),
+        reward: Callable[[Observation], float | None] | None = None,
+        on_invalid: Literal["tell", "end"] = "tell",
+        invalid_reward: float | None = 0.0,
+        max_sessions: int | None = None,
+        reuse_sessions: bool = True,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 60,
+        session_timeout_s: float = 300,
+        idle_timeout_s: float = 300,
+        max_message_bytes: int = 16 * 2**20,
+    ) -> None:
+        _check("history", history, history in ("auto", "repeated", "new"), "auto, repeated or new")
+        _check("on_invalid", on_invalid, on_invalid in ("tell", "end"), "tell or end")
+        few = max_sessions is not None and max_sessions < 1
+        _check("max_sessions", max_sessions, not few, "at least 1, or None")
+        headers = dict(headers or {})
+        pool = SessionPool(
+            hosts_of(target),
+            SessionLimits(connect_timeout_s, session_timeout_s, idle_timeout_s, max_message_bytes),
+            max_sessions=max_sessions,
+            headers=headers,
+        )
+        rules = EpisodeRules(
+            observe, act, history, reward, on_invalid, invalid_reward, reuse_sessions
+        )
+        self._reset = reset
+        self._tasks = [dict(task) for task in tasks]
+        self._shared = Shared(pool, rules, headers)
+        self._close = weakref.finalize(self, self._shared.close)
+
+    async def lend(self, task: RolloutTask) -> OpenEnvEpisode:
+        """Wait for a session; the episode's `close` gives it back.
+
+        Raises:
+            EnvError: no session can be had.
+        """
+        task_kwargs = self._tasks[task.group % len(self._tasks)] if self._tasks else {}
+        reset, shared = self._reset or {}, self._shared
+
+        async def make_kwargs() -> dict[str, Any]:
+            more = await THREADS.ask(lambda: reset(task.columns)) if callable(reset) else reset
+            return {"seed": task.episode_seed, **task_kwargs, **more}
+
+        episode = OpenEnvEpisode(shared, make_kwargs, group=task.episode_seed)
+        try:
+            await shared.loop.call(episode.open)
+        except BaseException:
+            episode.close()
+            raise
+        return episode
+
+    def list_tools(self) -> list[dict[str, Any]]:
+        """The tools of an MCP environment as JSON schemas, for `ChatTemplateProcessor(tools=…)`.
+
+        Raises:
+            EnvError: no session can be had, or the environment has no tools.
+        """
+        return self._shared.loop.submit(self._shared.list_tools).result()
+
+    def close(self) -> None:
+        """Close the sessions and end the servers that were started; also done at exit."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(name: str, value: Any, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"OpenEnv({name}={value!r}): must be {allowed}")

@@ -1,0 +1,164 @@
+"""One episode on one session.
+
+A session whose request was cut off is not in order, so giving it back closes it: whatever the
+server still answers reaches nobody. An episode is played on the loop of the sockets. What the user
+wrote runs on threads: on the loop, which all episodes share, one that takes long would hold up all
+others.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+from abut.concurrency.threads import THREADS
+from abut.envs.env import LoopBound, Reply
+from abut.errors import EnvError, InvalidAction
+from abut.messages import Message
+from abut.openenv.shared import Shared
+from abut.openenv.socket_loop import SocketLoop
+from abut.openenv.text import Texts
+from abut.openenv.wire import Observation, Session
+
+logger = logging.getLogger(__name__)
+
+MakeKwargs: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+class OpenEnvEpisode(LoopBound):
+    """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
+
+    def __init__(self, shared: Shared, make_kwargs: MakeKwargs, *, group: int) -> None:
+        self.reward: float | None = None
+        self.alive = False
+        self.loop: SocketLoop = shared.loop
+        self._shared = shared
+        self._make_kwargs = make_kwargs
+        self._group = group
+        self._session: Session | None = None
+        self._texts: Texts | None = None
+        self._given_back = False
+        self._text_before = ""
+        self._repeats = True
+
+    async def open(self) -> None:
+        """Wait for a session; on the loop of the sockets."""
+        session = await self._shared.pool.lend()
+        if self._given_back:  # nobody waits any more
+            self._shared.pool.give_back(session, keep=True)
+            return
+        self._session = session
+        self._texts = await self._shared.texts(session.url)
+
+    async def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Begin; the seed that the server is sent is the one that this was lent with."""
+        return self, await self.loop.call(self._first_reply)
+
+    async def step(self, action: str) -> tuple[Self, Reply]:
+        """Send the actions in a text one after the other, until one ends the episode."""
+        return self, await self.loop.call(lambda: self._next_reply(action))
+
+    def close(self) -> None:
+        """Give the session back; does not wait."""
+        with suppress(EnvError):  # closed, and every session with it
+            self.loop.submit(self.give_back)
+
+    async def give_back(self) -> None:
+        """Give the session back, on the loop of the sockets."""
+        self._given_back = True
+        session, self._session = self._session, None
+        if session is not None:
+            self._shared.pool.give_back(session, keep=self._shared.rules.reuse_sessions)
+
+    async def _first_reply(self) -> Reply:
+        reply = await self._reply(await self._begin(await self._make_kwargs()))
+        self._shared.compare(self._group, reply)
+        return reply
+
+    async def _next_reply(self, action: str) -> Reply:
+        replies: list[Reply] = []
+        try:
+            frames = await self._frames(action)
+            self.alive = bool(frames)  # a text without any is the policy's last word
+            for frame in frames:
+                replies.append(await self._reply(await self._on_session().step(frame)))
+                if not self.alive:
+                    break
+        except InvalidAction as error:
+            self.alive = self._shared.rules.on_invalid == "tell"
+            self.reward = self._shared.rules.invalid_reward
+            replies.append(str(error))
+        return replies[0] if len(replies) == 1 else _messages_of(replies)
+
+    async def _begin(self, kwargs: Mapping[str, Any]) -> Observation:
+        session = self._on_session()
+        try:
+            return await session.reset(kwargs)
+        except EnvError as error:
+            if session.episodes == 1:
+                raise
+            # No episode has begun yet, so this costs none: idle sessions are reaped without
+            # notice, and some environments can be reset only once.
+            logger.info(
+                "a session that was used before cannot be reset, a new one is made: %s", error
+            )
+            self._session = None
+            self._session = await self._shared.pool.renew(session)
+            return await self._session.reset(kwargs)
+
+    async def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
+        assert self._texts is not None
+        act = self._texts.act
+        is_ours = self._shared.rules.act is None
+        frames = act(action) if is_ours else await THREADS.ask(partial(act, action))
+        if isinstance(frames, Mapping):
+            return [frames]
+        if not isinstance(frames, Sequence) or not all(isinstance(f, Mapping) for f in frames):
+            raise EnvError(
+                f"act must return a dict or a list of dicts, got {type(frames).__name__}: "
+                f"{str(frames)[:80]!r}\nhint: raise abut.InvalidAction where a text holds no action"
+            )
+        return frames
+
+    async def _reply(self, observation: Observation) -> Reply:
+        assert self._texts is not None
+        rules, observe = self._shared.rules, self._texts.observe
+        self.reward = observation["reward"]
+        if rules.reward is not None:
+            self.reward = await THREADS.ask(partial(rules.reward, observation))
+        self.alive = not observation["done"]
+        if rules.observe is None:
+            reply = observe(observation)
+        else:
+            reply = await THREADS.ask(partial(observe, observation))
+        return self._unseen(reply) if isinstance(reply, str) else reply
+
+    def _unseen(self, text: str) -> str:
+        """What of a text was not in the one before."""
+        assert self._texts is not None
+        if self._texts.history == "new" or not self._repeats:
+            return text
+        before, self._text_before = self._text_before, text
+        if text.startswith(before):
+            return text[len(before) :].strip()
+        if self._texts.history == "repeated":
+            raise EnvError(
+                "history='repeated', but an observation does not begin with the one before: "
+                f"{before[:80]!r} became {text[:80]!r}\nhint: history='new'"
+            )
+        # For good: texts that are new each time may be the same twice.
+        self._repeats = False
+        return text
+
+    def _on_session(self) -> Session:
+        if self._session is None:
+            raise EnvError("the episode has no session: it was closed, or its server gave none")
+        return self._session
+
+
+def _messages_of(replies: Sequence[Reply]) -> list[Message]:
+    messages: list[Message] = []
+    for reply in replies:
+        messages += [{"role": "user", "content": reply}] if isinstance(reply, str) else reply
+    return messages

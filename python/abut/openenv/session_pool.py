@@ -1,0 +1,215 @@
+"""Sessions, kept from one episode to the next, on servers that give only so many.
+
+Invariant: a session has one borrower at a time, and one that is not in order is never lent again.
+How many sessions a server gives is learned from its own refusal; whoever finds none free waits in
+line, as long as others play. Only where nobody plays, waiting ends with the servers' own errors.
+
+Everything here runs on one loop, so nothing is locked.
+"""
+
+import asyncio
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from abut.concurrency.backoff import backoff
+from abut.errors import EnvError
+from abut.openenv.server_process import ServerStartError
+from abut.openenv.target import Host
+from abut.openenv.wire import NoSessionError, Session, SessionFull, SessionLimits, open_session
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
+_delays_s = functools.partial(backoff, _FIRST_DELAY_S, _LONGEST_DELAY_S)
+
+
+@dataclass(eq=False)
+class ServerState:
+    """A server as seen from here."""
+
+    host: Host
+    max_sessions: int | None
+    """None: not known yet."""
+    sessions: int = 0
+    """Ours, those that are being made included."""
+    error: EnvError | None = None
+    """Why it gave none; None once it gave one."""
+    refused_since: float = 0.0
+    """When it began to give none while we had none on it."""
+    retry_at: float = 0.0
+    delays_s: Iterator[float] = field(default_factory=_delays_s)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may give another session."""
+        return self.max_sessions is None or self.sessions < self.max_sessions
+
+
+class SessionPool:
+    """Lends sessions of several servers."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        limits: SessionLimits,
+        *,
+        max_sessions: int | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._limits = limits
+        self._headers = headers
+        self._max_sessions = max_sessions
+        self._servers = [ServerState(host, max_sessions) for host in hosts]
+        self._server_of: dict[Session, ServerState] = {}
+        self._idle: dict[Session, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def lend(self) -> Session:
+        """Wait for a session: one that is idle, or a new one on the server with the fewest.
+
+        Raises:
+            EnvError: no session can be had, and none of ours will come free.
+        """
+        began = asyncio.get_running_loop().time()
+        while True:
+            while self._idle:
+                session, timer = self._idle.popitem()  # the one that was used last
+                timer.cancel()
+                if session.usable:
+                    return session
+                self._drop(session)
+            now = asyncio.get_running_loop().time()
+            free = [s for s in self._servers if s.has_room and s.retry_at <= now]
+            if free:
+                server = min(free, key=lambda server: server.sessions)
+                with suppress(NoSessionError, ServerStartError):
+                    return await self._open(server)
+            else:
+                await self._wait(began)
+
+    async def renew(self, session: Session) -> Session:
+        """Replace a session by a new one on the same server, without getting in line again.
+
+        Raises:
+            EnvError: the server gives none; the old one is gone.
+        """
+        server = self._server_of.pop(session)
+        try:
+            await session.close()
+            while True:
+                try:
+                    return await self._connect(server)
+                except SessionFull:  # its end of the old one still runs
+                    await asyncio.sleep(_FIRST_DELAY_S)
+        except BaseException:
+            self._count_one_less(server)
+            raise
+
+    def give_back(self, session: Session, *, keep: bool) -> None:
+        """Take a session back, for the next episode or to be closed."""
+        if session not in self._server_of:
+            return  # the pool was closed meanwhile
+        if not keep or not session.usable:
+            self._drop(session)
+            return
+        loop = asyncio.get_running_loop()
+        self._idle[session] = loop.call_later(self._limits.idle_timeout_s, self._expire, session)
+        self._wake()
+
+    async def close(self) -> None:
+        """Close all sessions, also those that are lent."""
+        for timer in self._idle.values():
+            timer.cancel()
+        self._idle.clear()
+        for session in list(self._server_of):
+            self._drop(session)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def end_servers(self) -> None:
+        """End the servers that were started; on any thread, after `close`."""
+        for server in self._servers:
+            server.host.end()
+
+    async def _open(self, server: ServerState) -> Session:
+        server.sessions += 1
+        try:
+            session = await self._connect(server)
+        except BaseException as error:
+            self._count_one_less(server)
+            if isinstance(error, NoSessionError | ServerStartError):
+                self._refused(server, error)
+            raise
+        server.error, server.delays_s = None, _delays_s()
+        return session
+
+    async def _connect(self, server: ServerState) -> Session:
+        session = await open_session(
+            await server.host.url(),
+            headers=self._headers,
+            local=server.host.local,
+            limits=self._limits,
+        )
+        self._server_of[session] = server
+        return session
+
+    def _refused(self, server: ServerState, error: NoSessionError | ServerStartError) -> None:
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, SessionFull):
+            limit = error.max_sessions or max(1, server.sessions)
+            server.max_sessions = min(limit, self._max_sessions or limit)
+        if server.sessions == 0:  # else they are ours, and one comes free
+            if server.error is None:
+                server.refused_since = now
+            server.error = error
+        server.retry_at = now + next(server.delays_s)
+
+    async def _wait(self, began: float) -> None:
+        """Wait until a session comes back, or a server may be asked again."""
+        now = asyncio.get_running_loop().time()
+        if not self._server_of:
+            self._give_up(now, began)
+        due = [server.retry_at for server in self._servers if server.has_room]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(due) - now if due else None):
+                await self._changed.wait()
+
+    def _give_up(self, now: float, began: float) -> None:
+        """Raise where waiting is of no use: no session is ours, and no server gives one."""
+        limit_s = self._limits.connect_timeout_s
+        errors = []
+        patience = False
+        for server in self._servers:
+            if server.error is None:
+                return
+            errors.append(server.error)
+            if not isinstance(server.error, ServerStartError):  # time may help
+                patience = True
+                if now - max(began, server.refused_since) <= limit_s:
+                    return
+        lines = [str(error) for error in errors]
+        if patience:
+            lines.append(f"hint: asked for connect_timeout_s={limit_s:g}; is it running?")
+        raise EnvError("\n".join(lines)) from errors[0]
+
+    def _drop(self, session: Session) -> None:
+        server = self._server_of.pop(session, None)
+        if server is not None:
+            task = asyncio.ensure_future(session.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._count_one_less(server)
+
+    def _expire(self, session: Session) -> None:
+        # Another process may wait for it: sessions are few.
+        if self._idle.pop(session, None) is not None:
+            self._drop(session)
+
+    def _count_one_less(self, server: ServerState) -> None:
+        server.sessions -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,139 @@
+"""What the episodes of one `OpenEnv` share: its sessions, the loop they live on, its settings.
+
+Everything that touches a session runs on that one loop.
+"""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from abut.concurrency.threads import THREADS
+from abut.envs.env import Reply
+from abut.errors import EnvError, InvalidAction
+from abut.openenv.http import http_get
+from abut.openenv.session_pool import SessionPool
+from abut.openenv.socket_loop import SocketLoop
+from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
+from abut.openenv.wire import Observation
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_GROUPS, _SHOWN = 1024, 80
+_SCHEMA_S = 30.0
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """How episodes are played; see `OpenEnv`."""
+
+    observe: Observe | None
+    act: Act | None
+    history: Literal["auto", "repeated", "new"]
+    reward: Callable[[Observation], float | None] | None
+    on_invalid: Literal["tell", "end"]
+    invalid_reward: float | None
+    reuse_sessions: bool
+
+
+class Shared:
+    """The sessions, the loop they live on, and what was learned of the servers."""
+
+    def __init__(self, pool: SessionPool, rules: EpisodeRules, headers: Mapping[str, str]) -> None:
+        self.pool = pool
+        self.rules = rules
+        self.loop = SocketLoop()
+        self._headers = headers
+        self._texts: Texts | None = None
+        self._texts_lock = asyncio.Lock()
+        self._first_replies: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._warned = False
+
+    def close(self) -> None:
+        """End the sessions, the loop, and the servers that were started."""
+        self.loop.close(self.pool.close, then=self.pool.end_servers)
+
+    async def texts(self, url: str) -> Texts:
+        """The functions for texts; asks the server at `url` the first time, if it must.
+
+        Raises:
+            EnvError: the server's schema does not decide them.
+        """
+        async with self._texts_lock:
+            if self._texts is None:
+                self._texts = await self._ask_for_texts(url)
+            return self._texts
+
+    def compare(self, group: int, reply: Reply) -> None:
+        """Warn, once, where the rollouts of a group begin with different observations."""
+        text = repr(reply)
+        shown = (hash(text), text[:_SHOWN])  # replies may be large
+        first = self._first_replies.setdefault(group, shown)
+        if len(self._first_replies) > _REMEMBERED_GROUPS:
+            self._first_replies.popitem(last=False)
+        if first != shown and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the rollouts of one group began with different observations, %s and %s: the "
+                "environment does not follow the seed, so different tasks are compared\n"
+                "hint: send what selects the task, with reset= or tasks=",
+                first[1],
+                shown[1],
+            )
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """See `OpenEnv.list_tools`."""
+        session = await self.pool.lend()
+        try:
+            observation = await session.step({"type": "list_tools"})
+        except InvalidAction as error:
+            raise EnvError(f"{session.url} has no tools to list: {error}") from error
+        finally:
+            self.pool.give_back(session, keep=self.rules.reuse_sessions)
+        tools = observation.get("tools")
+        if not tools or not isinstance(tools, list):
+            raise EnvError(f"{session.url} has no tools to list: {observation.get('metadata')}")
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool["description"],
+                    "parameters": tool["input_schema"],
+                },
+            }
+            for tool in tools
+        ]
+
+    async def _ask_for_texts(self, url: str) -> Texts:
+        observe, act, history = self.rules.observe, self.rules.act, self.rules.history
+        repeats = history == "repeated"
+        if observe is None or act is None:
+            schema = await _schema(url, self._headers)
+            if observe is None:
+                observe, repeats = observe_by_schema(schema, url)
+            act = act or act_by_schema(schema, url)
+        if history == "auto" and not repeats:
+            history = "new"
+        return Texts(observe, act, history)
+
+
+async def _schema(url: str, headers: Mapping[str, str]) -> Any:
+    local = urlsplit(url).hostname in ("127.0.0.1", "localhost")
+
+    def get() -> Any:
+        return json.loads(
+            http_get(f"{url}/schema", local=local, timeout_s=_SCHEMA_S, headers=headers)
+        )
+
+    try:
+        return await THREADS.ask(get)
+    except (OSError, ValueError) as error:
+        raise EnvError(
+            f"{url}/schema says nothing, {type(error).__name__}: {error}\n"
+            "hint: pass observe= and act="
+        ) from error

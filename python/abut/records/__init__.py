@@ -1,0 +1,1 @@
+"""Rollouts kept on disk, and shown."""

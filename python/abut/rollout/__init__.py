@@ -1,0 +1,1 @@
+"""Playing rollouts: from tasks to trajectories with rewards, many at once."""

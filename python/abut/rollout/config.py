@@ -1,0 +1,80 @@
+"""The settings of rollouts: limits and policies."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def _help(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Limits and policies of rollouts. None means: taken from the trainer or the engine."""
+
+    max_turns: int = _help(8, "Turns of one rollout; the last action is still answered.")
+    max_turn_tokens: int | None = _help(None, "Sampled tokens of one turn.")
+    max_completion_tokens: int | None = _help(
+        None,
+        "Tokens of the whole completion, sampled or not. None: the trainer's "
+        "max_completion_length.",
+    )
+    max_context_tokens: int | None = _help(
+        None, "Tokens of prompt and completion. None: what the engine can hold."
+    )
+    reset_timeout_s: float = _help(120, "Seconds for making and resetting an environment.")
+    step_timeout_s: float = _help(
+        60, "Seconds for one step of an environment, from when it has its slot."
+    )
+    turn_timeout_s: float = _help(
+        300, "Seconds for sampling one turn, waiting included; not for the trainer's own model."
+    )
+    rollout_timeout_s: float = _help(
+        900, "Seconds for one attempt at a rollout, less those of the trainer's own model."
+    )
+    retries: int = _help(1, "Whole episodes that are run again, each on a fresh environment.")
+    on_failure: Literal["unscored", "zero", "raise"] = _help(
+        "unscored",
+        "A rollout that failed after its retries: a row without weight (reward None), a row "
+        "with reward 0.0, or an error that stops training.",
+    )
+    max_failed_frac: float = _help(0.5, "Share of failed rollouts above which the batch raises.")
+    reward: Literal["last", "sum"] = _help(
+        "last", "The env's reward after its last step, or the sum over its steps."
+    )
+    max_rollouts: int | None = _help(None, "Rollouts in flight at once. None: all of the batch.")
+    max_env_steps: int = _help(64, "Environment calls at once; fewest turns played come first.")
+    max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
+    seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
+
+    def __post_init__(self) -> None:
+        """Refuse values that no batch could run with.
+
+        Raises:
+            ValueError: names the field, its value and what it may be.
+        """
+        for name in ("max_turns", "max_env_steps", "max_requests"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in (
+            "max_turn_tokens",
+            "max_completion_tokens",
+            "max_context_tokens",
+            "max_rollouts",
+        ):
+            value = getattr(self, name)
+            self._require(name, value is None or value >= 1, "at least 1, or None")
+        for name in ("reset", "step", "turn", "rollout"):
+            name = f"{name}_timeout_s"
+            self._require(name, getattr(self, name) > 0, "more than 0 seconds")
+        self._require("retries", self.retries >= 0, "0 or more")
+        self._require("max_failed_frac", 0 <= self.max_failed_frac <= 1, "between 0 and 1")
+        self._require(
+            "on_failure",
+            self.on_failure in ("unscored", "zero", "raise"),
+            "'unscored', 'zero' or 'raise'",
+        )
+        self._require("reward", self.reward in ("last", "sum"), "'last' or 'sum'")
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise ValueError(f"RolloutConfig.{name}={getattr(self, name)!r}: must be {allowed}")

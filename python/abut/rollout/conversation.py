@@ -1,0 +1,377 @@
+"""One conversation between a policy and whoever answers it, exact to the token.
+
+Invariant: what the policy is asked with is all that was written so far, and what it sampled stands
+there as it was sampled; between the two, only what the processor writes around messages. It knows
+no clock, no thread and no network, so that an engine, a replay and an audit can play it alike.
+
+    conversation.open(messages)               # the prompt
+    ids = conversation.request()              # what the engine gets
+    turn = conversation.hear(ids, logprobs)   # what it sampled
+    conversation.reply(messages)              # what is said to it, behind the end of the turn
+"""
+
+import json
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut._native import Seam, Tokenizer, Trajectory
+from abut.errors import SamplerError, TemplateError, TrajectoryError
+from abut.messages import Message, texts_of
+from abut.parts import Part
+from abut.processor import PartsProcessor
+from abut.rollout.closing import Ids, stops_in, turn_close
+from abut.rollout.rollout import StopReason
+
+_QUICK_CHARS = 8192
+_QUICK_TOKENS = 2048
+_OF_POLICY_OR_DEVELOPER = ("system", "developer", "assistant")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many tokens a conversation may have; None: as many as it takes."""
+
+    max_completion_tokens: int | None = None
+    """All behind the prompt, sampled or not."""
+    max_context_tokens: int | None = None
+    """Prompt and completion."""
+    max_turn_tokens: int | None = None
+    """Sampled in one turn."""
+
+
+class Bound(NamedTuple):
+    """How long the next turn may be."""
+
+    tokens: int
+    """Less than 1: there is no next turn. `sys.maxsize`: nothing bounds it."""
+    reason: StopReason
+    """The limit that would end the conversation."""
+
+
+class Written(NamedTuple):
+    """What was written, and the seam before it."""
+
+    parts: list[Part]
+    seam: Seam
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One turn of the policy."""
+
+    start: int
+    """First token of the sample in the trajectory."""
+    end: int
+    """Behind its last token."""
+    text: str
+    """What stands before what ended the turn: thinking, calls and all; `""` where nothing was
+    sampled."""
+    seam: Seam
+    """Before the sample."""
+    messages_before: int
+    """So many messages were there when it was sampled."""
+    seams_before: int
+    stop_token: int | None = None
+    """As in `TurnRecord`."""
+    stop_string: str | None = None
+    stop_inside: bool = False
+
+
+class _Stop(NamedTuple):
+    """What ended a turn, as in `Heard`."""
+
+    token: int | None = None
+    string: str | None = None
+    inside: bool = False
+
+
+class Conversation:
+    """A trajectory, and what was said in it.
+
+    Attributes:
+        trajectory: its tokens.
+        stop_token_ids: end a turn.
+        budget: what it may have; it may be changed from turn to turn.
+        messages: all that was said, the policy's own turns with their text as it was sampled.
+        turns: those of the policy.
+        seams: of each that was made, its kind and whether it is exact.
+        control_spellings: how often somebody who is neither developer nor policy has spelled each
+            control token; none was made.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        processor: PartsProcessor,
+        *,
+        stop_token_ids: Sequence[int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Begin with nothing said.
+
+        Args:
+            tokenizer: makes the tokens.
+            processor: writes what stands around messages.
+            stop_token_ids: end a turn; None: those of the processor.
+            budget: None: no limit.
+        """
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self.stop_token_ids = tuple(stop_token_ids or processor.stop_token_ids)
+        self.budget = budget or Budget()
+        self.trajectory = Trajectory(tokenizer)
+        self.messages: list[Message] = []
+        self.turns: list[Heard] = []
+        self.seams: list[tuple[str, bool]] = []
+        self.control_spellings: dict[str, int] = {}
+        self._written = 0  # so many messages are in the trajectory
+        self._sampled: Ids = ()  # by the turn whose end is not written yet
+        self._stops: list[int] = []  # where in it are stop tokens
+
+    def note(self, messages: Sequence[Message]) -> None:
+        """Keep what was said without writing it: `open` or `reply` will, or nobody where it ends.
+
+        The last words of an environment are not written: TRL judges by the last token of a row
+        whether it was cut, so a row ends on a sampled one.
+        """
+        self.messages += messages
+        for message in messages:
+            if message.get("role") not in _OF_POLICY_OR_DEVELOPER:
+                for text in texts_of(message):
+                    for _, token in self._tokenizer.control_spellings(text):
+                        count = self.control_spellings.get(token, 0)
+                        self.control_spellings[token] = count + 1
+
+    def open(self, messages: Sequence[Message] = ()) -> Written:
+        """Write the prompt: all that was said so far.
+
+        Raises:
+            TemplateError: the processor refuses the messages.
+        """
+        self.note(messages)
+        written = self._write(self._processor.opening(self.messages), "prompt")
+        self._written = len(self.messages)
+        return written
+
+    def is_quick(self, *, ids: Ids = (), messages: Sequence[Message] = ()) -> bool:
+        """Whether to hear `ids`, or to reply with `messages`, is done in well under a millisecond.
+
+        That is known where no code but abut's runs, and the processor has seen such messages.
+        """
+        knows = getattr(self._processor, "knows", None)
+        if knows is None or len(ids) > _QUICK_TOKENS:
+            return False
+        chars = 0
+        for message in messages:
+            content = message.get("content")
+            if type(content) is not str:
+                return False
+            chars += len(content)
+        return chars <= _QUICK_CHARS and knows(messages)
+
+    def request(self) -> NDArray[np.int64]:
+        """`(T,)` int64, read-only: what the engine gets, which nothing changes from here on.
+
+        Raises:
+            TrajectoryError: messages were noted and not written, so the policy would not see them.
+        """
+        self._require_written()
+        return self.trajectory.request()
+
+    @property
+    def bound(self) -> Bound:
+        """How long the next turn may be, and what would end the conversation there."""
+        length, budget = len(self.trajectory), self.budget
+        prompt = self.turns[0].start if self.turns else length
+        left, reason = sys.maxsize, StopReason.MAX_COMPLETION_TOKENS
+        if budget.max_completion_tokens is not None:
+            left = budget.max_completion_tokens - (length - prompt)
+        if budget.max_context_tokens is not None and budget.max_context_tokens - length < left:
+            left, reason = budget.max_context_tokens - length, StopReason.MAX_CONTEXT_TOKENS
+        if budget.max_turn_tokens is not None:
+            left = min(left, budget.max_turn_tokens)
+        return Bound(left, reason)
+
+    def hear(self, ids: Ids, logprobs: Any, *, stop_string: str | None = None) -> Heard:
+        """Write what was sampled for the request before.
+
+        Args:
+            ids: `(T,)`, verbatim; none: the policy said nothing, and there is no message of it.
+            logprobs: `(T,)`, nats.
+            stop_string: the one on which the sample ended.
+
+        Raises:
+            TrajectoryError: it cannot have been sampled for that request.
+            SamplerError: the stop string is not in its text, and the conversation is over.
+        """
+        self._require_written()
+        start = len(self.trajectory)
+        seam = self._noted(self.trajectory.append_sampled(ids, logprobs))
+        self._sampled, self._stops = ids, stops_in(ids, self.stop_token_ids)
+        messages, text, stop = len(self.messages), "", _Stop()
+        if len(ids):
+            text, stop = self._until_stop(start, ids, stop_string)
+            self.messages.append({"role": "assistant", "content": text})
+            self._written = len(self.messages)
+        turn = Heard(
+            start,
+            start + len(ids),
+            text,
+            seam,
+            messages_before=messages,
+            seams_before=len(self.seams) - 1,
+            stop_token=stop.token,
+            stop_string=stop.string,
+            stop_inside=stop.inside,
+        )
+        self.turns.append(turn)
+        return turn
+
+    def action(self, turn: Heard) -> str:
+        """What of a turn is for whoever answers it: not its thinking."""
+        return self._processor.parse_agent_output(turn.text)[1]
+
+    def message(self, turn: Heard) -> Message:
+        """A turn as a chat API would give it: content, `reasoning_content` and `tool_calls` apart.
+
+        Where the processor knows no calls, or finds a malformed one, its text stays in `content`.
+        """
+        reasoning, action = self._processor.parse_agent_output(turn.text)
+        message: Message = {"role": "assistant", "content": action}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        parse = getattr(self._processor, "parse_tool_calls", None)
+        if parse is None:
+            return message
+        try:
+            parsed = parse(action)
+        except TemplateError:  # the template writes no calls
+            return message
+        if parsed.calls and not parsed.malformed:
+            message["content"] = parsed.content
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call{turn.start}x{k}",
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                    },
+                }
+                for k, call in enumerate(parsed.calls)
+            ]
+        return message
+
+    def reply(self, messages: Sequence[Message] = ()) -> Written:
+        """Write what is said to the policy's last turn: what is missing of its end, and messages.
+
+        With them goes what was only noted since that turn.
+
+        Raises:
+            TemplateError: the processor cannot append such messages.
+        """
+        said = [*self.messages[self._written :], *messages]
+        # Both before either is written: a conversation that cannot go on stays as it was.
+        closing, increment = self._closing(said), self._processor.increment(said)
+        self.note(messages)
+        if closing:
+            self._write(closing, "close")
+        self._sampled = ()
+        self._written = len(self.messages)
+        return self._write(increment, "env")
+
+    def end_turn(self, messages: Sequence[Message]) -> Written | None:
+        """Write what is missing of the end of the last turn, which `messages` follow, if anything.
+
+        Missing where it was cut by length, or ended on another stop token than the template's.
+        """
+        closing = self._closing(messages)
+        return self._write(closing, "close") if closing else None
+
+    def say(self, messages: Sequence[Message]) -> Written:
+        """Write messages behind a turn that is ended, with what asks for the next one.
+
+        Only that: they are not kept in `messages`, as those of `reply` are.
+        """
+        written = self._write(self._processor.increment(messages), "env")
+        self._sampled = ()
+        return written
+
+    def fork(self, at: int) -> Self:
+        """A conversation of its own that was the same up to token `at`, see `Trajectory.fork`.
+
+        What was said behind that is in neither its messages nor its counts.
+        """
+        other = type(self)(
+            self._tokenizer,
+            self._processor,
+            stop_token_ids=self.stop_token_ids,
+            budget=self.budget,
+        )
+        other.trajectory = self.trajectory.fork(at)
+        # Which of a turn's start and end `at` is, where it is both, the trajectory decides.
+        kept = len(other.trajectory.turns)
+        last = self.turns[kept - 1] if kept else None
+        messages, seams, sampled = len(self.messages), len(self.seams), self._sampled
+        if kept < len(self.turns) and self.turns[kept].start == at:
+            messages, seams = self.turns[kept].messages_before, self.turns[kept].seams_before
+            sampled = ()
+        elif last is not None and last.end == at:
+            messages = last.messages_before + (last.end > last.start)
+            seams = last.seams_before + 1
+            sampled = other.trajectory.ids[last.start : last.end]
+        elif at == 0:
+            messages, seams, sampled = 0, 0, ()
+        other.note(self.messages[:messages])
+        other.turns, other.seams = self.turns[:kept], self.seams[:seams]
+        other._written = min(self._written, messages)
+        other._sampled, other._stops = sampled, stops_in(sampled, self.stop_token_ids)
+        return other
+
+    def _require_written(self) -> None:
+        if missing := len(self.messages) - self._written:
+            raise TrajectoryError(
+                f"{missing} of {len(self.messages)} messages are not written: the policy would not "
+                "see them\nhint: open() or reply() first"
+            )
+
+    def _closing(self, messages: Sequence[Message]) -> list[Part]:
+        """What is missing of the end of the last turn."""
+        return turn_close(
+            self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
+        )
+
+    def _until_stop(self, start: int, ids: Ids, stop_string: str | None) -> tuple[str, _Stop]:
+        """The text of a sample before what ended it, and the place of that."""
+        decode_bytes, stop_token = self._tokenizer.decode_bytes, None
+        if self._stops:
+            stop_token = start + self._stops[0]
+            ids = ids[: self._stops[0]]
+        if stop_string is None:
+            return self._tokenizer.decode(ids), _Stop(stop_token)
+        spoken = decode_bytes(ids)
+        at = spoken.find(stop_string.encode())
+        if at < 0 or not stop_string:
+            raise SamplerError(
+                f"turn {len(self.turns)}: the sample ended on the stop string "
+                f"{stop_string!r}, which is not in its text\n"
+                "hint: return all sampled ids, those of the stop string included"
+            )
+        token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
+        inside = at > len(decode_bytes(ids[:token]))
+        text = spoken[:at].decode("utf-8", errors="replace")
+        return text, _Stop(start + token, stop_string, inside)
+
+    def _write(self, parts: list[Part], provenance: Literal["prompt", "env", "close"]) -> Written:
+        seam = self.trajectory.append_parts(parts, provenance=provenance)
+        return Written(parts, self._noted(seam))
+
+    def _noted(self, seam: Seam) -> Seam:
+        self.seams.append((seam.kind, seam.exact))
+        return seam

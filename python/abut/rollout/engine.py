@@ -1,0 +1,143 @@
+"""The engine: many rollouts at once, each at its own pace.
+
+Environments run on worker threads (async ones on a loop of their own), a model in this process on
+the thread that called `run`. A slow or failing environment costs its own rollout at the most.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+from abut._native import Tokenizer
+from abut.concurrency.loop import KeptLoop
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.processor import PartsProcessor
+from abut.rollout.batch import AnySampler, Batch
+from abut.rollout.config import RolloutConfig
+from abut.rollout.episode import Episode
+from abut.rollout.rollout import Rollout
+
+# What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
+_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
+_INTERRUPTED_S = 5.0
+
+
+class Engine:
+    """Plays rollouts. One engine runs one batch at a time."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        processor: PartsProcessor,
+        sampler: AnySampler,
+        config: RolloutConfig,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        progress: bool = False,
+    ) -> None:
+        """Take what is the same for all batches.
+
+        Args:
+            tokenizer: makes the tokens.
+            processor: writes the conversations of tasks that have no processor of their own.
+            sampler: draws the turns.
+            config: limits and policies. Nobody fills in what is None here, so one of the limits
+                of completion and context has to be there, or the sampler has to know one.
+            stop_token_ids: end a turn, besides those of the processor.
+            progress: show a bar.
+        """
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.config = config
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._sampler = sampler
+        self._progress = progress
+        # One for all batches: what environments and tools keep from batch to batch belongs to it.
+        self._env_loop = KeptLoop("abut-env-loop")
+        self._closes_hang = False
+        self._unended: Batch | None = None
+
+    def run(
+        self,
+        tasks: Sequence[RolloutTask],
+        *,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> list[Rollout]:
+        """Play all tasks; returns one rollout for each, in order. Blocks.
+
+        Args:
+            tasks: what each rollout starts from.
+            on_rollout: gets every rollout that ended, in order, also where this call raises.
+
+        Raises:
+            RolloutError: a rollout failed with `on_failure="raise"`, or too many did; or the batch
+                before was interrupted and has not ended.
+            SamplerError: the sampler failed.
+            ValueError: no limit bounds a rollout, or synchronous environments need more threads
+                than there may be.
+        """
+        if not tasks:
+            return []
+        self._wait_for_interrupted()
+        batch = self._unended = Batch(
+            tasks,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            sampler=self._sampler,
+            config=self.config,
+            stop_token_ids=self._stop_token_ids,
+            env_loop=self._env_loop,
+            progress=self._progress,
+            closes_hang=self._closes_hang,
+        )
+        try:
+            rollouts = batch.run(functools.partial(self._play, batch))
+        finally:
+            self._closes_hang = batch.closes_hang
+            if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
+                self._unended = None
+            if on_rollout is not None:
+                for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
+                    on_rollout(rollout)
+        batch.failures.judge(rollouts, self.config.max_failed_frac)
+        return rollouts
+
+    def _wait_for_interrupted(self) -> None:
+        """Two batches share the sampler and what it has open, so the one before must have ended."""
+        if self._unended is not None and not self._unended.has_ended(_INTERRUPTED_S):
+            raise RolloutError(
+                f"the batch before was interrupted, and {_INTERRUPTED_S:g} s later its rollouts "
+                "have not ended\nhint: see what an environment pool does when it is cancelled; "
+                "call again"
+            )
+
+    async def _play(self, batch: Batch, task: RolloutTask) -> Rollout:
+        """Play one rollout: whole episodes until one succeeds or the retries are used up."""
+        began = time.monotonic()
+        errors: list[str] = []
+        for attempt in range(self.config.retries + 1):
+            episode = Episode(batch, task, attempt)
+            try:
+                async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
+                    rollout = await episode.run(deadline)
+            except _ROLLOUT_ERRORS as error:
+                rollout = episode.failed(batch.failures.note(error))
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
+                slow = EnvError(f"the rollout took longer than {limit}")
+                rollout = episode.failed(batch.failures.note(slow))
+            finally:
+                episode.end()
+            if rollout.error is not None:
+                errors.append(rollout.error)
+            rollout.attempts, rollout.attempt_errors = attempt + 1, errors
+            rollout.seconds = time.monotonic() - began
+            if not rollout.failed:
+                break
+        if rollout.failed and self.config.on_failure == "zero":
+            rollout.reward = 0.0
+        return rollout

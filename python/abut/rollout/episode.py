@@ -1,0 +1,277 @@
+"""One attempt at a rollout: an environment, a conversation, and the turns between them.
+
+What is said is written on the thread of a synchronous environment. For an asynchronous one it is
+written by the loop of the batch where that is quick, else on a thread.
+
+An attempt that timed out is dropped whole, so whatever such a thread still does to it is seen by
+nobody.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from abut.concurrency.deadline import Deadline, DeadlineExpired
+from abut.concurrency.threads import THREADS
+from abut.envs.foreign import is_pool
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError, SamplerError, TrajectoryError
+from abut.messages import Message, container_copy
+from abut.rollout.batch import Batch
+from abut.rollout.conversation import Bound
+from abut.rollout.live_env import Answer, LiveEnv
+from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+from abut.samplers.sampler import Sample, SampleRequest, check_sample
+
+T = TypeVar("T")
+
+
+class Episode:
+    """One episode on one fresh environment."""
+
+    def __init__(self, batch: Batch, task: RolloutTask, attempt: int) -> None:
+        self._batch = batch
+        self._config = batch.config
+        self._task = task
+        self._attempt = attempt
+        self._env = LiveEnv(batch, task)
+        self._deadline = Deadline()
+        self._conversation = talk = batch.conversation(task)
+        self.rollout = Rollout(
+            task.rollout_id,
+            task.index,
+            messages=talk.messages,
+            seams=talk.seams,
+            control_spellings=talk.control_spellings,
+        )
+
+    async def run(self, clock: asyncio.Timeout) -> Rollout:
+        """Play the episode to its end.
+
+        Args:
+            clock: the deadline of the attempt; it stands still while a model in this process
+                samples, and while the rollout waits in line for an environment, since that is
+                also the time of all other rollouts.
+
+        Raises:
+            EnvError: the environment failed; the episode may be tried again on a fresh one.
+            SamplerError: the sampler failed; training must stop.
+        """
+        if is_pool(self._task.make_env):
+            # Outside of `env_slots`: rollouts that wait in line would keep the one with the
+            # environment from its next step.
+            with _stopped(clock):
+                await self._env.lend(self._task.make_env)  # type: ignore[arg-type]
+        reset_timeout_s = self._config.reset_timeout_s
+        await self._within("reset", reset_timeout_s, lambda: self._env.reset(self._open))
+        while not await self._turn(clock):
+            pass
+        await self._score()
+        return self._finish()
+
+    def end(self) -> None:
+        """End the attempt, and close its environment in the background."""
+        self._deadline.close()
+        self._env.end()
+
+    def failed(self, error: str) -> Rollout:
+        """What there is of a rollout that failed; what a thread still does to it stays out."""
+        partial = self.rollout
+        return Rollout(
+            partial.rollout_id,
+            partial.index,
+            prompt_ids=partial.prompt_ids,
+            turns=list(partial.turns),
+            seams=list(partial.seams),
+            messages=list(partial.messages or self._task.messages),
+            control_spellings=dict(partial.control_spellings),
+            stop_reason=StopReason.ERROR,
+            error=error,
+        )
+
+    def _open(self, said: Sequence[Message]) -> None:
+        """Write the prompt."""
+        messages = [*self._task.messages, *said]
+        if all(message["role"] == "system" for message in messages):
+            messages.append(_silence())  # nobody has said anything: the policy begins
+        self._conversation.open(messages)
+
+    async def _turn(self, clock: asyncio.Timeout) -> bool:
+        """Play one turn; returns whether the episode is over."""
+        sample, generate_s = await self._sample(clock)
+        timeout_s = self._config.step_timeout_s
+        return await self._within("step", timeout_s, lambda: self._step(sample, generate_s))
+
+    async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, float]:
+        """Sample one turn; returns what was sampled, and the seconds that it took."""
+        left, reason = self._bound()
+        turn = len(self.rollout.turns)
+        request = SampleRequest(
+            prompt_ids=self._conversation.request(),
+            max_tokens=left,
+            stop_token_ids=self._conversation.stop_token_ids,
+            seed=_sample_seed(self._config.seed, self._task, self._attempt, turn),
+            rollout_id=self._task.rollout_id,
+            turn=turn,
+        )
+        if self.rollout.prompt_ids is None:
+            self.rollout.prompt_ids = request.prompt_ids
+        if request.max_tokens < 1:
+            raise EnvError(
+                f"the prompt has {len(request.prompt_ids)} tokens and leaves no room for a sample"
+                f" ({reason.value})\n"
+                "hint: shorten the prompt, or raise max_context_tokens"
+            )
+        began = time.monotonic()
+        if self._batch.in_process:
+            with _stopped(clock):
+                sample = await self._batch.sample(request)
+        else:
+            sample = await self._sample_in_time(request)
+        return check_sample(sample, request), time.monotonic() - began
+
+    async def _sample_in_time(self, request: SampleRequest) -> Sample:
+        seconds = self._config.turn_timeout_s
+        try:
+            return await self._deadline.keep(self._batch.sample(request), seconds)
+        except DeadlineExpired:
+            raise EnvError(
+                f"turn {request.turn} was not sampled within turn_timeout_s={seconds:g}"
+            ) from None
+
+    async def _step(self, sample: Sample, generate_s: float) -> bool:
+        """Hand the sample to the environment; returns whether the episode is over."""
+
+        def hear() -> str | None:
+            return self._hear(sample, generate_s)
+
+        if self._env.has_thread:
+            over = await self._env.step_between(hear, self._answer)
+            return over is None or over  # None: there was no action
+        action = await self._written(self._conversation.is_quick(ids=sample.ids), hear)
+        if action is None:
+            return True
+        answer = await self._env.step(action)
+        quick = self._conversation.is_quick(messages=answer.messages or [_silence()])
+        return await self._written(quick, lambda: self._answer(answer))
+
+    async def _written(self, quick: bool, write: Callable[[], T]) -> T:
+        """Write here what is quick, all else on a thread: every rollout waits for this loop."""
+        return write() if quick else await THREADS.ask(write)
+
+    def _hear(self, sample: Sample, generate_s: float) -> str | None:
+        """Write the sample; return the action, or None where nothing was sampled."""
+        rollout_id = self._task.rollout_id
+        try:
+            turn = self._conversation.hear(
+                sample.ids, sample.logprobs, stop_string=sample.stop_string
+            )
+        except (TrajectoryError, TypeError) as error:
+            raise SamplerError(f"rollout {rollout_id}: {error}") from error
+        except SamplerError as error:
+            raise SamplerError(f"rollout {rollout_id}, {error}") from None
+        self.rollout.turns.append(
+            TurnRecord(
+                turn.start,
+                turn.end,
+                sample.finish_reason,
+                generate_s,
+                stop_token=turn.stop_token,
+                stop_string=turn.stop_string,
+                stop_inside=turn.stop_inside,
+            )
+        )
+        if turn.start == turn.end:
+            self.rollout.stop_reason = StopReason.EMPTY_SAMPLE
+            return None
+        return self._conversation.action(turn)
+
+    def _answer(self, answer: Answer) -> bool:
+        """Write the env's reply; returns whether the episode is over."""
+        turn = self.rollout.turns[-1]
+        turn.env_s, turn.reward = answer.seconds, answer.reward
+        self._conversation.note(answer.messages)
+        if not answer.alive:
+            self.rollout.stop_reason = StopReason.ENV_DONE
+            return True
+        if len(self.rollout.turns) >= self._config.max_turns:
+            self.rollout.stop_reason = StopReason.MAX_TURNS
+            return True
+        if not answer.messages:
+            self._conversation.note([_silence()])
+        self._conversation.reply()
+        left, reason = self._bound()
+        if left < 1:
+            self.rollout.stop_reason = reason
+        return left < 1
+
+    def _bound(self) -> Bound:
+        self._conversation.budget = self._batch.budget()
+        return self._conversation.bound
+
+    async def _score(self) -> None:
+        """Let an env that scores whole episodes do so, whatever ended this one."""
+        # An empty sample took no step.
+        stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
+        if not self._env.scores_episode or not stepped:
+            return
+        # A copy: what it changes there would be in the record, and in the prompt of a retry.
+        messages = container_copy(self.rollout.messages)
+        stepped[-1].reward = await self._within(
+            "score_episode",
+            self._config.step_timeout_s,
+            lambda: self._env.score_episode(messages),
+        )
+
+    def _finish(self) -> Rollout:
+        rollout, trajectory = self.rollout, self._conversation.trajectory
+        if rollout.sampled_tokens:
+            rollout.columns = trajectory.columns()
+            length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
+            rollout.provenance = trajectory.provenance[:length]
+        rewards = rollout.step_rewards
+        if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
+            rewards.pop()  # there was no action, so the env's last step is that of the turn before
+        if self._config.reward == "sum":
+            scored = [reward for reward in rewards if reward is not None]
+            rollout.reward = sum(scored) if len(scored) == len(rewards) and rewards else None
+        else:
+            rollout.reward = rewards[-1] if rewards else None
+        return rollout
+
+    async def _within(self, what: str, timeout_s: float, call: Callable[[], Awaitable[T]]) -> T:
+        """Call it in one of the slots for environments; the wait for the slot is not counted."""
+        slots = self._batch.env_slots
+        await slots.take(len(self.rollout.turns))
+        try:
+            return await self._deadline.keep(call(), timeout_s)
+        except DeadlineExpired:
+            limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
+            raise EnvError(
+                f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}"
+            ) from None
+        finally:
+            slots.give()
+
+
+def _sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
+    """The own seed of one turn: the same for the same config, task and attempt."""
+    parts = f"{seed}/{task.rollout_id}/{attempt}/{turn}"
+    digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@contextmanager
+def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
+    due, began = clock.when(), time.monotonic()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(None if due is None else due + time.monotonic() - began)
+
+
+def _silence() -> Message:
+    """An env that has nothing to say is no failure: its silence is an empty user turn."""
+    return {"role": "user", "content": ""}

@@ -1,0 +1,267 @@
+"""The environment of one attempt, and where its code runs.
+
+- A synchronous environment has a thread of its own: it is made, called, looked at and closed there.
+- An asynchronous one is made on some thread, and then called and looked at on the loop of
+  environments, or on its own.
+
+Invariant: none of its code runs on the loop of the batch, and whatever it raises is an `EnvError`.
+"""
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from abut.concurrency.threads import THREADS, DaemonThread
+from abut.envs.env import Reply
+from abut.envs.foreign import (
+    accepted_keywords,
+    check_no_awaitable,
+    check_reply,
+    close_env,
+    env_alive,
+    env_attribute,
+    env_reward_value,
+    is_async,
+    is_surely_async,
+    lend_env,
+    make_env,
+    own_loop,
+    raised_by_env,
+)
+from abut.envs.lent_threads import thread_of
+from abut.envs.task import EnvPool, RolloutTask
+from abut.errors import EnvError
+from abut.messages import Message
+from abut.rollout.batch import Batch
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """What an environment says, and how it is then."""
+
+    messages: Sequence[Message]
+    alive: bool
+    reward: float | None
+    seconds: float
+    """How long the step took."""
+
+
+class LiveEnv:
+    """An environment while an attempt plays with it."""
+
+    def __init__(self, batch: Batch, task: RolloutTask) -> None:
+        self._batch = batch
+        self._task = task
+        self._env: Any = None
+        self._claimed: Any = None
+        self._scores_episode = False
+        self._thread: DaemonThread | None = None
+        """That of a synchronous environment, or on which one is made."""
+        self._call: asyncio.Future[Any] | None = None
+        """The last one on that thread."""
+        self._keeps_thread = False
+        self._lock = threading.Lock()
+        self._over = False
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        if self._env is not None:
+            return type(self._env).__name__
+        return getattr(self._task.make_env, "__name__", "the environment")
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether it is synchronous."""
+        return self._thread is not None
+
+    @property
+    def scores_episode(self) -> bool:
+        """Whether it wants the whole episode; known once it took a step."""
+        return self._scores_episode
+
+    async def lend(self, pool: EnvPool) -> None:
+        """Have one of a pool.
+
+        Raises:
+            EnvError: the pool failed.
+        """
+        env = await lend_env(pool, self._task)
+        self._claim(env)
+        self._env = env
+        if not is_surely_async(env) and not await THREADS.ask(lambda: is_async(env)):
+            self._thread, self._keeps_thread = thread_of(env), True
+
+    async def reset(self, begin: Callable[[Sequence[Message]], None]) -> None:
+        """Make it where it was not lent, and reset it; `begin` gets what it says, on a thread.
+
+        Raises:
+            EnvError: it failed.
+            ValueError: it is synchronous, and so many at once need too many threads.
+        """
+        if self._thread is None:
+            self._thread = THREADS.lend()
+        keywords = await self._on_own_thread(lambda: self._start(begin))
+        if keywords is not None:
+            self._thread = None
+            said = await self._on_loop(
+                "reset", lambda: self._env.reset(self._task.seed, **keywords), self._first_said
+            )
+            await THREADS.ask(lambda: begin(said))
+
+    def step_between(
+        self, before: Callable[[], str | None], after: Callable[[Answer], T]
+    ) -> Awaitable[T | None]:
+        """Have a synchronous one take the action of `before`; `after` gets its answer.
+
+        All on its thread, so that a step crosses over once and comes back once. None: there was no
+        action, and so no step.
+
+        Raises:
+            EnvError: it failed.
+        """
+
+        def step() -> T | None:
+            if (action := before()) is None:
+                return None
+            began = time.monotonic()
+            returned = self._call_env("step", action)
+            return after(self._answered(returned, time.monotonic() - began))
+
+        return self._on_own_thread(step)
+
+    def step(self, action: str) -> Awaitable[Answer]:
+        """Have an asynchronous one take an action.
+
+        Raises:
+            EnvError: it failed.
+        """
+        return self._on_loop("step", lambda: self._env.step(action), self._answered)
+
+    def score_episode(self, messages: list[Message]) -> Awaitable[float | None]:
+        """Show it the whole episode, and ask for its reward.
+
+        Raises:
+            EnvError: it failed.
+        """
+
+        def score() -> float | None:
+            returned = self._call_env("score_episode", messages)
+            check_no_awaitable(self._env, "score_episode", returned)
+            return env_reward_value(self._env)
+
+        if self._thread is not None:
+            return self._on_own_thread(score)
+        return self._on_loop(
+            "score_episode",
+            lambda: self._env.score_episode(messages),
+            lambda *_: env_reward_value(self._env),
+        )
+
+    def end(self) -> None:
+        """Close it in the background, behind a call that still runs."""
+        with self._lock:
+            self._over = True
+            self._batch.release(self._claimed)
+            env = self._env
+        if self._thread is not None:
+            hangs = self._call is not None and self._call.cancelled()
+            self._batch.close_on(self._thread, env, keep=self._keeps_thread, hangs=hangs)
+        elif env is not None:
+            self._batch.close_on_loop(env)
+
+    def _claim(self, env: Any) -> None:
+        self._batch.claim(env)
+        # Held until the end: an address is only one environment's while that lives.
+        self._claimed = env
+
+    def _make(self) -> bool:
+        """Make the environment; whether the attempt still wants it."""
+        env = make_env(self._task.make_env)  # type: ignore[arg-type]
+        with self._lock:
+            late = self._over
+            if not late:
+                self._claim(env)
+                self._env = env
+        if late:  # the attempt timed out meanwhile, and nobody else knows this environment
+            close_env(env)
+        return not late
+
+    def _start(self, begin: Callable[[Sequence[Message]], None]) -> Mapping[str, Any] | None:
+        """Make it and begin; what `reset` gets where it is an asynchronous one."""
+        if self._env is None and not self._make():
+            return None
+        keywords = accepted_keywords(self._env, self._task.columns, self._task.episode_seed)
+        if is_async(self._env):
+            # Not only when the loop hears of it: thousands that begin would need a thread each.
+            self._thread.end_with_call()  # type: ignore[union-attr]
+            return keywords
+        if not self._keeps_thread:
+            self._batch.check_thread_limit()
+        begin(self._first_said(self._call_env("reset", self._task.seed, **keywords)))
+        return None
+
+    def _first_said(self, returned: Any, seconds: float = 0.0) -> Sequence[Message]:
+        """What `reset` said."""
+        self._env, reply = check_reply(self._env, "reset", returned)
+        if not env_alive(self._env):
+            raise EnvError(
+                f"{type(self._env).__name__}.alive is False after reset\n"
+                "hint: reset must set alive to True, also on an environment that was used before"
+            )
+        return _messages_of(reply)
+
+    def _answered(self, returned: Any, seconds: float) -> Answer:
+        """What `step` said, asked of the environment where it lives."""
+        self._env, reply = check_reply(self._env, "step", returned)
+        self._scores_episode = env_attribute(self._env, "score_episode") is not None
+        reward = env_reward_value(self._env)
+        return Answer(_messages_of(reply), env_alive(self._env), reward, seconds)
+
+    def _call_env(self, method: str, /, *args: Any, **keywords: Any) -> Any:
+        try:
+            return getattr(self._env, method)(*args, **keywords)
+        except BaseException as error:  # SystemExit of an environment does not end training
+            raise self._env_raised(method, error) from error
+
+    def _env_raised(self, method: str, error: BaseException) -> EnvError:
+        return raised_by_env(f"{type(self._env).__name__}.{method}", error)
+
+    def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:
+        assert self._thread is not None
+        self._call = self._thread.ask(call)
+        return self._call
+
+    def _on_loop(
+        self, method: str, call: Callable[[], Any], then: Callable[[Any, float], T]
+    ) -> Awaitable[T]:
+        """Call the environment on its loop, and look at it there: `then` gets seconds as well."""
+
+        async def run() -> T:
+            began = time.monotonic()
+            try:
+                returned = call()
+                awaited = inspect.isawaitable(returned)
+                if awaited:
+                    returned = await returned
+            except BaseException as error:
+                raise self._env_raised(method, error) from error
+            if not awaited:
+                raise EnvError(
+                    f"{type(self._env).__name__}.{method} is not async, but step is\n"
+                    "hint: make reset and step both `async def`"
+                )
+            return then(returned, time.monotonic() - began)
+
+        return (own_loop(self._env) or self._batch.env_loop.open()).ask(run)
+
+
+def _messages_of(reply: Reply) -> Sequence[Message]:
+    """The messages of a reply: a non-empty string is a user turn."""
+    if isinstance(reply, str):
+        return [{"role": "user", "content": reply}] if reply else []
+    return reply

@@ -1,0 +1,230 @@
+"""A fleet: servers that serve the same model; which one gets a request, and what if it is not well.
+
+Invariant: of one request at most one answer is returned. So it may be sent again, and nothing is
+ever sampled twice into a row.
+"""
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Self, TypeAlias
+
+from abut.errors import SamplerError
+from abut.samplers.model_server import ModelServer, Refused, Unavailable, open_session
+
+logger = logging.getLogger(__name__)
+
+OnRestart: TypeAlias = Literal["resume", "raise"]
+
+# A server that has work is asked for its health this often; it hangs after so many silences.
+_WATCH_S = 10.0
+_MISSED_WATCHES = 3
+# An internal error may be the request's own doing: it is not sent for ever.
+_INTERNAL_ERRORS = 3
+
+
+class Fleet:
+    """A session with some servers, within one event loop: use it with `async with`.
+
+    Args:
+        urls: where they are.
+        check: checks a server before its first request of a batch, and again after it failed.
+        headers: sent with each request.
+        give_up_s: how long no server at all may be well.
+        on_restart: "raise": a server that was well and then refuses connections is an error.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        check: Callable[[ModelServer], Awaitable[None]],
+        *,
+        headers: dict[str, str],
+        give_up_s: float,
+        on_restart: OnRestart,
+    ) -> None:
+        self._servers = [ModelServer(url) for url in urls]
+        self._check = check
+        self._headers = headers
+        self._give_up_s = give_up_s
+        self._on_restart = on_restart
+        self._homes: dict[str, ModelServer] = {}
+        self._session: Any = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the session and wait until a server is well."""
+        for server in self._servers:
+            server.forget()
+        self._session = open_session(self._headers)
+        self._watch = asyncio.create_task(self._watch_all())
+        try:
+            while not any(await self._all_well()):
+                await self._wait()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close the session."""
+        session, self._session = self._session, None
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        for server in self._homes.values():
+            server.rollouts = 0
+        self._homes.clear()
+        await session.close()
+
+    async def ask(self, rollout_id: str, path: str, body: bytes) -> tuple[ModelServer, bytes]:
+        """POST a JSON body; return the answer and whose it is.
+
+        Requests of a rollout go to one server, which has its prefix in the cache, for as long as
+        that server is well.
+
+        Raises:
+            Refused: by an answer that would be the same next time.
+            SamplerError: no server has been well for `give_up_s`.
+        """
+        if self._session is None:
+            raise SamplerError(
+                "the sampler is not open\n"
+                "hint: async with sampler: …; the engine opens it for each batch"
+            )
+        stale = internal = 0
+        while True:
+            server = self._pick(rollout_id)
+            if server is None:
+                await self._wait()
+                continue
+            if not await self._is_well(server):
+                continue
+            try:
+                content = await self.send(server, path, body)
+            except Unavailable as error:
+                if error.stale and not stale:
+                    stale += 1  # an idle connection that the server had closed: take a new one
+                    continue
+                internal += error.internal
+                if internal == _INTERNAL_ERRORS:
+                    raise SamplerError(f"the server at {server.url} {error.trouble}") from error
+                self._note(server, error)
+                continue
+            server.answered()
+            return server, content
+
+    async def send(self, server: ModelServer, path: str, body: bytes | None = None) -> bytes:
+        """Send one request to one server, once; raises as `ModelServer.send`."""
+        return await server.send(self._session, path, body)
+
+    def _pick(self, rollout_id: str) -> ModelServer | None:
+        """The rollout's own server, or another one while that rests; None while all do."""
+        now = time.monotonic()
+        home = self._homes.get(rollout_id)
+        if home is not None and home.rests_until <= now:
+            return home
+        awake = [server for server in self._servers if server.rests_until <= now]
+        if not awake:
+            return None
+
+        def order(server: ModelServer) -> tuple[int, int]:
+            # Among equals another one for each rollout: many ranks may share the servers.
+            return server.rollouts, zlib.crc32(f"{rollout_id} {server.url}".encode())
+
+        server = min(awake, key=order)
+        if home is not None:
+            home.rollouts -= 1
+        server.rollouts += 1
+        self._homes[rollout_id] = server
+        return server
+
+    async def _wait(self) -> None:
+        """Wait until a server may be asked again.
+
+        Raises:
+            SamplerError: none has been well for `give_up_s`.
+        """
+        now = time.monotonic()
+        down = [now - server.down_since for server in self._servers if server.down_since]
+        if len(down) == len(self._servers) and min(down) >= self._give_up_s:
+            lines = "\n".join(f"  {s.url} {', then '.join(s.troubles)}" for s in self._servers)
+            raise SamplerError(
+                f"no server has answered for give_up_s={self._give_up_s:g}:\n{lines}\n"
+                "hint: is it running, and is this its address? GET /health of a server that is "
+                "ready answers 200"
+            )
+        wakes = min(server.rests_until for server in self._servers)
+        await asyncio.sleep(max(0.0, wakes - now))
+
+    async def _all_well(self) -> list[bool]:
+        """Check all at once; one that is wrong is an error, once all have answered."""
+        found = await asyncio.gather(*map(self._is_well, self._servers), return_exceptions=True)
+        wrong = [one for one in found if isinstance(one, BaseException)]
+        if wrong:
+            raise wrong[0]
+        return [one is True for one in found]
+
+    async def _is_well(self, server: ModelServer) -> bool:
+        """Whether it has been checked; one request at a time does it."""
+        if server.checked:
+            return True
+        async with server.checking:
+            if server.checked or server.rests_until > time.monotonic():
+                return server.checked
+            try:
+                async with asyncio.timeout(self._give_up_s):
+                    await self._check(server)
+            except TimeoutError:
+                self._note(server, Unavailable(f"does not answer within {self._give_up_s:g} s"))
+                return False
+            except Unavailable as error:
+                self._note(server, error)
+                return False
+            if server.gone:
+                logger.warning(
+                    "the server at %s was started again, with the weights that it was started with",
+                    server.url,
+                )
+            server.checked, server.ever_checked, server.gone = True, True, False
+            server.answered()
+            return True
+
+    def _note(self, server: ModelServer, error: Unavailable) -> None:
+        if server.rests_until > time.monotonic():
+            return  # another request has said so
+        server.failed(error)
+        if server.gone and self._on_restart == "raise":
+            raise SamplerError(
+                f"the server at {server.url} is gone: it refuses connections\n"
+                "hint: one that is started again has the weights it was started with, not the "
+                "trainer's; start both again from the last checkpoint"
+            )
+
+    async def _watch_all(self) -> None:
+        await asyncio.gather(*map(self._watch_one, self._servers))
+
+    async def _watch_one(self, server: ModelServer) -> None:
+        """End what waits for a server that hangs: a connection alone would never tell."""
+        missed = 0
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            waiting = set(server.clocks)
+            if not waiting:
+                missed = 0
+                continue
+            try:
+                async with asyncio.timeout(_WATCH_S):
+                    with suppress(Refused):  # it answers, though not this
+                        await self.send(server, "/health")
+                missed = 0
+            except (TimeoutError, Unavailable):
+                missed += 1
+            if missed == _MISSED_WATCHES:
+                missed = 0
+                for clock in waiting & server.clocks:
+                    clock.reschedule(asyncio.get_running_loop().time())

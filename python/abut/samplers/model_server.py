@@ -1,0 +1,176 @@
+"""One model server: what became of a request, and how the server has been lately.
+
+Invariant: an answer is read whole or not at all.
+"""
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from abut.concurrency.backoff import backoff
+from abut.errors import MissingExtraError
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise MissingExtraError("abut.samplers.vllm needs aiohttp: pip install 'abut[vllm]'") from error
+
+logger = logging.getLogger(__name__)
+
+# Below the 5 s after which vLLM's server closes an idle connection.
+_KEEPALIVE_S = 3.0
+_CONNECT_S = 10.0
+_FIRST_REST_S, _LONGEST_REST_S = 0.1, 5.0
+# For how long a server is not asked after each failure in a row.
+_rests_s = functools.partial(backoff, _FIRST_REST_S, _LONGEST_REST_S)
+
+
+def open_session(headers: dict[str, str]) -> Any:
+    """Open a session for any number of requests at once; nothing but connecting is timed."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        headers=headers,
+    )
+
+
+@dataclass(eq=False)
+class Unavailable(Exception):
+    """A server did not answer this time. Says how; another time or another server may do."""
+
+    trouble: str
+    rest_s: float | None = None  # how long it wants to be left alone
+    busy: bool = False  # it is well, but has too much to do
+    stale: bool = False  # maybe no more than an idle connection that it had closed
+    nobody_listens: bool = False
+    internal: bool = False  # maybe because of the request
+
+
+class Refused(Exception):
+    """An answer that will be the same next time."""
+
+    def __init__(self, server: "ModelServer", path: str, status: int, content: bytes) -> None:
+        try:
+            said = json.loads(content)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            said = content[:500].decode(errors="replace")
+        super().__init__(f"the server at {server.url} answers {status} to {path}: {said}")
+        self.path = path
+        self.status = status
+        self.said = str(said)
+
+
+@dataclass(eq=False)
+class ModelServer:
+    """One server of an engine, and how it has been lately."""
+
+    url: str
+    checked: bool = False
+    """Whether it was checked in this batch, and since it last failed."""
+    ever_checked: bool = False
+    """Whether it was ever checked."""
+    rollouts: int = 0
+    """Of how many rollouts it is the home."""
+    rests_s: Iterator[float] = field(default_factory=_rests_s)
+    gone: bool = False
+    """Whether it refused connections after it had been checked."""
+    rests_until: float = 0.0
+    """When it may be asked again, by the monotonic clock."""
+    down_since: float | None = None
+    """When it was last well; None while it is."""
+    troubles: list[str] = field(default_factory=list)
+    """How it has failed since it was last well, each way once: the first may be the cause."""
+    clocks: set[asyncio.Timeout] = field(default_factory=set)
+    """One for each request that waits for its answer."""
+    checking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def forget(self) -> None:
+        """Begin a batch: whatever runs at its address now may have been started meanwhile."""
+        self.checked, self.rests_until = False, 0.0
+        self.checking = asyncio.Lock()
+        self.answered()
+
+    def answered(self) -> None:
+        """Note that it is well."""
+        self.rests_s, self.down_since = _rests_s(), None
+        self.troubles.clear()
+
+    def failed(self, error: Unavailable) -> None:
+        """Let it rest: for as long as it says, or longer with each failure."""
+        now = time.monotonic()
+        rest_s = next(self.rests_s)
+        self.rests_until = now + (rest_s if error.rest_s is None else error.rest_s)
+        if error.trouble not in self.troubles:
+            self.troubles.append(error.trouble)
+        if error.busy and self.checked:
+            return
+        if self.ever_checked and self.down_since is None:
+            logger.warning("the server at %s %s", self.url, error.trouble)
+        self.gone = self.gone or (error.nobody_listens and self.ever_checked)
+        self.checked = False
+        self.down_since = self.down_since or now
+
+    async def send(self, session: Any, path: str, body: bytes | None = None) -> bytes:
+        """Send one request (GET without a body) and read its answer.
+
+        Raises:
+            Unavailable: no answer, or not this time.
+            Refused: an answer that will be the same next time.
+        """
+        method = "GET" if body is None else "POST"
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(None) as clock:
+                self.clocks.add(clock)
+                try:
+                    async with session.request(
+                        method, self.url + path, data=body, headers=headers
+                    ) as reply:
+                        content: bytes = await reply.read()
+                finally:
+                    self.clocks.discard(clock)
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            trouble = "refuses connections" if refused else f"is not reached: {_said(error)}"
+            raise Unavailable(trouble, nobody_listens=refused) from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise Unavailable(f"closed the connection: {_said(error)}", stale=True) from error
+        except aiohttp.ClientPayloadError as error:
+            raise Unavailable(f"broke off its answer: {_said(error)}") from error
+        except aiohttp.ClientError as error:
+            raise Unavailable(f"is not reached: {_said(error)}") from error
+        except TimeoutError as error:
+            raise Unavailable("does not answer, not even when asked for its health") from error
+        if reply.status == 200:
+            return content
+        if reply.status == 429 or reply.status >= 500:
+            raise Unavailable(
+                f"answers {reply.status} to {path}: {content[:500].decode(errors='replace')}",
+                rest_s=_retry_after_s(reply.headers.get("Retry-After")),
+                busy=reply.status == 429,
+                internal=reply.status == 500,
+            )
+        raise Refused(self, path, reply.status, content)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds of a `Retry-After` header, which has seconds or a date."""
+    if value is None:
+        return None
+    if value.isdecimal():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,93 @@
+"""Samplers: what draws tokens from the policy.
+
+A sampler never sees text. It gets the ids of a request and returns the ids that it sampled, each
+with its own logprob under the distribution it was drawn from, the stop token included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.errors import SamplerError
+
+Ids: TypeAlias = NDArray[np.int64]
+Logprobs: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One turn of one rollout."""
+
+    prompt_ids: Ids
+    """`(T,)` int64, read-only: all ids of the trajectory so far. `torch.tensor(ids)` copies it."""
+    max_tokens: int
+    """At most so many sampled tokens."""
+    stop_token_ids: tuple[int, ...]
+    """A sampled token of these ends the turn and is part of the sample."""
+    seed: int
+    """Own seed of this turn."""
+    rollout_id: str
+    turn: int
+
+    @property
+    def where(self) -> str:
+        """Which turn it is, for errors: `rollout r0, turn 3`."""
+        return f"rollout {self.rollout_id}, turn {self.turn}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was sampled for one request."""
+
+    ids: Ids
+    """`(T,)` int64, verbatim."""
+    logprobs: Logprobs
+    """`(T,)` float32, nats, aligned with `ids`."""
+    finish_reason: Literal["stop", "length"]
+    """`stop`: ended on a stop token or a stop string; `length`: cut by `max_tokens`."""
+    stop_string: str | None = None
+    """The stop string on which it ended. `ids` are whole: with the token that it begins inside, and
+    with what stands behind it."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Draws one turn at a time; many calls run at once on the engine's event loop.
+
+    One that is also an async context manager is entered on that loop for each batch. One that has
+    `max_context_tokens`, an int or None, bounds prompt and completion by it.
+    """
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Sample one turn."""
+        ...
+
+
+@runtime_checkable
+class BatchSampler(Protocol):
+    """Draws many turns in one call, on the thread that called the engine (in-process models).
+
+    This and `StreamSampler`: one that is also a context manager is entered for each batch of
+    rollouts.
+    """
+
+    def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample one turn for each request, in order."""
+        ...
+
+
+def check_sample(sample: object, request: SampleRequest) -> Sample:
+    """Return the sample, or say what is wrong with it.
+
+    Raises:
+        SamplerError: it is no `Sample`, or longer than was asked for.
+    """
+    said = f"{request.where}: the sampler returned"
+    if not isinstance(sample, Sample):
+        raise SamplerError(f"{said} {type(sample).__name__}, not a Sample")
+    if len(sample.ids) > request.max_tokens:
+        raise SamplerError(f"{said} {len(sample.ids)} tokens, {request.max_tokens} allowed")
+    return sample

@@ -1,0 +1,1 @@
+"""Chat templates: what they write around messages, found by rendering and proved."""

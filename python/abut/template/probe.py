@@ -1,0 +1,82 @@
+"""The messages and turns of probes, in the forms that templates take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from abut.messages import Message
+
+
+def user(content: str = "abutUser") -> Message:
+    """A user message for a probe."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str = "abutAssistant") -> Message:
+    """An assistant message for a probe."""
+    return {"role": "assistant", "content": content}
+
+
+NO_NAME = "abutNoName"  # the function of a call whose tool message has no name
+
+
+@dataclass(frozen=True)
+class TurnForm:
+    """How a probe gives an assistant turn to a template.
+
+    Attributes:
+        calls: how many tool calls the turn has: none (a plain answer), one for each tool message
+            that follows, or one alone, for templates that take no more.
+        arguments: as an object or as its JSON text.
+    """
+
+    calls: Literal["none", "each", "one"] = "none"
+    arguments: Literal["object", "text"] = "object"
+
+    @property
+    def what(self) -> str:
+        """What an error calls the turn."""
+        return "answer" if self.calls == "none" else "tool call"
+
+    def turn(
+        self, new: Sequence[Message], stem: str, *, thinking: str = "", repeat: int = 1
+    ) -> tuple[Message, str]:
+        """The message, and the word in it that is written last.
+
+        Args:
+            new: the messages that follow; a turn that calls calls those of role tool.
+            stem: an alphanumeric beginning that occurs in none of them.
+            thinking: stands in the content, before the answer or beside the calls.
+            repeat: how often each call stands in the turn.
+        """
+        if self.calls == "none":
+            answer = stem + "answer"
+            return {"role": "assistant", "content": thinking + answer}, answer
+        last = stem + "call"
+        tools = [message for message in new if message["role"] == "tool"]
+        tools = tools[:1] if self.calls == "one" else tools
+        calls = [
+            self._call(message, k, "abutEarlier")
+            for k, message in enumerate([*tools[:-1], *[tools[-1]] * repeat])
+        ]
+        calls[-1] = self._call(tools[-1], len(calls) - 1, last)
+        return {"role": "assistant", "content": thinking, "tool_calls": calls}, last
+
+    def _call(self, message: Message, k: int, value: str) -> dict[str, Any]:
+        arguments = (
+            {"abutKey": value} if self.arguments == "object" else f'{{"abutKey": "{value}"}}'
+        )
+        return {
+            "type": "function",
+            "id": message.get("tool_call_id") or f"abutCall{k}",  # Mistral's have 9 characters
+            "function": {"name": message.get("name") or NO_NAME, "arguments": arguments},
+        }
+
+
+PLAIN = TurnForm()
+
+
+# In the order in which they are tried.
+CALLING = tuple(
+    TurnForm(calls, arguments) for calls in ("each", "one") for arguments in ("object", "text")
+)

@@ -1,0 +1,374 @@
+"""`ChatTemplateProcessor`: what a chat template writes after a turn, proved before it is used.
+
+Invariant: every increment (separator, new messages, generation prompt) is the text that the
+template itself writes at that place, whatever the history. It is rendered once per *shape* (roles,
+keys, what is empty) behind several histories, and replayed by substitution; `prover` has the proof.
+A template whose increments depend on the history is refused. What a template would change in the
+*past*, such as the thinking of earlier turns, is reported: a trajectory is append-only and keeps
+it.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from abut.errors import TemplateError
+from abut.messages import Message
+from abut.parts import Part, Scaffold
+from abut.template.content_rule import as_rendered
+from abut.template.form import Form, form_of
+from abut.template.increment import Increment
+from abut.template.mask import Masked, Plan, free_stem, json_or_none, mask
+from abut.template.probe import user
+from abut.template.prover import Prover
+from abut.template.quote import quote_difference
+from abut.template.rendering import Rendering
+from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
+from abut.template.thinking import ThinkingFormat, find_thinking
+from abut.template.tool_calls import tool_call_parser
+from abut.tool_calls.parse import Parse, ParsedCalls
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
+_REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
+# What `apply_chat_template` takes besides variables, and abut gives it or must not.
+_GIVEN = frozenset(
+    {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
+    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
+)
+
+
+class ChatTemplateProcessor:
+    """A `Processor` and `PartsProcessor` derived from a chat template by rendering probes.
+
+    The contents of messages are `Content`: whatever they spell, they mint no control token. All
+    else is `Scaffold`, the schemas of `tools` and a default system prompt included: they are text
+    of the developer. Other keys of a message (`name`, `tool_calls`, `tool_call_id`, ...) go to the
+    template as they are and count as scaffold, but for control tokens that they spell.
+
+    Attributes:
+        report: what the probes found, see `TemplateReport`.
+        stop_token_ids: every id that ends a turn, the template's own first: that of an answer,
+            then that of a turn that calls a tool.
+        close_token_id: the id of the token that ends an answer.
+        thinking: how the template writes the thinking of an answer.
+    """
+
+    report: TemplateReport
+    stop_token_ids: tuple[int, ...]
+    close_token_id: int
+    thinking: ThinkingFormat
+
+    def __init__(
+        self,
+        hf_tokenizer: Any,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        **chat_template_kwargs: Any,
+    ) -> None:
+        """Render the probes and prove the increment of a user message.
+
+        Args:
+            hf_tokenizer: a transformers tokenizer.
+            tools: functions or JSON schemas, as for `apply_chat_template`.
+            chat_template: a Jinja template, or the name of one; None: the tokenizer's own.
+            **chat_template_kwargs: variables for the template, such as `enable_thinking=False`.
+
+        Raises:
+            TemplateError: there is no template, or it cannot be appended to exactly.
+            TypeError: a variable that is an argument of `apply_chat_template`, which abut gives.
+        """
+        if taken := sorted(_GIVEN & chat_template_kwargs.keys()):
+            raise TypeError(
+                f"{taken[0]}= is no variable for a template: abut decides it itself\n"
+                "hint: pass only what the template reads, such as enable_thinking=False"
+            )
+        if chat_template is None and not hf_tokenizer.chat_template:
+            raise TemplateError(
+                f"the tokenizer {hf_tokenizer.name_or_path!r} has no chat template\n"
+                "hint: pass one with chat_template=, or use the tokenizer of the chat model"
+            )
+        self._tokenizer = hf_tokenizer
+        options = {
+            **chat_template_kwargs,
+            "tools": None if tools is None else list(tools),
+            "chat_template": chat_template,
+        }
+        self._tools = options["tools"]
+        self._render = Rendering(hf_tokenizer, options)
+        self._increments: dict[str, Increment] = {}
+        self._for_all_names: dict[str, Increment | None] = {}
+        self._forms: dict[Form, Increment] = {}
+        self._opening_plans: dict[str, Plan] = {}
+        self._openings: dict[str, list[Part]] = {}
+
+        eos = hf_tokenizer.eos_token
+        self._prover = Prover(self._render, None if eos is None else str(eos))
+        self._end = self._prover.answer_end
+        increment = self._proved(self._masked([user()]))
+        self._before_stop = self._end.text.removesuffix(self._end.token)
+        self.close_token_id = self._render.control[self._end.stop]
+        tool = self._verdict("tool")
+        stops = [self._end.stop, *([tool.stop] if tool.appendable else [])]
+        ids = [self._render.control[token] for token in stops]
+        eos_id = hf_tokenizer.eos_token_id
+        self.stop_token_ids = _unique([*ids, *([] if eos_id is None else [eos_id])])
+        self.thinking = find_thinking(self._render, self._prover.generation_prompt)
+        self.report = probe(
+            self._render,
+            increment,
+            generation_prompt=self._prover.generation_prompt,
+            stop_tokens=self._tokens(self.stop_token_ids),
+            takes_tools=tool.appendable,
+            opened=self.thinking.opened,
+        )
+        self._parse_tool_calls: Parse | None = None
+
+    def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
+        """A copy that also stops at `ids`, say those of a generation config."""
+        other = copy.copy(self)
+        other.stop_token_ids = _unique([*self.stop_token_ids, *ids])
+        other.report = replace(self.report, stop_tokens=self._tokens(other.stop_token_ids))
+        return other
+
+    def _tokens(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(ids))))
+
+    # ---- typed parts
+
+    def opening(self, messages: Sequence[Message]) -> list[Part]:
+        """From the first byte up to and with the generation prompt.
+
+        The replay is compared with the real render of the real messages.
+
+        Raises:
+            TemplateError: the template changes a content in a way that is not replayed (it strips
+                the thinking of an assistant message, say); says which, with both texts.
+        """
+        key = json_or_none(list(messages))
+        if key is not None and (known := self._openings.get(key)) is not None:
+            return list(known)
+        masked = self._masked(messages)
+        # Some templates write the date: a plan of yesterday is not a changed content.
+        for _ in range(2):
+            real = self._render(messages)
+            plan = self._opening_plan(masked)
+            parts = masked.fill(plan, masked.texts)
+            if "".join(parts) == real:
+                break
+            if (texts := as_rendered(masked, plan, self._render, masked.texts)) is not None:
+                parts = masked.fill(plan, texts)
+                break
+            self._opening_plans.clear()
+        else:
+            raise self._changed_content(messages, masked)
+        _remember(self._openings, key, parts)
+        return list(parts)
+
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        """What is missing of the end of a turn that `messages` follow.
+
+        Args:
+            messages: what follows; some templates end a turn otherwise before a tool's message.
+                None given: a user's message.
+            after: the last id that was sampled; None: the end is missing as a whole.
+
+        Returns:
+            Nothing where the turn ended on the token that ends it before these messages.
+
+        Raises:
+            TemplateError: as `increment`.
+        """
+        end = self._proved_for(messages)[0].end if messages else self._end
+        if after is None:
+            return [Scaffold(end.text)]
+        if after == self._render.control[end.stop]:
+            return []
+        rest = end.text
+        for count, (_, token) in enumerate(self._render.tokens(end.text), 1):
+            if after == self._render.control[token]:
+                rest = self._render.after_token(end.text, count)
+        return [Scaffold(rest)] if rest else []
+
+    def increment(self, messages: Sequence[Message]) -> list[Part]:
+        """After a closed assistant turn: separator, the new messages, generation prompt.
+
+        Raises:
+            TemplateError: what the template writes here depends on the history, or it changes a
+                content in a way that cannot be replayed; with the reason and both texts.
+        """
+        proved, masked = self._proved_for(messages)
+        if masked is None:
+            return proved.with_contents([message["content"] for message in messages])
+        return proved.parts(self._render, messages, masked)
+
+    def knows(self, messages: Sequence[Message] = ()) -> bool:
+        """Whether `increment` renders nothing for such messages, and only abut's code runs."""
+        if type(self) is not ChatTemplateProcessor:
+            return False
+        return not messages or form_of(messages) in self._forms
+
+    def verdicts(self) -> tuple[NextVerdict, ...]:
+        """For each kind of next messages: can they be appended, and if not, why."""
+        return tuple(self._verdict(kind) for kind in NEXT_MESSAGES)
+
+    # ---- text, as in trl-env
+
+    def init_system_input(self, prompt: str) -> str:
+        """The system block alone, such that `append_user_input` can follow it.
+
+        It ends on the close of the block, without the separator: the user's turn begins with it.
+        A conversation without a system message begins with `opening`.
+        """
+        system: Message = {"role": "system", "content": prompt}
+        opening = "".join(self.opening([system, user()]))
+        turn = "".join(self.increment([user()]))
+        if not opening.endswith(turn):
+            raise TemplateError(
+                "the first user turn is not written like the later ones, so there is no system "
+                f"block alone: {quote_difference(turn, opening[-len(turn) :])}\n"
+                "hint: use opening(), which takes the whole first prompt"
+            )
+        return opening.removesuffix(turn)
+
+    def append_user_input(self, prompt: str) -> str:
+        """Separator, user block and generation prompt: what is written after a closed turn."""
+        return "".join(self.increment([user(prompt)]))
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        """`(reasoning, action)`; see `ThinkingFormat.split` for the rules.
+
+        The text of one stop token at the end, if it is there, belongs to neither.
+        """
+        return self.thinking.split(self._without_stop(completion))
+
+    def parse_tool_calls(self, action: str) -> ParsedCalls:
+        """The tool calls in an action, see `abut.template.tool_calls`.
+
+        Raises:
+            TemplateError: the template writes no tool calls, or in a form that is not known.
+        """
+        if self._parse_tool_calls is None:
+            self._parse_tool_calls = tool_call_parser(
+                self._tokenizer, self._render, tools=self._tools, stop=self._end.stop
+            )
+        return self._parse_tool_calls(self._without_stop(action))
+
+    def close_thinking(self, completion: str) -> list[Part]:
+        """What closes thinking that a completion was cut in, as the template would; else `[]`."""
+        closing = self.thinking.closing(completion)
+        return [Scaffold(closing)] if closing else []
+
+    def _without_stop(self, completion: str) -> str:
+        for token in self.report.stop_tokens:
+            if completion.endswith(token):
+                completion = completion.removesuffix(token)
+                break
+        if self._before_stop.strip():  # Cohere's <|END_RESPONSE|>
+            completion = completion.removesuffix(self._before_stop)
+        return completion
+
+    # ---- proofs
+
+    def _masked(self, messages: Sequence[Message], *, names: bool = False) -> Masked:
+        return mask(messages, self._render.pattern, free_stem(messages), names=names)
+
+    def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
+        """The increment, and the masked messages; None where it only needs their contents."""
+        form = form_of(messages)
+        if form is not None and (known := self._forms.get(form)) is not None:
+            return known, None
+        masked = self._masked(messages)
+        proved = self._proved(masked, messages)
+        only_contents = len(masked.contents) == len(masked.texts)
+        if form is not None and only_contents and proved.rules is not None:
+            _remember(self._forms, form, proved)
+        return proved, masked
+
+    def _proved(self, masked: Masked, messages: Sequence[Message] = ()) -> Increment:
+        """The proof for `masked`, which was made of `messages`, if they may share one."""
+        key = masked.shape()
+        proved = None if key is None else self._increments.get(key)
+        if proved is None:
+            proved = self._proved_for_all_names(masked, messages) or self._prover.prove(masked)
+            _remember(self._increments, key, proved)
+        return proved
+
+    def _proved_for_all_names(
+        self, masked: Masked, messages: Sequence[Message]
+    ) -> Increment | None:
+        """The proof that messages of several tools share, whatever the names of these.
+
+        So tools that were not called together before cost one render, not a proof. None: there are
+        not several, or the template does more with names than to write them.
+        """
+        if sum(message["role"] == "tool" for message in messages) < 2:
+            return None
+        named = self._masked(messages, names=True)
+        key = named.shape()
+        if key is None or not named.names:
+            return None
+        try:
+            if key in self._for_all_names:
+                shared = self._for_all_names.get(key)
+            else:
+                _remember(self._for_all_names, key, None)
+                shared = self._for_all_names[key] = self._prover.prove(named)
+            if shared is None:
+                return None
+            proved = shared.with_names(named)
+            written = proved.written(self._render, masked.messages)
+        except TemplateError:
+            return None
+        return proved if "".join(masked.fill(proved.plan, masked.placeholders)) == written else None
+
+    def _verdict(self, kind: str) -> NextVerdict:
+        masked = self._masked(NEXT_MESSAGES[kind])
+        try:
+            proved = self._proved(masked)
+        except TemplateError as error:
+            return NextVerdict(kind, appendable=False, because=str(error).partition("\n")[0])
+        return NextVerdict.proved(kind, proved, masked)
+
+    def _opening_plan(self, masked: Masked) -> Plan:
+        key = masked.shape()
+        plan = None if key is None else self._opening_plans.get(key)
+        if plan is None:
+            plan = masked.plan(self._render(masked.messages))
+            _remember(self._opening_plans, key, plan)
+        return plan
+
+    def _changed_content(self, messages: Sequence[Message], masked: Masked) -> TemplateError:
+        """The error that names the message whose content the template changes."""
+        plan = self._opening_plan(masked)
+        for k in range(len(messages)):
+            texts = [
+                masked.texts[i] if masked.message_of[i] == k else placeholder
+                for i, placeholder in enumerate(masked.placeholders)
+            ]
+            if as_rendered(masked, plan, self._render, texts) is None:
+                break
+        else:  # only together do they change something
+            k, texts = -1, list(masked.texts)
+        ours, theirs = "".join(masked.fill(plan, texts)), self._render(masked.with_texts(texts))
+        what = "some message" if k < 0 else f"message {k} ({messages[k]['role']})"
+        return TemplateError(
+            f"the template changes the content of {what}: {quote_difference(ours, theirs)}\n"
+            "hint: give the message the form that the template writes (an earlier assistant "
+            "message without its thinking)"
+        )
+
+
+def _unique(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(i) for i in ids))
+
+
+def _remember(cache: dict[_K, _T], key: _K | None, value: _T) -> None:
+    if key is None:
+        return
+    if len(cache) >= _REMEMBERED:
+        cache.clear()
+    cache[key] = value

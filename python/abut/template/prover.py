@@ -1,0 +1,267 @@
+"""Proves increments: found behind one history, they must be the same behind others.
+
+Invariant: what is not the same behind every history that was tried gets no `Increment`.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os.path import commonprefix
+from typing import Any, NamedTuple
+
+from abut.errors import TemplateError
+from abut.messages import Message
+from abut.template.content_rule import find_rules
+from abut.template.increment import Increment
+from abut.template.mask import Masked, not_written
+from abut.template.probe import CALLING, NO_NAME, PLAIN, TurnForm, assistant, user
+from abut.template.quote import quote_difference, roles
+from abut.template.rendering import Rendering
+from abut.template.turn_end import TurnEnd, end_of_answer, end_of_calls
+
+_SYSTEM = "abutSystem"
+_BESIDE = "abutReasoning"
+_EARLIER: Message = {
+    "role": "tool",
+    "name": "abutEarlierTool",
+    "tool_call_id": "abutEarly",
+    "content": "abutEarlier",
+}
+
+
+class _History(NamedTuple):
+    """What an increment is proved behind: messages, and how the turn after them is given.
+
+    Optional: where the template refuses such a conversation, none can come.
+    """
+
+    messages: list[Message]
+    thinking: str = ""
+    keys: dict[str, Any] | None = None
+    optional: bool = True
+
+
+class Prover:
+    """Proves increments of one template.
+
+    Attributes:
+        generation_prompt: what asks the model for its turn.
+        answer_end: how a plain answer ends before a user message.
+    """
+
+    def __init__(self, rendering: Rendering, eos: str | None) -> None:
+        """Find how an answer ends.
+
+        Raises:
+            TemplateError: no control token ends it.
+        """
+        self._rendering = rendering
+        self._eos = eos
+        self._last = rendering.after_turn([user()], PLAIN, [], add_generation_prompt=False)
+        self.generation_prompt = self._generation_prompt()
+        said = user("abutSaid")
+        tail = rendering.after_turn([user()], PLAIN, [said])
+        self._ends_user = self._end_of_user(tail.partition(said["content"])[2])
+        self.answer_end = self._end_of_answer([said], tail)
+        self._calling = next(filter(self._takes, CALLING), None)
+
+    def prove(self, masked: Masked) -> Increment:
+        """The increment of one shape, the same behind every history.
+
+        Raises:
+            TemplateError: the template does not take such messages, or what it writes depends on
+                the history.
+        """
+        new = masked.messages
+        if not new:
+            raise TemplateError("increment of no messages\nhint: pass at least one message")
+        form, first = self._find_form(masked)
+        if form is PLAIN:
+            end = self._end_of_answer(new, first)
+        else:
+            end = self._end_of_calls(form, new, first)
+        rest = self._rendering.after_token(first, end.count)
+        self._check_names(form, end, new, rest)
+        moves = self._moves(form, new, first, rest)
+        increment = Increment(form, end, masked.plan(rest), None, moves)
+        rules = find_rules(
+            masked,
+            increment.plan,
+            lambda other: increment.written(self._rendering, other),
+            spelled=tuple(self._rendering.control),
+        )
+        return replace(increment, rules=rules)
+
+    def _moves(
+        self, form: TurnForm, new: Sequence[Message], first: str, rest: str
+    ) -> tuple[str, ...]:
+        """The proof: what the template moves, if that is all in which a history matters."""
+        moves: dict[str, None] = {}
+        for history in self._histories():
+            try:
+                tail = self._rendering.after_turn(
+                    history.messages, form, new, thinking=history.thinking, keys=history.keys
+                )
+            except TemplateError as error:
+                if history.optional and error.__cause__ is not None:
+                    continue
+                if form is not PLAIN and history.thinking:
+                    continue  # some templates write calls only where the content is empty (Phi-4)
+                raise
+            if tail == first:
+                continue
+            if form is not PLAIN and _inserts(tail, first, _BESIDE):
+                if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
+                    moves["the text beside a tool call"] = None
+            elif _inserts(tail, first, _SYSTEM):
+                moves["the system message"] = None
+            else:
+                raise TemplateError(
+                    f"what the template writes for {roles(new)} depends on the history: after "
+                    f"{roles([*history.messages, assistant()])} it is not what it is after [user, "
+                    f"assistant]: {quote_difference(tail, first)}\n"
+                    "hint: such a template cannot be appended to; pass another one with "
+                    "chat_template="
+                )
+        return tuple(moves)
+
+    def _find_form(self, masked: Masked) -> tuple[TurnForm, str]:
+        """The assistant turn that the template takes before the messages, and what follows it."""
+        new = masked.messages
+
+        def written(form: TurnForm) -> str:
+            first = self._rendering.after_turn([user()], form, new)
+            masked.plan(first)  # raises unless the contents are written
+            self._check_empty(form, new)
+            return first
+
+        if new[0]["role"] == "tool" and self._calling is not None:
+            for form in dict.fromkeys([self._calling, *CALLING]):
+                with contextlib.suppress(TemplateError):
+                    return form, written(form)
+        return PLAIN, written(PLAIN)
+
+    def _takes(self, form: TurnForm) -> bool:
+        try:
+            tail = self._rendering.after_turn([user()], form, [_EARLIER])
+        except TemplateError:
+            return False
+        return _EARLIER["content"] in tail
+
+    def _check_empty(self, form: TurnForm, new: Sequence[Message]) -> None:
+        """A role whose contents the template drops is not taken for one that says nothing."""
+        said = [{**m, "content": f"abutSaid{k}"} for k, m in enumerate(new)]
+        for k, message in enumerate(new):
+            if message.get("content") != "":
+                continue
+            tail = self._rendering.after_turn([user()], form, [*new[:k], said[k], *new[k + 1 :]])
+            if f"abutSaid{k}" not in tail:
+                raise TemplateError(not_written(k, message))
+
+    def _check_names(self, form: TurnForm, end: TurnEnd, new: Sequence[Message], rest: str) -> None:
+        """A tool message's header names its own function, if it names one."""
+        if NO_NAME in rest:
+            raise TemplateError(
+                f"the template writes the name of the function for {roles(new)}, and the messages "
+                'have none\nhint: write {"role": "tool", "name": "...", "content": "..."}'
+            )
+        names = list(dict.fromkeys(m["name"] for m in new if m["role"] == "tool" and m.get("name")))
+        if form is PLAIN or len(names) < 2:
+            return
+        probes = {name: f"abutName{k}" for k, name in enumerate(names)}
+        named = [{**m, "name": probes[m["name"]]} if m.get("name") in probes else m for m in new]
+        tail = self._rendering.after_turn([user()], form, named)
+        rest = self._rendering.after_token(tail, end.count)
+        missing = [name for name, probe in probes.items() if probe not in rest]
+        if missing and len(missing) < len(names):
+            raise TemplateError(
+                f"the template writes the name of the function for {roles(new)}, but not "
+                f"{missing[0]!r}: it takes all messages for answers to one call\n"
+                "hint: let a turn call one function, or pass another template with chat_template="
+            )
+
+    def _end_of_answer(self, new: Sequence[Message], first: str) -> TurnEnd:
+        return end_of_answer(
+            self._rendering,
+            first,
+            self._last,
+            ends_user=self._ends_user,
+            eos=self._eos,
+            what=roles(new),
+        )
+
+    def _end_of_calls(self, form: TurnForm, new: Sequence[Message], first: str) -> TurnEnd:
+        last = self._rendering.after_turn(
+            [user()], form, new, follow=[], add_generation_prompt=False
+        )
+        stops = [self.answer_end.token, self.answer_end.stop, *([self._eos] if self._eos else [])]
+        return end_of_calls(
+            self._rendering,
+            first,
+            last,
+            of_calls=self._tokens_of_calls(form, new),
+            stops=stops,
+            what=roles(new),
+        )
+
+    def _tokens_of_calls(self, form: TurnForm, new: Sequence[Message]) -> frozenset[str]:
+        counts = []
+        for repeat in (1, 2):
+            message, _ = form.turn(new, "abut", repeat=repeat)
+            try:
+                rendered = self._rendering([user(), message], add_generation_prompt=False)
+            except TemplateError:  # it takes one call only
+                return frozenset()
+            counts.append([token for _, token in self._rendering.tokens(rendered)])
+        once, twice = counts
+        return frozenset(token for token in twice if twice.count(token) > once.count(token))
+
+    def _generation_prompt(self) -> str:
+        """What is written only where the model is asked for its turn."""
+        prompt = self._rendering([user()])
+        closed = self._rendering([user()], add_generation_prompt=False)
+        if prompt.startswith(closed):
+            return prompt.removeprefix(closed)
+        # Something else is written where nothing is asked for, such as an EOS.
+        ours, theirs = (self._rendering.pattern.split(text) for text in (prompt, closed))
+        return "".join(ours[len(commonprefix([ours, theirs])) :])
+
+    def _end_of_user(self, after: str) -> str | None:
+        """The control token that ends a user message, where it does not open the next turn."""
+        tokens = self._rendering.tokens(after)
+        opening = self._rendering.tokens(self.generation_prompt)
+        if not tokens or (opening and tokens[0][1] == opening[0][1]):
+            return None
+        return tokens[0][1]
+
+    def _histories(self) -> Iterator[_History]:
+        turn = [user(), assistant()]
+        thought = f"<think>\n{_BESIDE}\n</think>\n\n"
+        system: Message = {"role": "system", "content": _SYSTEM}
+        yield _History([*turn, *turn, user()], optional=False)
+        yield _History([user()], thought, optional=False)
+        yield _History([user(), assistant(thought + "abutEarlier"), user()], optional=False)
+        cut = assistant("<think>\nabutCut")
+        yield _History([user(), assistant(""), user(), cut, user()])
+        yield _History([system, user()])
+        yield _History([system, *turn, *turn, user()], thought)
+        yield _History([*turn, _EARLIER])
+        yield _History([*turn, _EARLIER, _EARLIER], thought)
+        for key in ("reasoning_content", "reasoning", "thinking"):
+            yield _History([user()], keys={key: _BESIDE})
+        if self._calling is not None:
+            call, _ = self._calling.turn([_EARLIER], "abut")
+            called = [user(), call, _EARLIER]
+            yield _History(called)
+            yield _History([*called, *called[1:]])
+            yield _History([*called, assistant(), user()])
+            yield _History([system, *called, assistant(), *called], thought)
+
+
+def _inserts(tail: str, first: str, marker: str) -> bool:
+    """Whether `tail` is `first` with one piece put in, and the marker in that piece."""
+    before, found, after = tail.partition(marker)
+    if not found or len(tail) <= len(first):
+        return False
+    same_end = len(commonprefix([after[::-1], first[::-1]]))
+    return before.startswith(first[: len(first) - same_end])

@@ -1,0 +1,129 @@
+"""A chat template on its tokenizer, rendered: all that abut knows of a template comes through here.
+
+All rendering is transformers' own (`apply_chat_template`), never a second template engine.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from abut.errors import MissingExtraError, TemplateError
+from abut.messages import Message
+from abut.template.mask import free_stem
+from abut.template.probe import TurnForm, assistant, user
+from abut.template.quote import roles
+
+
+class Rendering:
+    """Renders messages with one template, its variables and its tokenizer.
+
+    Attributes:
+        control: the control tokens of the tokenizer, longest first, and their ids.
+        pattern: matches one of them, in a group.
+        in_blocks: the roles whose string contents the template writes only as
+            `[{"type": "text", "text": ...}]`. They are given to it in that form.
+    """
+
+    def __init__(self, hf_tokenizer: Any, options: dict[str, Any]) -> None:
+        self._tokenizer = hf_tokenizer
+        self._options = options
+        # Whitespace-only added tokens are text that got an id (Gemma), not control tokens.
+        added = {token: i for token, i in hf_tokenizer.get_added_vocab().items() if token.strip()}
+        self.control = dict(sorted(added.items(), key=lambda item: -len(item[0])))
+        self.pattern = re.compile(f"({'|'.join(map(re.escape, self.control)) or '(?!)'})")
+        self.in_blocks: frozenset[str] = frozenset()
+        for role, before, after in (
+            ("user", [], []),
+            ("assistant", [user()], []),
+            ("system", [], [user()]),
+            ("tool", [user(), assistant()], []),
+        ):
+            if self._only_in_blocks(role, before, after):
+                self.in_blocks |= {role}
+
+    def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The text of the whole conversation.
+
+        Raises:
+            TemplateError: the template raises.
+            MissingExtraError: jinja2 is not installed.
+        """
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [self._in_blocks(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self._options,
+            )
+        except ImportError as error:  # transformers looks for it with the first template
+            raise MissingExtraError(
+                "chat templates need jinja2 3.1 or later: pip install 'abut[hf]'"
+            ) from error
+        except Exception as error:  # a template is foreign code and can raise anything
+            raise TemplateError(
+                f"the template does not render {roles(messages)}: "
+                f"{type(error).__name__}: {error}\n"
+                "hint: use roles, keys and an order that the template takes, or pass another one "
+                "with chat_template="
+            ) from error
+        return str(rendered)
+
+    def after_turn(
+        self,
+        history: Sequence[Message],
+        form: TurnForm,
+        new: Sequence[Message],
+        *,
+        follow: Sequence[Message] | None = None,
+        thinking: str = "",
+        add_generation_prompt: bool = True,
+        keys: Mapping[str, Any] | None = None,
+    ) -> str:
+        """What the template writes after the last word of the assistant turn behind `history`.
+
+        Args:
+            history: the messages before the turn.
+            form: how the turn is given to the template.
+            new: the messages that the turn is to be followed by, which `form` may have to call.
+            follow: what follows it indeed; None: `new`.
+            thinking: stands before the answer, in the content.
+            add_generation_prompt: whether the model is asked for its next turn.
+            keys: more keys of the turn's message, such as `reasoning_content`.
+
+        Raises:
+            TemplateError: the template raises, or does not write the turn once.
+        """
+        message, anchor = form.turn(new, free_stem(new), thinking=thinking)
+        messages = [*history, {**message, **(keys or {})}, *(new if follow is None else follow)]
+        rendered = self(messages, add_generation_prompt=add_generation_prompt)
+        if (count := rendered.count(anchor)) != 1:
+            raise TemplateError(
+                f"the template writes the {form.what} of message {len(history)} (assistant) "
+                f"{count} times\nhint: pass a template that writes the {form.what} of assistant "
+                "messages once, with chat_template="
+            )
+        return rendered.partition(anchor)[2]
+
+    def tokens(self, text: str) -> list[tuple[str, str]]:
+        """The control tokens in `text`, each with the text between it and the one before."""
+        pieces = self.pattern.split(text)
+        return list(zip(pieces[:-1:2], pieces[1::2], strict=True))
+
+    def after_token(self, text: str, count: int) -> str:
+        """What follows the first `count` control tokens in `text`."""
+        return self.pattern.split(text, maxsplit=count)[-1]
+
+    def _in_blocks(self, message: Message) -> Message:
+        content = message.get("content")
+        if message.get("role") not in self.in_blocks or not isinstance(content, str):
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
+
+    def _only_in_blocks(self, role: str, before: list[Message], after: list[Message]) -> bool:
+        def written(content: Any) -> bool:
+            try:
+                return "abutWritten" in self([*before, {"role": role, "content": content}, *after])
+            except TemplateError:
+                return False
+
+        return not written("abutWritten") and written([{"type": "text", "text": "abutWritten"}])

@@ -1,0 +1,201 @@
+"""What a chat template does: to the messages that come next, and to the past.
+
+What it does to the past is reported, never refused: a trajectory is append-only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from abut.errors import TemplateError
+from abut.messages import Message
+from abut.template.increment import Increment
+from abut.template.mask import Masked
+from abut.template.probe import assistant, user
+from abut.template.quote import quote_difference
+from abut.template.rendering import Rendering
+from abut.template.thinking import CLOSE, OPEN
+
+
+def _tool(name: str, call_id: str) -> Message:
+    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": "abutResult"}
+
+
+NEXT_MESSAGES: dict[str, list[Message]] = {
+    "user": [user()],
+    "tool": [_tool("abutSearch", "abutCall0")],
+    "several tools": [_tool("abutSearch", "abutCall0"), _tool("abutClock", "abutCall1")],
+    "tool, user": [_tool("abutSearch", "abutCall0"), user()],
+}
+"""The kinds of messages that `ChatTemplateProcessor.verdicts` judges."""
+
+
+@dataclass(frozen=True)
+class NextVerdict:
+    """Whether one kind of messages can be appended to a turn, and what is written for it.
+
+    Attributes:
+        kind: of the messages that come next, a key of `NEXT_MESSAGES`.
+        appendable: proved: the template writes the same for them behind every history.
+        because: why they are not appendable, in one line; `""` where they are.
+        stop: the control token that the turn before them ends on; `""` where not appendable.
+        scaffold: what is written after it, `{}` in the place of each content.
+        contents: what the template does to each content: a name of a `ContentRule`, or
+            `"compared"` where each one is compared with the real render.
+        notes: what the template does besides, one sentence each.
+    """
+
+    kind: str
+    appendable: bool
+    because: str = ""
+    stop: str = ""
+    scaffold: str = ""
+    contents: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def proved(cls, kind: str, increment: Increment, masked: Masked) -> "NextVerdict":
+        """The verdict where there is an increment of the messages, which `masked` is made of."""
+        order = [p for p in increment.plan if isinstance(p, int) and p in masked.contents]
+        rules = increment.rules
+        return cls(
+            kind=kind,
+            appendable=True,
+            stop=increment.end.stop,
+            scaffold="".join(
+                p if isinstance(p, str) else "{}" if p in masked.contents else masked.texts[p]
+                for p in increment.plan
+            ),
+            contents=tuple("compared" if rules is None else rules[i].name for i in order),
+            notes=tuple(
+                f"the template writes {what} with these messages; a trajectory has it where it "
+                "was first"
+                for what in increment.moves
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TemplateReport:
+    """What was found out about a chat template.
+
+    Attributes:
+        separator: what the template writes between a closed turn and the next header.
+        generation_prompt: what asks the model for its turn.
+        close: the control token that closes a turn.
+        stop_tokens: the tokens that end a turn, in the order of `stop_token_ids`.
+        history_thinking: `"stripped"` where the template drops thinking from earlier turns, be it
+            the answer's or the generation prompt's own. A trajectory keeps it all the same.
+        notes: what the template would have changed in the past, and what it does not take; one
+            sentence each.
+    """
+
+    separator: str
+    generation_prompt: str
+    close: str
+    stop_tokens: tuple[str, ...]
+    history_thinking: Literal["kept", "stripped"]
+    notes: tuple[str, ...]
+
+
+def probe(
+    render: Rendering,
+    increment: Increment,
+    *,
+    generation_prompt: str,
+    stop_tokens: tuple[str, ...],
+    takes_tools: bool,
+    opened: bool,
+) -> TemplateReport:
+    """Render a few conversations and say what the template would have changed in their past."""
+    prompt = render([user()])
+    end = increment.end
+    notes: list[str] = []
+
+    # What the prompt was, against what it has become one turn later.
+    thinking = f"{OPEN}\nabutReasoning\n{CLOSE}\n\n"
+    past = render([user(), assistant((thinking if opened else "") + "abutAnswer"), user()])
+    head = past.partition("abutReasoning" if "abutReasoning" in past else "abutAnswer")[0]
+    dropped = prompt.removeprefix(head) if prompt.startswith(head) else ""
+    if dropped:
+        notes.append(f"the generation prompt's own {dropped!r} is stripped from earlier turns")
+    elif head.startswith(prompt) and head != prompt:
+        notes.append(
+            f"before an answer the template writes {head.removeprefix(prompt)!r}, which the "
+            "generation prompt does not have: the model has to sample it"
+        )
+    elif head != prompt:
+        notes.append(
+            f"the prompt is written otherwise once answered: {quote_difference(prompt, head)}"
+        )
+    if end.stop != end.token:
+        notes.append(f"the {end.stop!r} that ends a turn is written {end.token!r} in earlier turns")
+
+    before_thinking = prompt.removesuffix(generation_prompt) + generation_prompt.partition(OPEN)[0]
+    sampled = before_thinking + thinking + "abutAnswer"
+    kept = {"user": True}
+    for role in ("user", "tool"):
+        follow: Message = {"role": role, "content": "abutEarlier"}
+        try:
+            past = render([user(), assistant(thinking + "abutAnswer"), follow])
+        except TemplateError:
+            continue
+        kept[role] = "abutReasoning" in past
+        if kept[role] and head == prompt and not past.startswith(sampled):
+            notes.append(
+                f"thinking before a {role} message is written otherwise: "
+                f"{quote_difference(sampled, past)}"
+            )
+    stripped = not kept["user"] or _strips_reasoning(render)
+    if stripped:
+        tool = kept.get("tool") and not kept["user"]
+        but = " (kept where a tool message follows)" if tool else ""
+        notes.append(f"the thinking of an answer is stripped from earlier turns{but}")
+
+    system = [{"role": "system", "content": "abutEarlier"}, user()]
+    for role, takes in (("system", _writes(render, system)), ("tool", takes_tools)):
+        if not takes:
+            notes.append(f"the template takes no {role} messages")
+    if increment.rules is None:
+        notes.append(
+            "the template changes some user contents in a way that is not replayed: each one "
+            "is compared with the real render and refused where it differs"
+        )
+    return TemplateReport(
+        separator=_separator(render, increment),
+        generation_prompt=generation_prompt,
+        close=end.token,
+        stop_tokens=stop_tokens,
+        history_thinking="stripped" if stripped or OPEN in dropped else "kept",
+        notes=tuple(notes),
+    )
+
+
+def _strips_reasoning(render: Rendering) -> bool:
+    """Whether a key for reasoning is written in a last turn, and not in an earlier one."""
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        thought = {**assistant(), key: "abutReasoning"}
+        try:
+            last = render([user(), thought], add_generation_prompt=False)
+            past = render([user(), thought, user()])
+        except TemplateError:
+            continue
+        if "abutReasoning" in last and "abutReasoning" not in past:
+            return True
+    return False
+
+
+def _writes(render: Rendering, messages: Sequence[Message]) -> bool:
+    try:
+        return "abutEarlier" in render(messages)
+    except TemplateError:
+        return False
+
+
+def _separator(render: Rendering, increment: Increment) -> str:
+    """What follows the end of a turn in every case; some templates write an EOS after the last."""
+    last = render([user(), assistant("abutAnswer")], add_generation_prompt=False)
+    rest = last.partition("abutAnswer")[2].removeprefix(increment.end.text)
+    if rest and isinstance(increment.plan[0], str) and increment.plan[0].startswith(rest):
+        return rest
+    return rest[: len(rest) - len(rest.lstrip())]

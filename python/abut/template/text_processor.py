@@ -1,0 +1,144 @@
+"""A text processor of three methods, made to give typed parts.
+
+Invariant: what it writes around a message is found by calling it, and replaying that gives the text
+that it writes for the real message. Where that cannot be shown, `TemplateError` says which call and
+why.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from abut.errors import TemplateError
+from abut.messages import Message
+from abut.parts import Content, Part, Scaffold
+from abut.processor import PartsProcessor, Processor
+from abut.template.mask import check_message, free_stem
+from abut.template.quote import quote_difference, roles
+
+
+def as_parts_processor(
+    processor: Processor | PartsProcessor,
+    hf_tokenizer: Any,
+    *,
+    close_token: str | None = None,
+    stop_token_ids: Sequence[int] = (),
+) -> PartsProcessor:
+    """The processor itself where it gives parts, else one that finds its scaffold.
+
+    A processor with only the three text methods is called with a placeholder and with the real
+    text; the two must differ in the content alone. It takes a system message (or none: then
+    nothing is written for it) and user messages, one at a time.
+
+    Args:
+        processor: of either kind.
+        hf_tokenizer: a transformers tokenizer.
+        close_token: ends the turns of a text processor; None: the tokenizer's EOS token.
+        stop_token_ids: on which they end besides.
+
+    Raises:
+        TemplateError: no token ends a turn.
+    """
+    if isinstance(processor, PartsProcessor):
+        return processor
+    return _TextProcessorParts(processor, hf_tokenizer, close_token, stop_token_ids)
+
+
+class _TextProcessorParts:
+    """A `PartsProcessor` over the three text methods."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        hf_tokenizer: Any,
+        close_token: str | None,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        if close_token is None and hf_tokenizer.eos_token_id is None:
+            raise TemplateError(
+                f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so nothing says "
+                "where a turn ends\n"
+                "hint: set tokenizer.eos_token to the token that closes a turn, or use "
+                "ChatTemplateProcessor"
+            )
+        self._processor = processor
+        self._close = str(hf_tokenizer.eos_token) if close_token is None else close_token
+        close_id = hf_tokenizer.get_vocab().get(self._close)
+        if close_id is None:
+            raise TemplateError(
+                f"{self._close!r} is no token of {hf_tokenizer.name_or_path!r}, so nothing says "
+                "where a turn ends\n"
+                "hint: name the token that closes a turn, for ChatML <|im_end|>"
+            )
+        self.close_token_id = int(close_id)
+        eos = hf_tokenizer.eos_token_id
+        ids = [self.close_token_id, *([] if eos is None else [int(eos)]), *stop_token_ids]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
+
+    def opening(self, messages: Sequence[Message]) -> list[Part]:
+        texts = self._texts(messages, takes=(["system", "user"], ["user"]))
+        *system, user = texts
+        parts = [part for text in system for part in self._split("init_system_input", text)]
+        return [*parts, *self._split("append_user_input", user)]
+
+    def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
+        return [] if after == self.close_token_id else [Scaffold(self._close)]
+
+    def increment(self, messages: Sequence[Message]) -> list[Part]:
+        (text,) = self._texts(messages, takes=(["user"],))
+        parts = self._split("append_user_input", text)
+        if isinstance(parts[0], Scaffold) and parts[0].startswith(self._close):
+            raise TemplateError(
+                f"append_user_input begins with {self._close!r}, but the turn before it is closed "
+                "already\n"
+                "hint: begin with what stands between a closed turn and the next, for ChatML "
+                '"\\n<|im_start|>user\\n"'
+            )
+        return parts
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        return self._processor.parse_agent_output(completion)
+
+    def _texts(self, messages: Sequence[Message], *, takes: tuple[list[str], ...]) -> list[str]:
+        for k, message in enumerate(messages):
+            check_message(message, k)
+        if [message["role"] for message in messages] not in takes:
+            wanted = " or ".join(f"[{', '.join(sequence)}]" for sequence in takes)
+            raise TemplateError(
+                f"a processor with only the three text methods takes {wanted} here, not "
+                f"{roles(messages)}\n"
+                "hint: use ChatTemplateProcessor, which takes every role that the template knows"
+            )
+        texts = [message.get("content") for message in messages]
+        for k, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TemplateError(
+                    f"message {k} ({messages[k]['role']}): content={text!r} is not a string\n"
+                    "hint: write the text itself"
+                )
+        return [str(text) for text in texts]
+
+    def _split(self, name: str, text: str) -> list[Part]:
+        """The parts of what the method `name` writes around `text`."""
+        method = getattr(self._processor, name)
+        placeholder = free_stem(text) + "0x"
+        rendered, real = method(placeholder), method(text)
+        for value in (rendered, real):
+            if not isinstance(value, str):
+                raise TemplateError(
+                    f"{name} returned {value!r}, not a string\n"
+                    f"hint: return the text that stands for the message"
+                )
+        if (count := rendered.count(placeholder)) != 1:
+            raise TemplateError(
+                f"{name} writes its prompt {count} times, not once\n"
+                "hint: write the prompt as it is, once"
+            )
+        if (replayed := rendered.replace(placeholder, text)) != real:
+            raise TemplateError(
+                f"{name} changes its prompt, or what it writes around it: "
+                f"{quote_difference(replayed, real)}\n"
+                "hint: write the prompt as it is, with the same text around it every time"
+            )
+        before, _, after = rendered.partition(placeholder)
+        parts = (Scaffold(before), Content(text), Scaffold(after))
+        return [part for part in parts if part]

@@ -1,0 +1,239 @@
+"""Thinking apart from action: what an env may see of a completion.
+
+No character of the action is lost, and no thinking that comes first reaches the env, however many
+blocks it has, not even thinking that was cut by the length limit. How a family writes its thinking
+is found by rendering an answer that has some; the names of templates play no part.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os.path import commonprefix
+from typing import Any, Protocol
+
+from abut.errors import TemplateError
+from abut.template.probe import assistant, user
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+_REASONING = "abutReasoning"
+_ANSWER = "abutAnswer"
+_SPACE = re.compile(r"\s*+")
+_BEGUN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+
+
+class Render(Protocol):
+    """Renders messages to text, or raises `TemplateError`."""
+
+    def __call__(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The text of the whole conversation."""
+        ...
+
+
+@dataclass(frozen=True)
+class ThinkingFormat:
+    """How thinking stands before an answer.
+
+    Attributes:
+        open: what begins it.
+        close: what ends it.
+        between: all that is written between thinking and answer: the close, the whitespace around
+            it, headers.
+        answer: a header that stands before an answer, with thinking or without; it is no action.
+        restart: where thinking, answer and tool calls are messages of their own (gpt-oss): what
+            begins the next message of the same turn.
+        opened: the generation prompt has begun the thinking: a completion goes on inside it.
+    """
+
+    open: str = OPEN
+    close: str = CLOSE
+    between: str = f"\n{CLOSE}\n\n"
+    answer: str = ""
+    restart: str = ""
+    opened: bool = False
+
+    def split(self, completion: str) -> tuple[str, str]:
+        """`(reasoning, action)` of one completion without its stop token.
+
+        Thinking counts where it comes first: after optional whitespace, or opened by the
+        generation prompt (`opened`, or a close that no open precedes), and directly after other
+        thinking. An open further on is part of the action.
+
+        - Thinking that is closed ends at the first close: an open inside it opens nothing. Each
+          block of reasoning is stripped of whitespace, the action of the newlines around it, which
+          the format asks for; its spaces stay. An empty line stands between two blocks.
+        - Thinking that is not closed is all reasoning; the action is `""`.
+        - Without thinking the completion is the action, character for character.
+
+        Where messages follow each other (`restart`), every thinking message is reasoning, an
+        answer is action without its header, and any other message, a tool call say, is action as
+        it was sampled, header included.
+        """
+        if self.restart:
+            return self._split_messages(completion)
+        thoughts, at = self._thoughts(completion)
+        if not thoughts:
+            return "", completion.removeprefix(self.answer)
+        action = "" if at is None else completion[at:].strip("\r\n").removeprefix(self.answer)
+        return "\n\n".join(filter(None, thoughts)), action
+
+    def closing(self, completion: str) -> str:
+        """What the template would write between the thinking of this completion and an answer.
+
+        `""` where the completion does not end inside its thinking.
+        """
+        if self.restart:
+            last = self._messages(completion)[-1]
+            inside = self._has_header(last, self.open) and self.close not in last
+        else:
+            inside = self._thoughts(completion)[1] is None
+        return self.between if inside else ""
+
+    def _thoughts(self, completion: str) -> tuple[list[str], int | None]:
+        """The blocks of thinking that come first, and what is behind them; `None`: they are cut."""
+        thoughts: list[str] = []
+        at = 0
+        while True:
+            space = _SPACE.match(completion, at)
+            start = space.end() if space else at
+            begun = completion.startswith(self.open, start)
+            start += len(self.open) * begun
+            close = completion.find(self.close, start)
+            if not begun:
+                unopened = close >= 0 and self.open not in completion[:close]
+                if thoughts or not (self.opened or unopened):
+                    return thoughts, at
+            if close < 0:
+                return [*thoughts, completion[start:].strip()], None
+            thoughts.append(completion[start:close].strip())
+            at = close + len(self.close)
+
+    def _split_messages(self, completion: str) -> tuple[str, str]:
+        reasoning: list[str] = []
+        actions: list[str] = []
+        for k, message in enumerate(self._messages(completion)):
+            body = message.partition(self._mark)[2]
+            if self._has_header(message, self.open):
+                reasoning.append(body.partition(self.close)[0].strip())
+            elif self._has_header(message, self.answer):
+                actions.append(body)
+            elif message:
+                actions.append(self.restart * (k > 0) + message)
+        return "\n\n".join(filter(None, reasoning)), "".join(actions)
+
+    def _messages(self, completion: str) -> list[str]:
+        if self.opened and not completion.startswith(self.open):
+            completion = self.open + completion
+        return completion.split(self.restart)
+
+    @cached_property
+    def _mark(self) -> str:
+        """What ends the header of a message: the token that both known headers end with."""
+        common = _common_suffix(self.open, self.answer)
+        return common[max(common.find("<"), 0) :]
+
+    def _has_header(self, message: str, opening: str) -> bool:
+        """Whether the message begins as `opening` does and is addressed to nobody else.
+
+        gpt-oss writes more into the header of a tool call: `<|channel|>analysis to=python`.
+        """
+        header, _, _ = message.partition(self._mark)
+        wanted = opening.removesuffix(self._mark)
+        more = header.removeprefix(wanted)
+        return header.startswith(wanted) and more[:1] in ("", " ", "<") and "to=" not in more
+
+
+_GEMMA = ThinkingFormat("<|channel>thought", "<channel|>", "\n<channel|>")
+
+
+def split_thinking(completion: str, *, opened: bool = False) -> tuple[str, str]:
+    """`(reasoning, action)` in the `<think>…</think>` format; see `ThinkingFormat.split`."""
+    return ThinkingFormat(opened=opened).split(completion)
+
+
+def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
+    """The format in which a template writes the thinking of an answer.
+
+    Rendered are an answer and a tool call, with thinking in the fields that templates read it
+    from. A template may write none of it and still know it: then it drops Gemma's form from an
+    answer. Where nothing shows (DeepSeek-R1, Llama 3) the format is `<think>…</think>`: a
+    completion without thinking is the same in every format.
+
+    Args:
+        render: renders with the template, or raises `TemplateError`.
+        generation_prompt: what asks the model for its turn.
+    """
+    found = next(_formats(render, generation_prompt), None)
+    if found is None:
+        found = _GEMMA if _drops_past_thinking(render, _GEMMA) else ThinkingFormat()
+    return replace(found, opened=generation_prompt.rstrip().endswith(found.open.strip()))
+
+
+def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]:
+    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
+    thinking, text = {"type": "thinking", "thinking": _REASONING}, {"type": "text", "text": _ANSWER}
+    function = {"name": _ANSWER, "arguments": {}}
+    calls = [{"id": "abutCall0", "type": "function", "function": function}]
+    for thoughtful, plain in (
+        ({**fields, "content": _ANSWER}, {"content": _ANSWER}),
+        ({"content": [thinking, text]}, {"content": [text]}),
+        # Gemma 4 keeps the thinking before a call only.
+        ({**fields, "content": "", "tool_calls": calls}, {"content": "", "tool_calls": calls}),
+    ):
+        try:
+            prompt = render([user()])
+            written, without = (
+                render([user(), {"role": "assistant", **message}], add_generation_prompt=False)
+                for message in (thoughtful, plain)
+            )
+        except TemplateError:
+            continue
+        head, _, tail = written.partition(_REASONING)
+        between, answered, _ = tail.partition(_ANSWER)
+        if not answered:
+            continue
+        opening = after_common_prefix(head, prompt)
+        if '"type"' in opening or "'type'" in opening:
+            continue  # it writes a list of blocks as Python or JSON would
+        if not opening.strip():  # the generation prompt has opened it
+            last_tag = re.search(r"[<\[][^<\[]*$", head.rstrip())
+            opening = last_tag[0] if last_tag else ""
+        before = after_common_prefix(without, prompt).partition(_ANSWER)[0]
+        close, answer = between, ""
+        if before.strip() and between.strip() not in before and between.endswith(before):
+            close = between.removesuffix(before)
+            answer = "" if "tool_calls" in plain else before
+            between = close + answer
+        restart = generation_prompt if answer and close.endswith(generation_prompt) else ""
+        close = close.removesuffix(restart)
+        if not restart:
+            opening = opening.strip()
+        if opening and close.strip():
+            yield ThinkingFormat(opening, close.strip(), between, answer, restart)
+
+
+def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:
+    content = f"{form.open}\n{_REASONING}{form.between}{_ANSWER}"
+    try:
+        past = render([user(), assistant(content), user()])
+    except TemplateError:
+        return False
+    return _ANSWER in past and _REASONING not in past
+
+
+def after_common_prefix(text: str, other: str) -> str:
+    """What comes first in `text` where it differs, from the begin of a tag where that is in one.
+
+    `<think>` and `</think>` have their first character in common, and differ as a whole.
+    """
+    common = commonprefix([text, other])
+    begun = _BEGUN_TAG.search(common)
+    return text[begun.start() if begun else len(common) :]
+
+
+def _common_suffix(a: str, b: str) -> str:
+    return commonprefix([a[::-1], b[::-1]])[::-1]

@@ -1,0 +1,140 @@
+"""How a template ends an assistant turn, and on which token the model stops there.
+
+Found by comparing two renders: the turn as the last message, and the turn with messages after it.
+What stands in both belongs to the turn; its last control token ends it. Two kinds of template do
+otherwise. Some write nothing after a turn: there, the token that opens the next message ends it
+(GLM). Some write the end of the last turn and that of earlier ones differently (gpt-oss).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os.path import commonprefix
+
+from abut.errors import TemplateError
+from abut.template.rendering import Rendering
+
+_HINT = "hint: such a template cannot be appended to; pass another one with chat_template="
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """The end of an assistant turn before one kind of messages.
+
+    Attributes:
+        text: what the template writes between the turn's last word and what follows it. Where the
+            turn is a tool call the last word of which cannot be told, the control token alone.
+        token: the control token that `text` ends with.
+        stop: the control token that the model stops on: `token`, unless the template writes the
+            end of a last turn differently.
+        count: how many control tokens the template writes after the probe's turn, up to and with
+            `token`.
+    """
+
+    text: str
+    token: str
+    stop: str
+    count: int
+
+
+def end_of_answer(
+    rendering: Rendering,
+    tail: str,
+    last: str,
+    *,
+    ends_user: str | None,
+    eos: str | None,
+    what: str,
+) -> TurnEnd:
+    """The end of a plain answer.
+
+    Args:
+        rendering: of the template.
+        tail: what it writes after the answer where messages follow.
+        last: the same where nothing follows.
+        ends_user: the control token that ends a user message, None where that is not known.
+        eos: the EOS token of the tokenizer.
+        what: the roles of the messages that follow, for errors.
+
+    Raises:
+        TemplateError: no control token ends the turn.
+    """
+    ours, theirs = rendering.tokens(tail), rendering.tokens(last)
+    if last.strip() and (not theirs or theirs[0][0].strip()):
+        raise TemplateError(
+            f"after the last answer the template writes {last!r}, which does not begin with a "
+            "control token of this tokenizer, so nothing says where a turn ends\n"
+            "hint: use the tokenizer that belongs to the template, or a template that closes "
+            "each turn with one added token"
+        )
+    common = commonprefix([ours, theirs])
+    if common:
+        return _end(ours, _last(common, eos))
+    if not ours or ours[0][0].strip():
+        raise TemplateError(
+            f"before {what} the template writes {tail!r} after the turn, which does not begin with "
+            "a control token of this tokenizer, so nothing says where a turn ends\n"
+            "hint: use the tokenizer that belongs to the template, or a template that closes "
+            "each turn with one added token"
+        )
+    if not theirs:
+        return _end(ours, 0)
+    if ours[0][1] != ends_user:
+        raise TemplateError(
+            f"before {what} the template does not close the turn with {theirs[0][1]!r}: "
+            f"it writes {tail!r}\n{_HINT}"
+        )
+    end = _end(ours, 0)
+    return TurnEnd(end.text, end.token, theirs[_last(theirs, eos)][1], end.count)
+
+
+def end_of_calls(
+    rendering: Rendering,
+    tail: str,
+    last: str,
+    *,
+    of_calls: frozenset[str],
+    stops: Sequence[str],
+    what: str,
+) -> TurnEnd:
+    """The end of a turn that called tools.
+
+    Args:
+        rendering: of the template.
+        tail: what it writes after the last argument where the tools' messages follow.
+        last: the same where nothing follows.
+        of_calls: the control tokens that are written once for each call, so that they belong to
+            the calls and do not end the turn.
+        stops: control tokens that are known to end a turn, the likeliest first.
+        what: the roles of the messages that follow, for errors.
+
+    Raises:
+        TemplateError: no control token ends the turn.
+    """
+    ours = rendering.tokens(tail)
+    common = [token for _, token in commonprefix([ours, rendering.tokens(last)])]
+    known = [token for token in stops if token in common]
+    own = [k for k, token in enumerate(common) if token not in of_calls]
+    if known:
+        k = len(common) - 1 - common[::-1].index(known[0])
+    elif own:
+        k = own[-1]
+    else:
+        k = len(common)
+    if k == len(ours):
+        raise TemplateError(
+            f"before {what} the template writes {tail!r} after the turn, and no control token of "
+            f"this tokenizer ends it\n{_HINT}"
+        )
+    token = ours[k][1]
+    return TurnEnd(token, token, token, k + 1)
+
+
+def _last(tokens: Sequence[tuple[str, str]], eos: str | None) -> int:
+    """The number of the token that ends the turn: the last EOS, else the last token."""
+    spelled = [token for _, token in tokens]
+    return max((k for k, token in enumerate(spelled) if token == eos), default=len(spelled) - 1)
+
+
+def _end(tokens: list[tuple[str, str]], k: int) -> TurnEnd:
+    text = "".join(before + token for before, token in tokens[: k + 1])
+    return TurnEnd(text, tokens[k][1], tokens[k][1], k + 1)

@@ -1,0 +1,1 @@
+"""Tool calls in what a policy wrote, as typed values."""

@@ -1,0 +1,94 @@
+"""Tool calls in an action: what the model wrote, as typed values.
+
+Invariant: nothing that a model writes raises. A call that is not what its format asks for is
+`malformed`, with the place and the reason: a bad action is data. Parsing takes time linear in the
+text, whatever it spells.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from abut.tool_calls.formats import PARSERS, ToolCall
+from abut.tool_calls.values import Wrong, parameter_schemas
+
+__all__ = [
+    "MalformedCall",
+    "ParsedCalls",
+    "ToolCall",
+    "ToolCallFormat",
+    "parse_tool_calls",
+]
+
+ToolCallFormat: TypeAlias = Literal["hermes", "qwen3_coder", "glm", "llama3", "mistral", "harmony"]
+"""How a family writes a call:
+
+- hermes (Hermes, Qwen2.5, Qwen3): `<tool_call>{"name": …, "arguments": {…}}</tool_call>`
+- qwen3_coder (Qwen3-Coder, Qwen3.5, Nemotron 3):
+  `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`
+- glm (GLM-4.5): `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`
+- llama3 (Llama 3.1): `{"name": …, "parameters": {…}}`, with nothing before it, or anywhere after
+  `<|python_tag|>`
+- mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, and from its 11th tokenizer on
+  `[TOOL_CALLS]name[ARGS]{…}`
+- harmony (gpt-oss): a message `to=functions.name<|channel|>commentary json<|message|>{…}`
+"""
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """What began as a call and is none."""
+
+    start: int
+    """First character in the text that was parsed."""
+    end: int
+    """Behind its last character."""
+    error: str
+    """The place, counted from 0 in the text, and the reason."""
+
+
+@dataclass(frozen=True)
+class ParsedCalls:
+    """An action, taken apart."""
+
+    content: str
+    """The text around the calls, stripped of whitespace; without any, all of it as it is."""
+    calls: tuple[ToolCall, ...]
+    malformed: tuple[MalformedCall, ...]
+
+
+Parse: TypeAlias = Callable[[str], ParsedCalls]
+
+
+def parse_tool_calls(
+    text: str, *, format: ToolCallFormat, tools: Sequence[Any] | None = None
+) -> ParsedCalls:
+    """Find the tool calls in an action.
+
+    Args:
+        text: a completion without its thinking and its stop token.
+        format: how its family writes calls.
+        tools: JSON schemas of the tools. `qwen3_coder` and `glm` write text and numbers alike:
+            where the schema of a parameter says what it is, it is read as that. Where it does not
+            fit, or nothing is said, it stays text.
+
+    Raises:
+        ValueError: an unknown `format`; never for what the text holds.
+        TypeError: a tool is no JSON schema, but a function, say.
+    """
+    if format not in PARSERS:
+        raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
+    calls: list[ToolCall] = []
+    malformed: list[MalformedCall] = []
+    around: list[str] = []
+    free = 0
+    for start, end, results in PARSERS[format](text, parameter_schemas(tools)):
+        around.append(text[free:start])
+        free = end
+        for result in results:
+            if isinstance(result, Wrong):
+                malformed.append(MalformedCall(start, end, str(result)))
+            else:
+                calls.append(result)
+    content = "".join([*around, text[free:]]).strip() if free else text
+    return ParsedCalls(content, tuple(calls), tuple(malformed))

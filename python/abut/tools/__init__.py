@@ -1,0 +1,1 @@
+"""Environments of functions that the policy calls."""

@@ -1,0 +1,215 @@
+"""The classes that TRL takes as `environment_factory`, played by abut's engine.
+
+Invariant: the policy gets what TRL's own loop gives it: the same tools in the same order, what
+`reset` says behind the prompt's last message, results and errors in TRL's words. Other than in TRL
+each episode has a fresh environment, and the results of a turn come in the order of its calls.
+An environment is made on a thread of its own, where its sync methods run in that order too, one at
+a time: they are of one object, which nobody made for several threads.
+"""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from abut.concurrency.threads import THREADS
+from abut.envs.env import Reply
+from abut.envs.foreign import named_keywords
+from abut.envs.source import BoundSource, TaskEnvs, question_of
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.messages import Message
+from abut.processor import PartsProcessor
+from abut.tool_calls.parse import ToolCallFormat
+from abut.tools.answers import ToolAnswers
+from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name
+from abut.tools.toolbox import Function, Toolbox, ToolRules, ToolTexts
+
+_NO_TOOLS = ("reset", "get_reward")
+
+
+def from_environment_factory(
+    environment: Callable[[], Any],
+    *,
+    tools: Sequence[Function] = (),
+    reward: Callable[[Any], float | Awaitable[float | None] | None] | None = None,
+    on_malformed: Literal["feed_back", "end"] = "end",
+    timeout_s: float = 30.0,
+    max_calls: int = 16,
+    max_result_chars: int | None = None,
+    format: ToolCallFormat | None = None,
+) -> "EnvironmentFactory":
+    """Take what `GRPOTrainer(environment_factory=…)` takes, for `make_rollout_func`.
+
+    Its public methods are tools; `reset` gets the row's columns and `prompt`, and what it returns
+    is written behind the prompt's last message. Reward functions get `environments`, one for each
+    row; None where none could be made.
+
+    Args:
+        environment: a class, or a factory, which is called once at once to see its methods.
+        tools: functions that the policy may call besides.
+        reward: the reward of an episode from its environment, sync or async; None: its
+            `get_reward()`, or no score where it has none.
+        on_malformed: as for `abut.tool_env`. TRL ends the episode.
+        timeout_s: as for `abut.tool_env`.
+        max_calls: as for `abut.tool_env`.
+        max_result_chars: as for `abut.tool_env`.
+        format: as for `abut.tool_env`.
+
+    Raises:
+        TypeError: there is no `reset`, or no schema can be made of a method.
+        ValueError: there is no tool, or two have one name.
+        MissingExtraError: transformers is not installed.
+    """
+    made = environment if inspect.isclass(environment) else type(environment())
+    if not callable(getattr(made, "reset", None)):
+        raise TypeError(
+            f"{made.__name__} has no method 'reset'\n"
+            "hint: pass a class or factory as for GRPOTrainer(environment_factory=…)"
+        )
+    names = _tool_names(made)
+    schemas = schemas_by_name([*tools, *(_bound(made, name) for name in names)])
+    if not schemas:
+        raise ValueError(
+            f"{made.__name__} has no tools\nhint: its public methods, reset and get_reward excepted"
+        )
+    rules = ToolRules(on_malformed, timeout_s, max_calls, max_result_chars)
+    return EnvironmentFactory(
+        environment,
+        dict(zip(schemas, tools, strict=False)),
+        names,
+        tuple(schemas.values()),
+        reward,
+        rules,
+        format,
+    )
+
+
+def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[str, list[Any]]:
+    """The column `environments` as TRL gives it to reward functions.
+
+    Every batch has it where one of the `kinds` of environments is a class for TRL, so that the
+    columns do not depend on which rows a batch draws.
+    """
+    if not any(isinstance(kind, EnvironmentFactory) for kind in kinds):
+        return {}
+    makers = [task.make_env for task in tasks]
+    made = [maker.last if isinstance(maker, TaskEnvs) else None for maker in makers]
+    return {
+        "environments": [env.environment if isinstance(env, ToolEpisode) else None for env in made]
+    }
+
+
+def is_environment_class(env: Any) -> bool:
+    """Whether it can only be a class for TRL: `reset`, documented methods, and no `step`."""
+    if not inspect.isclass(env) or hasattr(env, "step"):
+        return False
+    names = _tool_names(env)
+    return (
+        callable(getattr(env, "reset", None))
+        and bool(names)
+        and all(getattr(env, name).__doc__ for name in names)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentFactory:
+    """What `from_environment_factory` makes: a source of environments."""
+
+    make: Callable[[], Any]
+    functions: Mapping[str, Function]
+    """Tools that are no methods."""
+    methods: Sequence[str]
+    tools: Sequence[Mapping[str, Any]]
+    """The JSON schemas of both."""
+    reward: Callable[[Any], Any] | None
+    rules: ToolRules
+    format: ToolCallFormat | None
+
+    def bind(self, processor: PartsProcessor) -> BoundSource:
+        """Return what makes environments for tasks."""
+        parse = call_parser(processor, self.format, self.tools)
+        answers = ToolAnswers(processor, self.tools)
+
+        name = getattr(self.make, "__name__", repr(self.make))
+
+        def make(task: RolloutTask) -> ToolEpisode:
+            functions = dict(self.functions)
+            toolbox = Toolbox(
+                functions, parse, answers, self.rules, _TRL_TEXTS, own_thread=self.methods
+            )
+
+            async def begin() -> Reply:
+                toolbox.thread = THREADS.lend()
+                # From here on: an environment that is never reset is none of this episode.
+                environment = episode.environment = await toolbox.ask(f"{name}()", self.make)
+                functions.update((method, getattr(environment, method)) for method in self.methods)
+                row = {"prompt": list(task.messages) or question_of(task), **task.columns}
+                columns = named_keywords(environment.reset, row)
+                what = f"{type(environment).__name__}.reset"
+                said = await toolbox.ask(what, environment.reset, **columns)
+                last = _history_and_last(task)[1]
+                content = last["content"] + ("" if said is None else _text(said))
+                return [{**last, "content": content}] if content else ""
+
+            async def score(messages: list[Message]) -> float | None:
+                environment = episode.environment
+                named = type(environment).__name__
+                if self.reward is not None:
+                    return await toolbox.ask(f"the reward of {named}", self.reward, environment)
+                get_reward = getattr(environment, "get_reward", None)
+                if get_reward is None:
+                    return None
+                return await toolbox.ask(f"{named}.get_reward", get_reward)
+
+            episode = ToolEpisode(toolbox, begin, score)
+            return episode
+
+        return BoundSource(make, name, lambda task: _history_and_last(task)[0], keeps_last=True)
+
+
+def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:
+    """The messages before the one behind which the environment writes, and that one."""
+    history = list(task.messages)
+    if not any(message["role"] == "user" for message in history):
+        return history, {"role": "user", "content": question_of(task)}
+    if history[-1]["role"] == "user" and isinstance(history[-1].get("content"), str):
+        return history[:-1], history[-1]
+    return history, {"role": "user", "content": ""}
+
+
+def _tool_names(made: type) -> list[str]:
+    """As TRL finds them: in the class, since a look at an instance would run its properties."""
+    return [
+        name
+        for name, _ in inspect.getmembers(made, inspect.isfunction)
+        if name not in _NO_TOOLS and not name.startswith("_")
+    ]
+
+
+def _bound(made: type, name: str) -> Function:
+    """A method without its `self`, which older versions of transformers take for a parameter."""
+    function: Function = getattr(made, name)
+    if isinstance(inspect.getattr_static(made, name), staticmethod):
+        return function
+    return types.MethodType(function, made)
+
+
+def _text(value: Any) -> str:
+    """What TRL writes for a result: a list is one of content blocks, all else is its `str`."""
+    if not isinstance(value, list):
+        return str(value)
+    if not all(isinstance(b, dict) and isinstance(b.get("text"), str) for b in value):
+        raise EnvError(
+            "a tool or reset returned a list that is not one of text blocks\n"
+            "hint: return a text; images are not supported"
+        )
+    return "".join(block["text"] for block in value)
+
+
+_TRL_TEXTS = ToolTexts(
+    result=_text,
+    error=lambda error: str({"error": str(error)}),
+    unknown=lambda name, names: f"Tool {name} not found.",
+)

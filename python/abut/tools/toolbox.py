@@ -1,0 +1,234 @@
+"""The tools of one episode: the calls of a turn are run, and each is answered.
+
+Invariant: nothing that a policy writes raises, and no tool holds up its turn past the deadline.
+Each call is answered by one `role: tool` message, in the order of the calls, then each malformed
+one; those over the limit by one message for all. `ToolAnswers` gives them the form that the chat
+template takes. A name that the policy made up never gets into a message: only contents are kept
+from becoming scaffold.
+"""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from abut.concurrency.loop import is_cancelled
+from abut.concurrency.threads import THREADS, DaemonThread
+from abut.envs.foreign import raised_by_env
+from abut.errors import EnvError, text_of
+from abut.messages import Message
+from abut.tool_calls.parse import Parse, ParsedCalls, ToolCall
+from abut.tools.answers import ToolAnswers
+
+T = TypeVar("T")
+Function: TypeAlias = Callable[..., Any]
+
+NO_TOOL = "error"
+"""The name in answers to what called no tool."""
+
+
+@dataclass(frozen=True)
+class ToolRules:
+    """What holds for the calls of every turn."""
+
+    on_malformed: Literal["feed_back", "end"]
+    timeout_s: float
+    max_calls: int
+    max_result_chars: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse what no turn could be played by.
+
+        Raises:
+            ValueError: names the setting, its value and what it may be.
+        """
+        longest = self.max_result_chars
+        for name, holds, allowed in (
+            ("on_malformed", self.on_malformed in ("feed_back", "end"), "'feed_back' or 'end'"),
+            ("timeout_s", self.timeout_s > 0, "more than 0 seconds"),
+            ("max_calls", self.max_calls >= 1, "at least 1"),
+            ("max_result_chars", longest is None or longest >= 1, "at least 1, or None"),
+        ):
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be {allowed}")
+
+
+@dataclass(frozen=True)
+class ToolTexts:
+    """How the policy is told."""
+
+    result: Callable[[Any], str]
+    error: Callable[[BaseException | str], str]
+    unknown: Callable[[str, Iterable[str]], str]
+    """What is wrong with a name, from it and those that there are: an `error`."""
+
+
+def _json_or_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # a tuple for a key, or a list that holds itself
+        return str(value)
+
+
+def _json_error(error: BaseException | str) -> str:
+    return _json_or_text({"error": error if isinstance(error, str) else text_of(error)})
+
+
+def _unknown(name: str, names: Iterable[str]) -> str:
+    return f"There is no tool {name!r}. Tools: {', '.join(names)}"
+
+
+JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown)
+"""Text as it is, all else as JSON."""
+
+
+async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
+    """Wait; return what returns or raises what came of it."""
+    try:
+        value = await awaited
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise  # ours: the deadline. Any other is the tool's.
+        raised = error
+
+        def outcome() -> Any:
+            raise raised
+
+        return outcome
+    return lambda: value
+
+
+class Toolbox:
+    """Runs the calls of one episode, on the loop of asynchronous environments.
+
+    Args:
+        functions: by name, sync or async.
+        parse: takes an action apart.
+        answers: gives what answers it the form that the template takes.
+        rules: limits, and what becomes of malformed calls.
+        texts: how results and errors are told.
+        own_thread: the names of sync functions that run on `thread`, one after the other in the
+            order of the calls, such as the methods of one object. All others of a turn run at once.
+
+    Attributes:
+        thread: whose owner gives it back; it is there before one of its functions is called.
+    """
+
+    thread: DaemonThread | None = None
+
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        parse: Parse,
+        answers: ToolAnswers,
+        rules: ToolRules,
+        texts: ToolTexts = JSON_TEXTS,
+        own_thread: Collection[str] = (),
+    ) -> None:
+        self._functions = functions
+        self._parse = parse
+        self._answers = answers
+        self._rules = rules
+        self._texts = texts
+        self._own_thread = frozenset(own_thread)
+
+    async def answer(self, action: str) -> list[Message] | None:
+        """Run what an action calls; None where it calls nothing, or a malformed call ends it all.
+
+        Raises:
+            EnvError: a tool says that it cannot go on, whatever the policy does.
+        """
+        parsed = await THREADS.ask(lambda: self._parse(action))
+        if not parsed.calls and not parsed.malformed:
+            return None
+        if parsed.malformed and self._rules.on_malformed == "end":
+            return None
+        taken = parsed.calls[: self._rules.max_calls]
+        running = [asyncio.ensure_future(self._run(call)) for call in taken]
+        try:
+            if running:
+                await asyncio.wait(running, timeout=self._rules.timeout_s)
+        finally:
+            for task in running:
+                task.cancel()
+        if errors := [e for task in running if task.done() and (e := task.exception())]:
+            raise errors[0]
+        texts = [self._text_by_the_deadline(task) for task in running]
+        answers = [*map(self._message, taken, texts), *self._not_run(parsed)]
+        return await THREADS.ask(lambda: self._answers.written(answers))
+
+    async def ask(
+        self, what: str, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> T:
+        """Call what is no tool, sync or async, on `thread` where there is one.
+
+        Raises:
+            EnvError: it raises; `what` names it.
+        """
+        call = partial(function, *args, **kwargs)
+        try:
+            is_async = inspect.iscoroutinefunction(function)
+            returned = call() if is_async else await (self.thread or THREADS).ask(call)
+            return await returned if inspect.isawaitable(returned) else returned
+        except EnvError:
+            raise
+        except Exception as error:
+            raise raised_by_env(what, error) from error
+
+    async def _run(self, call: ToolCall) -> str:
+        function = self._functions.get(call.name)
+        if function is None:
+            return self._texts.error(self._texts.unknown(call.name, self._functions))
+        # Making a text may take long too, and its loop is that of all episodes: on a thread.
+        start = partial(self._text_or_awaitable, partial(function, **call.arguments))
+        text: str | Awaitable[Any]
+        if inspect.iscoroutinefunction(function):
+            text = start()
+        else:
+            own = self.thread if call.name in self._own_thread else None
+            text = await (own or THREADS).ask(start)
+        while not isinstance(text, str):
+            text = await THREADS.ask(partial(self._text_or_awaitable, await _outcome(text)))
+        return text
+
+    def _text_or_awaitable(self, returned: Callable[[], Any]) -> str | Awaitable[Any]:
+        """What the policy is told of what a tool returned, or what there is to wait for."""
+        try:
+            value = returned()
+            return value if inspect.isawaitable(value) else self._texts.result(value)
+        except EnvError:
+            raise
+        except BaseException as error:  # SystemExit of a tool does not end training
+            return self._texts.error(error)
+
+    def _text_by_the_deadline(self, task: "asyncio.Task[str]") -> str:
+        if task.done():
+            return task.result()
+        return self._texts.error(f"TimeoutError: no answer within {self._rules.timeout_s:g} s")
+
+    def _not_run(self, parsed: ParsedCalls) -> list[Message]:
+        limit, malformed = self._rules.max_calls, parsed.malformed
+        over = len(parsed.calls) - limit
+        texts = [f"Not run: the last {over} calls. At most {limit} in one turn"] * (over > 0)
+        texts += [f"Malformed tool call: {call.error}" for call in malformed[:limit]]
+        texts += [f"And {len(malformed) - limit} more"] * (len(malformed) > limit)
+        return [
+            {"role": "tool", "name": NO_TOOL, "content": self._bounded(self._texts.error(text))}
+            for text in texts
+        ]
+
+    def _message(self, call: ToolCall, text: str) -> Message:
+        name = call.name if call.name in self._functions else NO_TOOL
+        message = {"role": "tool", "name": name, "content": self._bounded(text)}
+        return message if call.id is None else message | {"tool_call_id": call.id}
+
+    def _bounded(self, text: str) -> str:
+        limit = self._rules.max_result_chars
+        if limit is None or len(text) <= limit:
+            return text
+        return f"{text[:limit]}\n[the first {limit} of {len(text)} characters]"

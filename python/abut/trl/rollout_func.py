@@ -1,0 +1,200 @@
+"""The `rollout_func` of `GRPOTrainer`: the prompts of a batch in, its rows out.
+
+Invariant: one row for each prompt, in order, each exactly what the engine saw and sampled; a row
+ends on a sampled token; a failed rollout is a row that carries no weight.
+"""
+
+import dataclasses
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.envs.source import ForTask, bind_all
+from abut.processor import PartsProcessor, Processor
+from abut.records.record import JsonlRecorder, Recorder
+from abut.rollout.config import RolloutConfig
+from abut.rollout.engine import Engine
+from abut.rollout.rollout import Rollout
+from abut.samplers.sampler import BatchSampler, Sampler
+from abut.samplers.turns import StreamSampler
+from abut.template.processor import ChatTemplateProcessor
+from abut.template.text_processor import as_parts_processor
+from abut.tools.environment_factory import environments_of
+from abut.trl.rewards import warn_of_unwrapped
+from abut.trl.route import EnvArgument, EnvRoute
+from abut.trl.rows import rows_of
+from abut.trl.sampler import sampler_of
+from abut.trl.tasks import Tasks
+from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
+
+logger = logging.getLogger(__name__)
+
+
+def make_rollout_func(
+    env: EnvArgument,
+    *,
+    config: RolloutConfig | None = None,
+    processor: Processor | PartsProcessor | None = None,
+    sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
+    system_prompt: str | None = None,
+    recorder: Recorder | str | os.PathLike[str] | None = None,
+) -> "RolloutFunc":
+    """Return a `rollout_func` for `GRPOTrainer`.
+
+    Args:
+        env: an Env class or a factory without arguments, of which each episode gets a fresh one;
+            an environment pool, which lends it one; what `abut.tool_env` returns; a class as TRL's
+            `environment_factory` takes it (`reset` and tools, no `step`; see
+            `from_environment_factory`); or a dict of these, of which each row of the dataset names
+            one in its column `environment`.
+        config: limits and policies; None takes the defaults.
+        processor: None derives one from the tokenizer's chat template.
+        sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
+            vLLM samples with the trainer's model.
+        system_prompt: for prompts that have no system message.
+        recorder: keeps every rollout; a path is that of a JSONL file.
+
+    Raises:
+        TypeError: `env` is no class, factory, pool or dict of these.
+        ValueError: `sampler` is an unknown name, or `env` an empty dict.
+        MissingExtraError: TRL is not installed, or older than 0.29.1.
+    """
+    check_trl_version(stacklevel=2)
+    if isinstance(sampler, str) and sampler != "auto":
+        raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
+    if isinstance(recorder, str | os.PathLike):
+        recorder = JsonlRecorder(recorder)
+    if config is not None and not isinstance(config, RolloutConfig):
+        raise TypeError(
+            f"config must be a RolloutConfig, got {type(config).__name__}\n"
+            "hint: RolloutConfig(max_turns=4, …)"
+        )
+    kinds = str | Sampler | BatchSampler | StreamSampler
+    if not isinstance(sampler, kinds) or isinstance(sampler, type):
+        raise TypeError(
+            "sampler must be 'auto' or an object with sample, sample_batch or sample_stream, got "
+            f"{sampler!r}"
+        )
+    config = config or RolloutConfig()
+    tasks = Tasks(EnvRoute(env), seed=config.seed, system_prompt=system_prompt)
+    return RolloutFunc(tasks, config, processor, sampler, recorder)
+
+
+class RolloutFunc:
+    """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        config: RolloutConfig,
+        processor: Processor | PartsProcessor | None,
+        sampler: Sampler | BatchSampler | StreamSampler | str,
+        recorder: Recorder | None,
+    ) -> None:
+        self._tasks = tasks
+        self._config = config
+        self._processor = processor
+        self._sampler = sampler
+        self._recorder = recorder
+        self._engine: Engine | None = None
+        self._trainer: Any = None
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Return the columns that TRL requires and the extras for reward functions."""
+        if self._engine is None or self._trainer is not trainer:
+            self._engine, self._for_task = self._build_engine(trainer)
+            self._trainer = trainer
+        if trainer.use_vllm and trainer.vllm_mode == "server":
+            # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
+            trainer.accelerator.wait_for_everyone()
+        mode = "train" if trainer.model.training else "eval"
+        tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
+        rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
+        rows = rows_of(rollouts, tasks, self._engine)
+        return rows | environments_of(tasks, self._tasks.route.kinds)
+
+    def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
+        if self._recorder is None:
+            return None
+        hf_tokenizer = _tokenizer_of(trainer)
+        return functools.partial(
+            self._recorder.write,
+            step=trainer.state.global_step,
+            mode=mode,
+            tokenizer=hf_tokenizer.name_or_path,
+        )
+
+    def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
+        """Return the engine, and what completes a task for it."""
+        _refuse_tool_loop(trainer)
+        warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
+        if getattr(self._sampler, "base_urls", ()) and not trainer.use_vllm:
+            warnings.warn(
+                "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL "
+                "sends the server no weights, and does not correct for the difference",
+                stacklevel=3,
+            )
+        config = self._config
+        if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
+            logger.warning(
+                "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
+                "TRL 1.6 and later leave it out",
+                trl_version_text(),
+            )
+            config = dataclasses.replace(config, on_failure="raise")
+        hf_tokenizer = _tokenizer_of(trainer)
+        processor, for_task = bind_all(
+            self._tasks.route.kinds, functools.partial(self._processor_with, trainer, hf_tokenizer)
+        )
+        eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
+        context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
+        sampler = self._sampler
+        if isinstance(sampler, str):
+            sampler = sampler_of(trainer, hf_tokenizer, trl_version())
+        engine = Engine(
+            Tokenizer.from_pretrained(hf_tokenizer),
+            processor,
+            sampler,
+            dataclasses.replace(
+                config,
+                max_completion_tokens=config.max_completion_tokens or trainer.max_completion_length,
+                max_context_tokens=config.max_context_tokens or context,
+            ),
+            stop_token_ids=[eos] if isinstance(eos, int) else eos or [],
+            progress=not trainer.args.disable_tqdm,
+        )
+        return engine, for_task
+
+    def _processor_with(
+        self, trainer: Any, hf_tokenizer: Any, tools: Sequence[Mapping[str, Any]]
+    ) -> PartsProcessor:
+        processor = self._processor or ChatTemplateProcessor(
+            hf_tokenizer,
+            tools=tools or None,
+            chat_template=getattr(trainer, "chat_template", None),
+            **(getattr(trainer, "chat_template_kwargs", None) or {}),
+        )
+        return as_parts_processor(processor, hf_tokenizer)
+
+
+def _refuse_tool_loop(trainer: Any) -> None:
+    for name in ("tools", "environment_factory", "environment_factories"):
+        if getattr(trainer, name, None):
+            raise ValueError(
+                f"GRPOTrainer({name}=…) and rollout_func exclude each other: TRL would run its own "
+                "tool loop over finished rollouts\nhint: leave one of the two out"
+            )
+
+
+def _tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer; a multimodal processor holds one."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def _text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

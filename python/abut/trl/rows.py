@@ -1,0 +1,80 @@
+"""The row of a rollout, as TRL takes it.
+
+Invariant: exactly what the engine saw and sampled, ending on a sampled token; a failed rollout is a
+row that carries no weight.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from abut._native import Tokenizer
+from abut.envs.source import question_of
+from abut.envs.task import RolloutTask
+from abut.errors import TemplateError, TokenizerError
+from abut.messages import container_copy
+from abut.processor import PartsProcessor
+from abut.rollout.engine import Engine
+from abut.rollout.rollout import Rollout
+from abut.trl.metrics import rollout_stats
+
+
+def rows_of(
+    rollouts: Sequence[Rollout], tasks: Sequence[RolloutTask], engine: Engine
+) -> dict[str, list[Any]]:
+    """Return the columns that TRL requires and the extras, each as long as `rollouts`."""
+    rows = [_row(rollout, task, engine) for rollout, task in zip(rollouts, tasks, strict=True)]
+    return {
+        **{key: [row[key] for row in rows] for key in rows[0]},
+        "env_reward": [rollout.reward for rollout in rollouts],
+        "env_step_rewards": [rollout.step_rewards for rollout in rollouts],
+        "num_turns": [len(rollout.turns) for rollout in rollouts],
+        "stop_reason": [rollout.stop_reason.value for rollout in rollouts],
+        "error": [rollout.error for rollout in rollouts],
+        "rollout_id": [rollout.rollout_id for rollout in rollouts],
+        # Their own: what a reward function does to them reaches no record and no other row.
+        "messages": [container_copy(rollout.messages) for rollout in rollouts],
+        "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
+    }
+
+
+def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[Any]]:
+    # Lists: TRL walks through them in Python, and promises them to reward functions.
+    columns = rollout.columns
+    if columns is not None and not rollout.failed:
+        return {
+            "prompt_ids": columns.prompt_ids.tolist(),
+            "completion_ids": columns.completion_ids.tolist(),
+            "logprobs": columns.logprobs.tolist(),
+            "env_mask": columns.env_mask.tolist(),
+        }
+    processor = task.processor or engine.processor
+    prompt_ids = rollout.prompt_ids
+    if prompt_ids is None:
+        prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
+    return {
+        "prompt_ids": np.asarray(prompt_ids).tolist(),
+        "completion_ids": [processor.close_token_id],
+        "logprobs": [0.0],
+        "env_mask": [0],
+    }
+
+
+def _canonical_prompt(
+    task: RolloutTask, processor: PartsProcessor, tokenizer: Tokenizer
+) -> list[int]:
+    """A prompt for a rollout that failed before it had one.
+
+    It trains nothing (mask 0). What made the rollout fail may be the prompt itself, so the next
+    best is an empty user turn, then the stop token alone: TRL needs a row in any case.
+    """
+    messages = list(task.messages)
+    if not any(message["role"] == "user" for message in messages):
+        messages.append({"role": "user", "content": question_of(task)})
+    for attempt in (messages, [{"role": "user", "content": ""}]):
+        with suppress(TemplateError, TokenizerError):
+            parts = processor.opening(attempt)
+            return tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]
+    return [processor.close_token_id]

@@ -1,0 +1,111 @@
+"""Which sampler the settings of a `GRPOTrainer` ask for.
+
+Invariant: it samples what TRL would sample itself: the trainer's own weights, under all of the
+trainer's sampling settings.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from abut.samplers.sampler import BatchSampler, Sampler
+from abut.samplers.settings import NAMED
+from abut.samplers.turns import StreamSampler
+
+# From here on TRL asks `vllm serve`; before, a server of its own.
+_ASKS_VLLM = (1, 11)
+# From here on TRL gives an engine that wakes the trainer's weights; before, those from the disk.
+_WAKES_WITH_WEIGHTS = (1, 10)
+
+
+def sampler_of(
+    trainer: Any, hf_tokenizer: Any, trl_version: tuple[int, ...]
+) -> Sampler | BatchSampler | StreamSampler:
+    """Return the sampler for `sampler="auto"`.
+
+    Raises:
+        ValueError: with sleep mode, where TRL is too old for it; settings under which nothing can
+            be trained.
+    """
+    settings = {name: getattr(trainer, name) for name in NAMED}
+    settings["generation_kwargs"] = trainer.args.generation_kwargs
+    if not trainer.use_vllm:
+        return _in_process(trainer, hf_tokenizer, settings)
+    regex = getattr(trainer.args, "vllm_structured_outputs_regex", None)
+    if regex is not None:
+        more = settings["generation_kwargs"] or {}
+        settings["generation_kwargs"] = {**more, "structured_outputs": {"regex": regex}}
+    if trainer.vllm_mode == "colocate":
+        return _colocate(trainer.vllm_generation, settings, trl_version)
+    return _server(trainer.args, settings, trl_version)
+
+
+def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:
+    from trl.models import unwrap_model_for_generation
+
+    from abut.samplers.transformers import TransformersSampler
+
+    return TransformersSampler(
+        trainer.model,
+        pad_token_id=hf_tokenizer.pad_token_id,
+        unwrap=lambda: unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        ),
+        **settings,
+    )
+
+
+def _colocate(
+    generation: Any, settings: dict[str, Any], trl_version: tuple[int, ...]
+) -> StreamSampler:
+    """The engine in this process, which TRL gives the weights before each batch."""
+    from abut.samplers.vllm_colocate import VLLMColocateSampler
+
+    if generation.enable_sleep_mode and trl_version < _WAKES_WITH_WEIGHTS:
+        raise ValueError(
+            f"vllm_enable_sleep_mode=True with TRL {'.'.join(map(str, trl_version))}: the engine "
+            "would wake with the weights that it was started with\n"
+            "hint: pip install 'trl>=1.10', or vllm_enable_sleep_mode=False"
+        )
+    return VLLMColocateSampler(
+        generation.llm, awake=functools.partial(_awake, generation), **settings
+    )
+
+
+@contextmanager
+def _awake(generation: Any) -> Iterator[None]:
+    """Do what `VLLMGeneration.generate` does before and after it generates."""
+    if generation.tensor_parallel_size > 1:
+        # Training's collectives must be over before vLLM's begin: NCCL may hang otherwise.
+        generation.accelerator.wait_for_everyone()
+    if not generation.enable_sleep_mode:
+        yield
+        return
+    # Sleep has thrown the weights away; where TRL has synced them for this batch, they are awake.
+    if generation._llm_weights_sleeping:
+        generation.sync_weights()
+    generation.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield
+    finally:
+        generation.llm.sleep(level=2)
+        generation._llm_weights_sleeping = True
+
+
+def _server(args: Any, settings: dict[str, Any], trl_version: tuple[int, ...]) -> Sampler:
+    """The server that TRL sends the weights; every rank asks it for its own rollouts."""
+    base_url = args.vllm_server_base_url
+    if base_url is None:
+        base_url = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    # A server that is started again would sample from other weights than the trainer's.
+    settings |= {"give_up_s": args.vllm_server_timeout, "on_restart": "raise"}
+    if trl_version < _ASKS_VLLM:
+        from abut.samplers.trl_server import TRLServerSampler
+
+        return TRLServerSampler(base_url, **settings)
+    from abut.samplers.vllm import VLLMServerSampler
+
+    return VLLMServerSampler(base_url, **settings)

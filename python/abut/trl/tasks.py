@@ -1,0 +1,140 @@
+"""The tasks of a batch: what each prompt that TRL passes stands for.
+
+Invariant: one task for each prompt, in order. The rollouts of a group share number and seed, also
+where ranks share the group; no two batches of a `rollout_func` share a name.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from abut.envs.task import RolloutTask
+from abut.messages import Message, last_user_text
+from abut.trl.columns import dataset_columns
+from abut.trl.route import EnvRoute
+
+
+class Tasks:
+    """Makes the tasks of one batch after the other.
+
+    Args:
+        route: says which environment plays a row.
+        seed: that of the whole run.
+        system_prompt: for prompts that have no system message.
+    """
+
+    def __init__(self, route: EnvRoute, *, seed: int, system_prompt: str | None) -> None:
+        self.route = route
+        self._seed = seed
+        self._system_prompt = system_prompt
+        self._batches: Counter[str] = Counter()
+        self._next_group: dict[str, int] = {}
+        self._evaluation: tuple[int, int, int] | None = None
+
+    def of_batch(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
+        """Return the tasks of this rank's prompts, which are already repeated for each group.
+
+        Raises:
+            ValueError: a prompt is none, or its row names no environment.
+        """
+        generations = trainer.num_generations
+        if mode == "eval":
+            generations = getattr(trainer, "num_generations_eval", generations)
+        # A rank's slice may cut a group, so groups are counted over all ranks.
+        offset = trainer.accelerator.process_index * len(prompts)
+        step = trainer.state.global_step
+        batch = self._name_batch(mode, step)
+        groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
+        first_group = self._first_group(mode, trainer, groups)
+        tasks = []
+        rows = dataset_columns(trainer, prompts)
+        for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
+            messages, seed, row = self._start(prompt, index)
+            columns = _joined(dataset_row, row) | {"prompt": prompt}
+            make_env, columns = self.route.of_row(columns, f"prompt {index}")
+            if columns.get("seed") is not None:
+                seed = str(columns["seed"])
+            group = (offset + index) // generations
+            tasks.append(
+                RolloutTask(
+                    index=index,
+                    rollout_id=f"{batch}-{offset + index}",
+                    make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
+                    messages=messages,
+                    seed=seed,
+                    episode_seed=_episode_seed(self._seed, batch, group),
+                    columns=columns,
+                    group=first_group + group,
+                )
+            )
+        return tasks
+
+    def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
+        """The number of a batch's first group, on all ranks the same.
+
+        In training the numbers go on from batch to batch, in a resumed run from about where they
+        were. Each evaluation begins at 0: it is compared with the others. The trainer logs at the
+        end of each, so the batches of one are those between which nothing was logged.
+        """
+        step: int = trainer.state.global_step
+        first = self._next_group.get(mode, step * groups)
+        if mode == "eval":
+            evaluation = (id(trainer), step, len(trainer.state.log_history))
+            if evaluation != self._evaluation:
+                first = 0
+            self._evaluation = evaluation
+        self._next_group[mode] = first + groups
+        return first
+
+    def _name_batch(self, mode: str, step: int) -> str:
+        """Name the batch by the trainer's step and how many this step has had, of any trainer.
+
+        So a resumed run repeats only the names of the steps that it takes again. All ranks get
+        their batches in the same order, so they agree on the name.
+        """
+        name = f"{mode}-{step}"
+        nth = self._batches[name]
+        self._batches[name] += 1
+        return f"{name}-{nth}"
+
+    def _start(self, prompt: Any, index: int) -> tuple[list[Message], str, Mapping[str, Any]]:
+        """Return the history, the seed, and the row that a prompt carries."""
+        system = []
+        if self._system_prompt is not None:
+            system = [{"role": "system", "content": self._system_prompt}]
+        if isinstance(prompt, str):
+            return system, prompt, {}
+        if not isinstance(prompt, Sequence) or not all(map(_is_message, prompt)):
+            raise ValueError(
+                f"prompt {index} is {str(prompt)[:120]!r}: expected a string or a list of "
+                'messages, {"role": …, "content": …}\n'
+                "hint: see the dataset's column `prompt`"
+            )
+        messages = [dict(message) for message in prompt]
+        row: Mapping[str, Any] = {}
+        if messages and isinstance(messages[-1].get("row"), Mapping):
+            row = messages[-1].pop("row")
+        if system and any(message.get("role") == "system" for message in messages):
+            raise ValueError(
+                f"prompt {index} has a system message and make_rollout_func has a system_prompt\n"
+                "hint: give one of the two"
+            )
+        return [*system, *messages], last_user_text(messages), row
+
+
+def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of both; what stands in the prompt is nearer to it, and wins.
+
+    Arrow fills a key that a row does not have with None: that is no value.
+    """
+    said = {name: value for name, value in row.items() if value is not None}
+    return {**row, **dataset_row, **said}
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
+
+
+def _episode_seed(seed: int, batch: str, group: int) -> int:
+    return random.Random(f"{seed}/{batch}/{group}").getrandbits(31)

@@ -1,0 +1,188 @@
+//! What stands to the left of a piece of text, and what it changes in the pipeline: prefixes are
+//! written and whitespace is stripped at the left edge of a segment, and only there.
+
+use serde_json::Value;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::{NormalizedString, PreTokenizedString, PreTokenizer};
+
+use crate::error::Result;
+use crate::file::{kind, stages, unreadable};
+
+/// What stands to the left of a piece of text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edge {
+    /// Nothing: it begins the conversation.
+    Start,
+    /// An added token: a new segment, but not the first.
+    Segment,
+    /// Tokens of the same segment that must not change: the word at the edge gets no prefix.
+    Continue,
+    /// Text of the same segment that ends where this can be taken up again: every word gets what
+    /// it gets inside a segment.
+    Interior,
+}
+
+impl Edge {
+    pub(crate) const ALL: [Self; 4] = [Self::Start, Self::Segment, Self::Continue, Self::Interior];
+
+    fn is_left_edge(self) -> bool {
+        matches!(self, Self::Start | Self::Segment)
+    }
+}
+
+/// The normalizer at each edge, in the order of [`Edge::ALL`].
+pub(crate) fn normalizers(config: &Value) -> Result<[Option<NormalizerWrapper>; 4]> {
+    by_edge(|edge| normalizer_at(config, edge).map(serde_json::from_value).transpose())
+        .map_err(|e| unreadable(format!("normalizer: {e}")))
+}
+
+/// The pre-tokenizer at each edge, in the order of [`Edge::ALL`].
+pub(crate) fn pre_tokenizers(config: &Value) -> Result<[EdgePreTokenizer; 4]> {
+    by_edge(|edge| EdgePreTokenizer::new(config, edge))
+        .map_err(|e| unreadable(format!("pre_tokenizer: {e}")))
+}
+
+/// One for each edge.
+fn by_edge<T>(load: impl Fn(Edge) -> serde_json::Result<T>) -> serde_json::Result<[T; 4]> {
+    let [start, segment, goes_on, interior] = Edge::ALL;
+    Ok([load(start)?, load(segment)?, load(goes_on)?, load(interior)?])
+}
+
+/// The normalizer for text at this edge.
+fn normalizer_at(config: &Value, edge: Edge) -> Option<Value> {
+    if edge.is_left_edge() {
+        return Some(config.clone()).filter(|value| !value.is_null());
+    }
+    let inner = stages(config, "normalizers").into_iter().filter_map(|stage| match kind(stage) {
+        Some("Prepend") => None,
+        Some("Strip") => {
+            let mut stage = stage.clone();
+            stage["strip_left"] = false.into();
+            Some(stage)
+        }
+        _ => Some(stage.clone()),
+    });
+    sequence("normalizers", inner.collect())
+}
+
+/// The pre-tokenizer for one edge.
+#[derive(Debug)]
+pub(crate) enum EdgePreTokenizer {
+    None,
+    Whole(Box<PreTokenizerWrapper>),
+    /// Text that continues where words, and not only segments, get a prefix: the word at the left
+    /// edge goes through another rest of the stages than the others.
+    Words {
+        before: Box<PreTokenizerWrapper>,
+        at_edge: Box<PreTokenizerWrapper>,
+        others: Box<PreTokenizerWrapper>,
+    },
+}
+
+impl EdgePreTokenizer {
+    fn new(config: &Value, edge: Edge) -> serde_json::Result<Self> {
+        let stages = stages(config, "pretokenizers");
+        let load = |stages: Vec<Value>| {
+            let value = sequence("pretokenizers", stages);
+            value.map(serde_json::from_value::<PreTokenizerWrapper>).transpose()
+        };
+        let part = |from: usize, to: usize, edge: Edge| {
+            let adapted = stages[from..to].iter().enumerate();
+            load(adapted.map(|(index, stage)| without_prefix(stage, edge, from + index)).collect())
+        };
+        let all = stages.len();
+        let later = (1..all).find(|&index| is_prefixed(stages[index]));
+        if let (Edge::Continue, Some(later)) = (edge, later) {
+            let present = "the range is not empty";
+            return Ok(Self::Words {
+                before: Box::new(part(0, later, edge)?.expect(present)),
+                at_edge: Box::new(part(later, all, edge)?.expect(present)),
+                others: Box::new(part(later, all, Edge::Interior)?.expect(present)),
+            });
+        }
+        Ok(part(0, all, edge)?.map_or(Self::None, |whole| Self::Whole(Box::new(whole))))
+    }
+
+    /// Hands the pre-tokens to `each`, with their alignment, in order.
+    pub fn split(
+        &self,
+        text: NormalizedString,
+        each: &mut dyn FnMut(NormalizedString),
+    ) -> tokenizers::Result<()> {
+        let mut pieces = PreTokenizedString::from(text);
+        match self {
+            Self::None => {}
+            Self::Whole(whole) => whole.pre_tokenize(&mut pieces)?,
+            Self::Words { before, at_edge, others } => {
+                before.pre_tokenize(&mut pieces)?;
+                let mut words = Vec::new();
+                hand_out(pieces, &mut |word| words.push(word))?;
+                for word in words {
+                    let rest = if word.offsets_original().0 == 0 { at_edge } else { others };
+                    let mut pieces = PreTokenizedString::from(word);
+                    rest.pre_tokenize(&mut pieces)?;
+                    hand_out(pieces, each)?;
+                }
+                return Ok(());
+            }
+        }
+        hand_out(pieces, each)
+    }
+}
+
+/// `split` hands out each piece with its alignment; what it returns is not used.
+fn hand_out(
+    mut pieces: PreTokenizedString,
+    each: &mut dyn FnMut(NormalizedString),
+) -> tokenizers::Result<()> {
+    pieces.split(|_, piece| {
+        each(piece);
+        Ok(Vec::<NormalizedString>::new())
+    })
+}
+
+fn sequence(list: &str, mut stages: Vec<Value>) -> Option<Value> {
+    match stages.len() {
+        0 => None,
+        1 => stages.pop(),
+        _ => Some(serde_json::json!({"type": "Sequence", list: stages})),
+    }
+}
+
+/// Whether the stage writes a prefix before each of its pieces.
+fn is_prefixed(stage: &Value) -> bool {
+    match kind(stage) {
+        Some("Metaspace") => scheme(stage) != Some("never"),
+        Some("ByteLevel") => stage.get("add_prefix_space").and_then(Value::as_bool) != Some(false),
+        _ => false,
+    }
+}
+
+fn scheme(stage: &Value) -> Option<&str> {
+    stage.get("prepend_scheme").and_then(Value::as_str)
+}
+
+/// A stage as it acts at this edge. The first one sees the whole segment, a later one words.
+fn without_prefix(stage: &Value, edge: Edge, index: usize) -> Value {
+    let mut stage = stage.clone();
+    let nothing = match edge {
+        Edge::Start => false,
+        // Only the first word of the conversation gets the prefix "first".
+        Edge::Segment => scheme(&stage) == Some("first"),
+        Edge::Interior => index == 0 || scheme(&stage) == Some("first"),
+        Edge::Continue => true,
+    };
+    match kind(&stage) {
+        Some("Metaspace") if nothing => {
+            stage["prepend_scheme"] = "never".into();
+            // The flag's older name, which must not contradict the newer one.
+            if let Some(map) = stage.as_object_mut() {
+                map.remove("add_prefix_space");
+            }
+        }
+        Some("ByteLevel") if nothing => stage["add_prefix_space"] = false.into(),
+        _ => {}
+    }
+    stage
+}

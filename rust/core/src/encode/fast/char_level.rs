@@ -1,0 +1,208 @@
+//! Byte-pair encoding over characters: SentencePiece's way of writing a vocabulary.
+//!
+//! Invariant: a run's tokens depend on nothing but its characters. Spaces are written as `▁`; here
+//! it is the other way round, so that text need not be changed: `▁` counts as a space.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashSet;
+use serde_json::value::RawValue;
+use tokenizers::models::bpe::BPE;
+
+use super::merges::{Merges, Symbol};
+use super::model_file::ModelFile;
+use super::neighbours::Neighbours;
+use super::words::{Key, Scratch, Vocabulary};
+use crate::encode::encoded::Encoded;
+
+pub(super) const SPACE_MARK: char = '▁';
+
+/// A model whose smallest tokens are characters.
+#[derive(Debug)]
+pub(super) struct CharLevel {
+    vocabulary: Vocabulary,
+    merges: Merges,
+    neighbours: Neighbours,
+    unknown: Unknown,
+    /// Whether an unknown character becomes the same tokens whatever stands beside it.
+    unknown_stands_apart: bool,
+}
+
+/// What a character becomes that the vocabulary lacks.
+#[derive(Debug)]
+enum Unknown {
+    /// A token for each of its bytes.
+    Bytes(Box<[u32; 256]>),
+    /// One token; `fused`: the same for all of several in a row.
+    Token { id: u32, fused: bool },
+}
+
+impl CharLevel {
+    /// `None` where a whole text can be one token whatever its merges are, where unknown characters
+    /// are dropped or an error, where `▁` is one of them, or the vocabulary contradicts itself.
+    pub fn new(model: &RawValue, bpe: &BPE) -> Option<Self> {
+        if bpe.ignore_merges {
+            return None;
+        }
+        let file = ModelFile::new(model).ok()?;
+        let mut vocabulary = Vocabulary::new(file.vocab.len());
+        for (entry, id) in &file.vocab {
+            // Text never spells an entry with a space: it becomes `▁`.
+            if !entry.contains(' ') && !vocabulary.insert(with_spaces(entry).as_bytes(), *id) {
+                return None;
+            }
+        }
+        vocabulary.finish();
+        // Its bytes would not be those of the space that it stands for.
+        vocabulary.id_of(b" ")?;
+        let unknown = Unknown::new(&vocabulary, bpe)?;
+        let mut merges = Merges::new(file.merges.len());
+        let mut pairs = FxHashSet::default();
+        let written: FxHashSet<u32> = unknown.tokens().iter().copied().collect();
+        let mut unknown_stands_apart = matches!(unknown, Unknown::Bytes(_));
+        for (rank, (left, right)) in file.merges.iter().enumerate() {
+            if left.contains(' ') || right.contains(' ') {
+                continue;
+            }
+            let (mut left, right) = (with_spaces(left), with_spaces(right));
+            let id = |entry: &str| vocabulary.id_of(entry.as_bytes());
+            let pair = (id(&left)?, id(&right)?);
+            unknown_stands_apart &= !written.contains(&pair.0) && !written.contains(&pair.1);
+            pairs.insert((left.chars().next_back()?, right.chars().next()?));
+            left.push_str(&right);
+            merges.insert(pair, u32::try_from(rank).ok()?, id(&left)?);
+        }
+        let pairs: Vec<_> = pairs.into_iter().collect();
+        let neighbours = Neighbours::new(&pairs);
+        Some(Self { vocabulary, merges, neighbours, unknown, unknown_stands_apart })
+    }
+
+    /// Writes the tokens of a text. `span` says where in the whole text the bytes stand that a
+    /// token came from.
+    pub fn encode(
+        &self,
+        text: &str,
+        scratch: &mut Scratch,
+        out: &mut Encoded,
+        span: impl Fn(Range<usize>) -> Range<usize>,
+    ) {
+        self.runs(text, |start, end| {
+            let key = Key::of(text.as_bytes(), start, end);
+            match key.and_then(|key| scratch.recall(key)) {
+                Some(&[id]) => {
+                    out.ids.push(id);
+                    if out.with_spans {
+                        out.spans.push(span(start..end));
+                    }
+                    return;
+                }
+                Some(known) if !out.with_spans => return out.ids.extend_from_slice(known),
+                _ => {}
+            }
+            let from = out.ids.len();
+            let run = &text[start..end];
+            let lay_out = |symbols: &mut Vec<Symbol>| self.lay_out(run, symbols);
+            let bench = &mut scratch.bench;
+            let tokens = self.vocabulary.tokens(&self.merges, run.as_bytes(), bench, lay_out);
+            out.ids.extend(tokens.iter().map(|token| token.id));
+            if out.with_spans {
+                let mut at = start;
+                for token in tokens {
+                    out.spans.push(span(at..start + token.end));
+                    at = start + token.end;
+                }
+            }
+            if let Some(key) = key {
+                scratch.remember(key, &out.ids[from..]);
+            }
+        });
+    }
+
+    /// Hands each run of the text to `each`, by its bytes.
+    fn runs(&self, text: &str, mut each: impl FnMut(usize, usize)) {
+        let mut chars = text.char_indices().map(|(at, c)| (at, as_space(c)));
+        let Some((mut start, mut left)) = chars.next() else { return };
+        for (at, right) in chars {
+            if self.part(left, right) {
+                each(start, at);
+                start = at;
+            }
+            left = right;
+        }
+        each(start, text.len());
+    }
+
+    /// Whether no token holds two characters that stand side by side.
+    #[inline]
+    fn part(&self, left: char, right: char) -> bool {
+        let knows = |c: char| self.id_of(c.encode_utf8(&mut [0; 4])).is_some();
+        !self.neighbours.meet(left, right)
+            && (self.unknown_stands_apart || (knows(left) && knows(right)))
+    }
+
+    /// The token of one character.
+    fn id_of(&self, c: &str) -> Option<u32> {
+        self.vocabulary.id_of(c.as_bytes())
+    }
+
+    /// The tokens of a run before any merge.
+    fn lay_out(&self, run: &str, symbols: &mut Vec<Symbol>) {
+        let mut is_unknown = false;
+        for (start, c) in run.char_indices() {
+            let end = start + c.len_utf8();
+            let was_unknown = is_unknown;
+            let known = self.id_of(if c == SPACE_MARK { " " } else { &run[start..end] });
+            is_unknown = known.is_none();
+            match (known, &self.unknown) {
+                (Some(id), _) => symbols.push(Symbol { id, end }),
+                (None, Unknown::Bytes(ids)) => {
+                    let bytes = run[start..end].bytes().zip(start + 1..);
+                    symbols.extend(
+                        bytes.map(|(byte, end)| Symbol { id: ids[usize::from(byte)], end }),
+                    );
+                }
+                (None, Unknown::Token { id, fused }) => {
+                    if *fused && was_unknown {
+                        symbols.pop();
+                    }
+                    symbols.push(Symbol { id: *id, end });
+                }
+            }
+        }
+    }
+
+    /// The text of every so many entries.
+    pub fn sample(&self) -> String {
+        self.vocabulary.sample()
+    }
+}
+
+impl Unknown {
+    fn new(vocabulary: &Vocabulary, bpe: &BPE) -> Option<Self> {
+        if !bpe.byte_fallback {
+            let token = bpe.unk_token.as_ref().filter(|token| !token.contains(' '))?;
+            let id = vocabulary.id_of(with_spaces(token).as_bytes())?;
+            return Some(Self::Token { id, fused: bpe.fuse_unk });
+        }
+        let mut ids = Box::new([0; 256]);
+        for (byte, id) in ids.iter_mut().enumerate() {
+            *id = vocabulary.id_of(format!("<0x{byte:02X}>").as_bytes())?;
+        }
+        Some(Self::Bytes(ids))
+    }
+
+    fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Bytes(ids) => &ids[..],
+            Self::Token { id, .. } => std::slice::from_ref(id),
+        }
+    }
+}
+
+fn with_spaces(entry: &str) -> String {
+    entry.replace(SPACE_MARK, " ")
+}
+
+fn as_space(c: char) -> char {
+    if c == SPACE_MARK { ' ' } else { c }
+}

@@ -1,0 +1,197 @@
+//! The encoders for the shapes that most models have: byte-level BPE behind a pattern that is known,
+//! and BPE over whole text, as SentencePiece does it.
+//!
+//! Invariant: what it writes is what the general encoder would write. It says where it does not
+//! know, segment by segment, and is compared with the general encoder when a tokenizer is loaded.
+
+mod byte_level;
+mod char_level;
+mod characters;
+mod class;
+mod merges;
+mod model_file;
+mod neighbours;
+mod nfc;
+mod scan;
+mod shape;
+mod words;
+
+use std::ops::Range;
+
+use tokenizers::models::ModelWrapper;
+
+use super::edge::Edge;
+use super::encoded::Encoded;
+use super::segment::Segment;
+use crate::file::Loaded;
+use byte_level::ByteLevel;
+use char_level::CharLevel;
+use scan::Pattern;
+use shape::{Prefix, Shape};
+use words::{Pool, Scratch};
+
+/// What encoders are compared with each other on: every script, class of character and case that
+/// a pattern is about.
+const PROBE: &str = include_str!("probe.txt");
+
+/// About how many bytes of text a token has at the least, to make room for tokens at once.
+const BYTES_PER_TOKEN: usize = 2;
+
+/// An encoder of our own.
+#[derive(Debug)]
+pub(crate) struct Fast {
+    encoder: Encoder,
+    pool: Pool,
+}
+
+/// One for each [`Shape`].
+#[derive(Debug)]
+enum Encoder {
+    Words { composes: bool, pattern: Pattern, model: ByteLevel },
+    Whole { prefix: Prefix, model: CharLevel },
+}
+
+impl Fast {
+    /// `None` where the tokenizer has another shape.
+    pub fn new(loaded: &Loaded<'_>) -> Option<Self> {
+        let ModelWrapper::BPE(bpe) = &loaded.model else { return None };
+        let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
+        if marked(&bpe.continuing_subword_prefix) || marked(&bpe.end_of_word_suffix) {
+            return None;
+        }
+        let normalizes_added = loaded.added.iter().any(|token| token.normalized);
+        let encoder = match Shape::of(&loaded.normalizer, &loaded.pre_tokenizer)? {
+            Shape::Words { composes, pattern } => Encoder::Words {
+                composes,
+                pattern,
+                model: ByteLevel::new(loaded.model_json, bpe.ignore_merges)?,
+            },
+            // Where in marked text an added token stands only the general encoder can say.
+            Shape::Whole { is_normalizer: true, .. } if normalizes_added => return None,
+            Shape::Whole { prefix, .. } => {
+                Encoder::Whole { prefix, model: CharLevel::new(loaded.model_json, bpe)? }
+            }
+        };
+        Some(Self { encoder, pool: Pool::default() })
+    }
+
+    /// Writes the tokens of a segment that holds no added token with `normalized=false`. Where it
+    /// is `false` nothing was written, and the general encoder has to.
+    pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> bool {
+        let composed = match self.encoder {
+            Encoder::Words { composes: true, .. } => nfc::composed(segment.text),
+            _ => None,
+        };
+        if composed.is_some() && segment.normalized.is_some() {
+            return false;
+        }
+        let text = composed.as_ref().map_or(segment.text, |composed| &composed.text);
+        let before = out.ids.len();
+        self.pool.with(|scratch| {
+            let mut from = 0;
+            for (cut, id) in segment.cuts_of_unchanged() {
+                self.encode_slice(text, from..cut.start, segment, scratch, out);
+                out.push(id, segment.offset + cut.start..segment.offset + cut.end);
+                from = cut.end;
+            }
+            self.encode_slice(text, from..text.len(), segment, scratch, out);
+        });
+        if let Some(composed) = composed.filter(|_| out.with_spans) {
+            for span in &mut out.spans[before..] {
+                let own = span.start - segment.offset..span.end - segment.offset;
+                let original = composed.original(&own);
+                *span = segment.offset + original.start..segment.offset + original.end;
+            }
+        }
+        // The general encoder knows how to keep the model from writing a control token.
+        let mints = |id: &u32| segment.mintable.contains_key(id);
+        if !segment.mintable.is_empty() && out.ids[before..].iter().any(mints) {
+            out.truncate(before);
+            return false;
+        }
+        true
+    }
+
+    fn encode_slice(
+        &self,
+        text: &str,
+        range: Range<usize>,
+        segment: &Segment<'_>,
+        scratch: &mut Scratch,
+        out: &mut Encoded,
+    ) {
+        let base = segment.offset + range.start;
+        // A later slice stands behind an added token.
+        let edge = if range.start == 0 { segment.edge } else { Edge::Segment };
+        let slice = &text[range];
+        out.reserve(slice.len() / BYTES_PER_TOKEN);
+        match &self.encoder {
+            Encoder::Words { pattern, model, .. } => {
+                encode_words(*pattern, model, slice, base, scratch, out);
+            }
+            Encoder::Whole { .. } if slice.is_empty() => {}
+            Encoder::Whole { prefix, model } if prefix.precedes(slice, edge) => {
+                // It came from the first character, as far as it came from any.
+                let prefixed = format!(" {slice}");
+                model.encode(&prefixed, scratch, out, |range| {
+                    let range = whole_characters(&prefixed, range.start.max(1)..range.end.max(2));
+                    base + range.start - 1..base + range.end - 1
+                });
+            }
+            Encoder::Whole { model, .. } => model.encode(slice, scratch, out, |range| {
+                let range = whole_characters(slice, range);
+                base + range.start..base + range.end
+            }),
+        }
+    }
+
+    /// Text to compare encoders on: the probe, and some of the vocabulary.
+    pub fn probe(&self) -> String {
+        let sample = match &self.encoder {
+            Encoder::Words { model, .. } => model.sample(),
+            Encoder::Whole { model, .. } => model.sample(),
+        };
+        PROBE.to_owned() + &sample
+    }
+}
+
+/// Writes the tokens of a text that begins at byte `base` of the whole.
+fn encode_words(
+    pattern: Pattern,
+    model: &ByteLevel,
+    text: &str,
+    base: usize,
+    scratch: &mut Scratch,
+    out: &mut Encoded,
+) {
+    pattern.words(text, |start, end| {
+        let from = out.ids.len();
+        model.encode(text, start, end, scratch, &mut out.ids);
+        if !out.with_spans {
+            return;
+        }
+        // A word begins and ends with whole characters, and most are one token.
+        let mut at = start;
+        for &id in &out.ids[from..out.ids.len() - 1] {
+            let next = at + model.len_of(id);
+            let span = whole_characters(text, at..next);
+            out.spans.push(base + span.start..base + span.end);
+            at = next;
+        }
+        let last = if at == start { start } else { whole_characters(text, at..end).start };
+        out.spans.push(base + last..base + end);
+    });
+}
+
+/// The characters that a range of bytes touches: a token for some bytes of a character stands for
+/// all of it.
+fn whole_characters(text: &str, range: Range<usize>) -> Range<usize> {
+    let (mut start, mut end) = (range.start, range.end);
+    while !text.is_char_boundary(start) {
+        start -= 1;
+    }
+    while !text.is_char_boundary(end) {
+        end += 1;
+    }
+    start..end
+}

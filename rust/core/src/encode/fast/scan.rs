@@ -1,0 +1,357 @@
+//! Cutting text into words as the patterns of well-known tokenizers do, without a regex engine.
+//!
+//! Invariant: the words are those that `tokenizers` cuts with the same pattern; together they are
+//! the whole text. A regular expression takes the first of its alternatives that matches, each as
+//! long as it can with what follows; the functions here say where that ends.
+
+use super::class::{
+    CASELESS, Classes, HAN_OR_KANA, LETTER, LOWER, MARK, NEWLINE, NUMBER, SIGN, SPACE, UPPER,
+    classes,
+};
+
+/// A pattern that is known by its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pattern {
+    /// GPT-2 and models of its time.
+    Gpt2,
+    /// GPT-4, Llama 3, GLM-4, Qwen: an optional sign before letters, numbers in groups.
+    Cl100k { digits: usize, marks_are_letters: bool, long_s: bool },
+    /// GPT-4o, gpt-oss, Llama 4, Tekken: words end where the case changes.
+    O200k { digits: usize, contractions: bool },
+    /// `DeepSeek` V3, R1: numbers, then Han and kana, then the rest, one after the other.
+    DeepSeekV3,
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+/// The letters of both cases, spelled out: the long s is none of them.
+const CONTRACTIONS_ASCII: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])";
+const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK_V3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
+
+impl Pattern {
+    /// The pattern that these expressions, one after the other, are; `None` where none is known.
+    pub fn of(expressions: &[&str]) -> Option<Self> {
+        match expressions {
+            [one] => Self::of_one(one),
+            three if *three == DEEPSEEK_V3 => Some(Self::DeepSeekV3),
+            _ => None,
+        }
+    }
+
+    fn of_one(expression: &str) -> Option<Self> {
+        if expression == GPT2 {
+            return Some(Self::Gpt2);
+        }
+        let numbers = [(r"\p{N}", 1), (r"\p{N}{1,3}", 3), (r"\p{N}+", usize::MAX)];
+        for (number, digits) in numbers {
+            for marks_are_letters in [false, true] {
+                let (letters, mark) =
+                    if marks_are_letters { (r"[\p{L}\p{M}]+", r"\p{M}") } else { (r"\p{L}+", "") };
+                let rest = format!(
+                    r"|[^\r\n\p{{L}}\p{{N}}]?{letters}|{number}| ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*|{SPACES}"
+                );
+                let before = expression.strip_suffix(&rest);
+                for (contractions, long_s) in [(CONTRACTIONS, true), (CONTRACTIONS_ASCII, false)] {
+                    if before == Some(contractions) {
+                        return Some(Self::Cl100k { digits, marks_are_letters, long_s });
+                    }
+                }
+            }
+            for contractions in [true, false] {
+                let after = if contractions { format!("{CONTRACTIONS}?") } else { String::new() };
+                let (upper, lower) =
+                    (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
+                let sign = r"[^\r\n\p{L}\p{N}]?";
+                let whole = format!(
+                    r"{sign}{upper}*{lower}+{after}|{sign}{upper}+{lower}*{after}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+                );
+                if expression == whole {
+                    return Some(Self::O200k { digits, contractions });
+                }
+            }
+        }
+        None
+    }
+
+    /// Hands each word of the text to `each`, by its bytes.
+    #[inline]
+    pub fn words(self, text: &str, each: impl FnMut(usize, usize)) {
+        let classes = classes();
+        match self {
+            Self::Gpt2 => words(text, each, |at| gpt2(classes, text, at)),
+            Self::Cl100k { digits, marks_are_letters: false, long_s } => {
+                words(text, each, |at| cl100k::<LETTER>(classes, text, at, digits, long_s));
+            }
+            Self::Cl100k { digits, marks_are_letters: true, long_s } => {
+                words(text, each, |at| {
+                    cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
+                });
+            }
+            Self::O200k { digits, contractions } => {
+                words(text, each, |at| o200k(classes, text, at, digits, contractions));
+            }
+            Self::DeepSeekV3 => deepseek_v3(classes, text, each),
+        }
+    }
+}
+
+#[inline]
+fn words(text: &str, mut each: impl FnMut(usize, usize), end_of: impl Fn(usize) -> usize) {
+    let mut at = 0;
+    while at < text.len() {
+        let end = end_of(at);
+        each(at, end);
+        at = end;
+    }
+}
+
+fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
+    if let Some(end) = contraction(text, at, Case::Small) {
+        return end;
+    }
+    // A space goes with what follows, unless that is a space.
+    let begin = at + usize::from(text.as_bytes()[at] == b' ');
+    match classes.at(text, begin) {
+        Some((class, end)) if class & LETTER != 0 => classes.run(text, end, LETTER),
+        Some((class, end)) if class & NUMBER != 0 => classes.run(text, end, NUMBER),
+        Some((class, end)) if class & SPACE == 0 => {
+            classes.run_without(text, end, LETTER | NUMBER | SPACE)
+        }
+        _ => spaces(text, at, classes.run(text, at, SPACE)),
+    }
+}
+
+/// `LETTERS`: the classes that make up a word.
+#[inline]
+fn cl100k<const LETTERS: u16>(
+    classes: &Classes,
+    text: &str,
+    at: usize,
+    digits: usize,
+    long_s: bool,
+) -> usize {
+    let Some((class, next)) = classes.at(text, at) else { return at };
+    if class & LETTERS != 0 {
+        return classes.run(text, next, LETTERS);
+    }
+    if class & NUMBER != 0 {
+        return numbers(classes, text, next, digits);
+    }
+    let case = if long_s { Case::AnyWithLongS } else { Case::Any };
+    if let Some(end) = contraction(text, at, case) {
+        return end;
+    }
+    if class & NEWLINE == 0 {
+        // One other character before letters belongs to them.
+        let end = classes.run(text, next, LETTERS);
+        if end > next {
+            return end;
+        }
+    }
+    let others = others(classes, text, at, LETTERS | NUMBER | SPACE);
+    if others > at {
+        return classes.run(text, others, NEWLINE);
+    }
+    spaces_and_newlines(classes, text, at)
+}
+
+fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: bool) -> usize {
+    let Some((class, next)) = classes.at(text, at) else { return at };
+    if class & NUMBER != 0 {
+        return numbers(classes, text, next, digits);
+    }
+    let word = if class & (LETTER | NEWLINE) != 0 {
+        cased_word(classes, text, at)
+    } else {
+        // A mark is both what may stand before a word and what a word is made of: before capitals
+        // alone it is a word, which the first alternative finds when it leaves the sign out.
+        let after = cased_word(classes, text, next);
+        if class & MARK == 0 || after.is_some_and(|word| word.has_small) {
+            after
+        } else {
+            cased_word(classes, text, at)
+        }
+    };
+    if let Some(CasedWord { end, .. }) = word {
+        let case = Case::AnyWithLongS;
+        return contraction(text, end, case).filter(|_| contractions).unwrap_or(end);
+    }
+    let others = others(classes, text, at, LETTER | NUMBER | SPACE);
+    if others > at {
+        let mut end = others;
+        while text.as_bytes().get(end).is_some_and(|byte| matches!(byte, b'\r' | b'\n' | b'/')) {
+            end += 1;
+        }
+        return end;
+    }
+    spaces_and_newlines(classes, text, at)
+}
+
+#[derive(Clone, Copy)]
+struct CasedWord {
+    end: usize,
+    /// Whether it ends in letters that are small or have no case.
+    has_small: bool,
+}
+
+/// Capitals and then small letters, at least one of which is small or has no case; else capitals.
+/// `None` where neither is there.
+fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
+    const CAPITALS: u16 = UPPER | CASELESS | MARK;
+    const SMALL: u16 = LOWER | CASELESS | MARK;
+    let mut capitals = at;
+    let mut last_small = None;
+    while let Some((class, end)) = classes.at(text, capitals) {
+        if class & CAPITALS == 0 {
+            break;
+        }
+        if class & SMALL != 0 {
+            last_small = Some(end);
+        }
+        capitals = end;
+    }
+    let small = classes.run(text, capitals, SMALL);
+    if small > capitals {
+        return Some(CasedWord { end: small, has_small: true });
+    }
+    match last_small {
+        Some(end) => Some(CasedWord { end, has_small: true }),
+        None => (capitals > at).then_some(CasedWord { end: capitals, has_small: false }),
+    }
+}
+
+/// Numbers first, then Han and kana, then the rest; each sees only what the one before left.
+fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize, usize)) {
+    let mut at = 0;
+    while let Some((class, next)) = classes.at(text, at) {
+        let end = if class & NUMBER != 0 {
+            numbers(classes, text, next, 3)
+        } else if class & HAN_OR_KANA != 0 {
+            classes.run(text, next, HAN_OR_KANA)
+        } else {
+            let end = classes.run_without(text, next, NUMBER | HAN_OR_KANA);
+            deepseek_v3_rest(classes, &text[..end], at, &mut each);
+            at = end;
+            continue;
+        };
+        // Kana can be marks and signs that the last pattern cuts further.
+        if class & HAN_OR_KANA == 0 {
+            each(at, end);
+        } else {
+            deepseek_v3_rest(classes, &text[..end], at, &mut each);
+        }
+        at = end;
+    }
+}
+
+/// Words of the last pattern from byte `at` on; what it does not match is a word too.
+fn deepseek_v3_rest(
+    classes: &Classes,
+    text: &str,
+    mut at: usize,
+    each: &mut impl FnMut(usize, usize),
+) {
+    let mut unmatched = at;
+    while let Some((_, next)) = classes.at(text, at) {
+        let Some(end) = deepseek_v3_word(classes, text, at) else {
+            at = next;
+            continue;
+        };
+        if unmatched < at {
+            each(unmatched, at);
+        }
+        each(at, end);
+        (at, unmatched) = (end, end);
+    }
+    if unmatched < at {
+        each(unmatched, at);
+    }
+}
+
+fn deepseek_v3_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
+    const WORD: u16 = LETTER | MARK;
+    let (class, next) = classes.at(text, at)?;
+    let bytes = text.as_bytes();
+    if bytes[at].is_ascii_punctuation() {
+        let letters = bytes[next..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
+        if letters > 0 {
+            return Some(next + letters);
+        }
+    }
+    if class & (NEWLINE | LETTER | SIGN) == 0 {
+        let end = classes.run(text, next, WORD);
+        if end > next {
+            return Some(end);
+        }
+    }
+    if class & WORD != 0 {
+        return Some(classes.run(text, next, WORD));
+    }
+    let signs = at + usize::from(bytes[at] == b' ');
+    let end = classes.run(text, signs, SIGN);
+    if end > signs {
+        return Some(classes.run(text, end, NEWLINE));
+    }
+    (class & SPACE != 0).then(|| spaces_and_newlines(classes, text, at))
+}
+
+/// Which letters a contraction may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Small,
+    Any,
+    /// To `(?i)` the long s is an s.
+    AnyWithLongS,
+}
+
+/// The end of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d` at byte `at`.
+fn contraction(text: &str, at: usize, case: Case) -> Option<usize> {
+    let rest = text.as_bytes()[at..].strip_prefix(b"'")?;
+    let fold = |byte: &u8| if case == Case::Small { *byte } else { byte.to_ascii_lowercase() };
+    let first = rest.first().map(fold)?;
+    match (first, rest.get(1).map(fold)) {
+        (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
+        (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(at + 3),
+        (0xC5, Some(0xBF)) if case == Case::AnyWithLongS => Some(at + 3),
+        _ => None,
+    }
+}
+
+/// The end of at most `most` numbers, the first of which ends at byte `at`.
+fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
+    for _ in 1..most {
+        match classes.at(text, at) {
+            Some((class, end)) if class & NUMBER != 0 => at = end,
+            _ => break,
+        }
+    }
+    at
+}
+
+/// The end of an optional space and characters of none of these classes; `at` where there are none.
+#[inline]
+fn others(classes: &Classes, text: &str, at: usize, classes_without: u16) -> usize {
+    let begin = at + usize::from(text.as_bytes()[at] == b' ');
+    let end = classes.run_without(text, begin, classes_without);
+    if end > begin { end } else { at }
+}
+
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`
+fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
+    let end = classes.run(text, at, SPACE);
+    match text[at..end].rfind(['\r', '\n']) {
+        Some(last) => at + last + 1,
+        None => spaces(text, at, end),
+    }
+}
+
+/// `\s+(?!\S)|\s+` over the whitespace from `at` to `end`: the last of it goes with what follows.
+fn spaces(text: &str, at: usize, end: usize) -> usize {
+    let last = text[at..end].char_indices().next_back().map_or(0, |(last, _)| last);
+    if end < text.len() && last > 0 { at + last } else { end }
+}

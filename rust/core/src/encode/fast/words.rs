@@ -1,0 +1,277 @@
+//! The tokens of one word, found without merging where they are known.
+//!
+//! Invariant: a word's tokens depend on nothing but its bytes, so what was found once holds for
+//! good. What is remembered is bounded: one flag for each entry of the vocabulary, and a table of
+//! fixed size for each thread that encodes at the same time.
+
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use rustc_hash::FxHasher;
+
+use super::merges::{Bench, Merges, Symbol};
+
+/// Words of at most as many bytes are remembered: with their length they are one number.
+const MOST_BYTES: usize = 15;
+/// With as many a slot has 32 bytes, half a cache line.
+const MOST_IDS: usize = 3;
+const SLOTS: usize = 1 << 15;
+const EMPTY: u32 = u32::MAX;
+
+/// The bytes of a short word and its length as a number; a longer one has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Key(u128);
+
+/// For each length the bytes of a number that a word fills.
+const FILLED: [u128; MOST_BYTES + 1] = {
+    let mut filled = [0; MOST_BYTES + 1];
+    let mut len = 1;
+    while len <= MOST_BYTES {
+        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
+        len += 1;
+    }
+    filled
+};
+
+impl Key {
+    /// The word from `start` to `end`.
+    #[inline]
+    pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
+        let len = end - start;
+        let filled = FILLED.get(len)?;
+        let bytes = if let Some(chunk) = text[start..].first_chunk() {
+            u128::from_le_bytes(*chunk) & filled
+        } else {
+            let mut bytes = [0; size_of::<u128>()];
+            bytes[..len].copy_from_slice(&text[start..end]);
+            u128::from_le_bytes(bytes)
+        };
+        Some(Self(bytes | (len as u128) << (8 * MOST_BYTES)))
+    }
+
+    #[inline]
+    fn slot(self) -> usize {
+        const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
+        const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
+        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
+        let mixed = (half(self.0).wrapping_mul(FIRST) ^ half(self.0 >> 64))
+            .rotate_left(32)
+            .wrapping_mul(SECOND);
+        usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("less than all slots")
+    }
+}
+
+/// A word and its tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    key: Key,
+    count: u8,
+    ids: [u32; MOST_IDS],
+}
+
+/// What one thread works with.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    slots: Box<[Slot]>,
+    pub bench: Bench,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self { slots: vec![Slot::default(); SLOTS].into_boxed_slice(), bench: Bench::default() }
+    }
+
+    /// The tokens of a word that was remembered.
+    #[inline]
+    pub fn recall(&self, key: Key) -> Option<&[u32]> {
+        let slot = &self.slots[key.slot()];
+        (slot.key == key).then(|| &slot.ids[..usize::from(slot.count)])
+    }
+
+    /// Remembers a word in place of one that shares its slot, where there is room for its tokens.
+    pub fn remember(&mut self, key: Key, ids: &[u32]) {
+        if ids.len() > MOST_IDS {
+            return;
+        }
+        let slot = &mut self.slots[key.slot()];
+        slot.key = key;
+        slot.count = u8::try_from(ids.len()).expect("few");
+        slot.ids[..ids.len()].copy_from_slice(ids);
+    }
+}
+
+/// Scratches that no thread is using. Each has a megabyte of slots: they go with the tokenizer, where
+/// thread-locals would stay with every thread that once encoded.
+#[derive(Debug, Default)]
+pub(super) struct Pool(Mutex<Vec<Scratch>>);
+
+impl Pool {
+    /// Lends one to `work`, a new one where another thread is looking for one in this moment.
+    ///
+    /// It never waits: in a forked process a lock that another thread held is held for ever.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let taken = self.idle().and_then(|mut idle| idle.pop());
+        let mut scratch = taken.unwrap_or_else(Scratch::new);
+        let result = work(&mut scratch);
+        scratch.bench.clear();
+        if let Some(mut idle) = self.idle() {
+            idle.push(scratch);
+        }
+        result
+    }
+
+    fn idle(&self) -> Option<MutexGuard<'_, Vec<Scratch>>> {
+        match self.0.try_lock() {
+            Ok(idle) => Some(idle),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// The entries of a vocabulary, by their bytes.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    bytes: Vec<u8>,
+    /// Of each id the place in `bytes`; empty where the vocabulary has a hole.
+    places: Vec<(u32, u32)>,
+    /// Ids by hash; a power of two, at most half full.
+    table: Vec<(u32, u32)>,
+    /// Whether the entry is known to be one token as a word.
+    whole: Vec<AtomicBool>,
+}
+
+impl Vocabulary {
+    pub fn new(entries: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(entries * 8),
+            places: Vec::with_capacity(entries),
+            table: vec![(EMPTY, 0); (2 * entries).next_power_of_two()],
+            whole: Vec::new(),
+        }
+    }
+
+    /// Adds an entry; `false` where its id or its bytes are taken, or ids are far apart.
+    pub fn insert(&mut self, bytes: &[u8], id: u32) -> bool {
+        let index = id as usize;
+        if index >= self.table.len() || bytes.is_empty() || self.id_of(bytes).is_some() {
+            return false;
+        }
+        if index >= self.places.len() {
+            self.places.resize(index + 1, (0, 0));
+        }
+        if self.places[index] != (0, 0) {
+            return false;
+        }
+        let place = |len: usize| u32::try_from(len).expect("vocabularies are far smaller");
+        self.places[index] = (place(self.bytes.len()), place(self.bytes.len() + bytes.len()));
+        self.bytes.extend_from_slice(bytes);
+        let hash = hash(bytes);
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        while self.table[slot].0 != EMPTY {
+            slot = (slot + 1) & mask;
+        }
+        self.table[slot] = (id, hash);
+        true
+    }
+
+    /// No more entries will come.
+    pub fn finish(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.places.shrink_to_fit();
+        self.whole.resize_with(self.places.len(), AtomicBool::default);
+    }
+
+    /// The text of every so many entries, where they are text.
+    pub fn sample(&self) -> String {
+        const STEP: usize = 251;
+        let entries = self.places.iter().step_by(STEP);
+        let bytes = entries.map(|&(start, end)| &self.bytes[start as usize..end as usize]);
+        bytes.filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect()
+    }
+
+    /// One more than the highest id.
+    pub fn ids(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Each id with its bytes, which are empty where the vocabulary has a hole.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        (0..).zip(&self.places).map(|(id, _)| (id, self.bytes_of(id)))
+    }
+
+    /// The bytes of an id; empty where there are none.
+    pub fn bytes_of(&self, id: u32) -> &[u8] {
+        let (start, end) = self.places[id as usize];
+        &self.bytes[start as usize..end as usize]
+    }
+
+    pub fn id_of(&self, bytes: &[u8]) -> Option<u32> {
+        let hash = hash(bytes);
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let (id, found) = self.table[slot];
+            if id == EMPTY {
+                return None;
+            }
+            if found == hash && self.bytes_of(id) == bytes {
+                return Some(id);
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    /// Every word that is an entry is one token, whatever the merges would make of it.
+    pub fn ignore_merges(&self) {
+        self.whole.iter().for_each(|whole| whole.store(true, Ordering::Relaxed));
+    }
+
+    /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
+    pub fn tokens<'bench>(
+        &self,
+        merges: &Merges,
+        word: &[u8],
+        bench: &'bench mut Bench,
+        lay_out: impl FnOnce(&mut Vec<Symbol>),
+    ) -> &'bench [Symbol] {
+        bench.clear();
+        let entry = self.id_of(word).map(|id| (id, &self.whole[id as usize]));
+        match entry {
+            Some((id, whole)) if whole.load(Ordering::Relaxed) => {
+                bench.symbols.push(Symbol { id, end: word.len() });
+            }
+            _ => {
+                lay_out(&mut bench.symbols);
+                merges.apply(bench);
+                if let (Some((id, whole)), [one]) = (entry, &bench.symbols[..]) {
+                    whole.store(one.id == id, Ordering::Relaxed);
+                }
+            }
+        }
+        &bench.symbols
+    }
+}
+
+fn hash(bytes: &[u8]) -> u32 {
+    let mut hasher = FxHasher::default();
+    hasher.write(bytes);
+    let hash = hasher.finish();
+    u32::try_from((hash ^ (hash >> 32)) & u64::from(u32::MAX)).expect("the lower half")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_never_waits_for_who_holds_its_lock() {
+        let pool = Pool::default();
+        assert_eq!(pool.with(|_| 1), 1);
+        let held = pool.0.lock().expect("nobody else has it");
+        assert_eq!(pool.with(|_| 2), 2);
+        assert_eq!(held.len(), 1);
+    }
+}

@@ -1,0 +1,71 @@
+//! A segment: the text between two added tokens, which is encoded on its own.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+use tokenizers::NormalizedString;
+use tokenizers::tokenizer::normalizer::Range as Span;
+
+use super::edge::Edge;
+use crate::cut::Cutter;
+use crate::error::Error;
+use crate::parts::Joined;
+
+/// What one segment is and may become.
+pub(crate) struct Segment<'a> {
+    pub text: &'a str,
+    pub edge: Edge,
+    /// Where the segment stands in the whole text, in bytes.
+    pub offset: usize,
+    /// Added tokens with `normalized=true`.
+    pub normalized: Option<&'a Cutter>,
+    /// Control tokens that the model itself could emit, by id.
+    pub mintable: &'a FxHashMap<u32, String>,
+    pub unk_id: Option<u32>,
+    /// The whole text, which knows where its scaffold is.
+    pub joined: &'a Joined,
+}
+
+impl Segment<'_> {
+    /// Where added tokens with `normalized=true` stand, in text that its normalizer leaves alone.
+    pub fn cuts_of_unchanged(&self) -> Vec<(Range<usize>, u32)> {
+        let Some(cutter) = self.normalized else { return Vec::new() };
+        let cuts = cutter.cut(self.text, self.joined.any_scaffold(), |range| {
+            let whole = self.offset + range.start..self.offset + range.end;
+            let run = self.joined.run_around(&whole)?;
+            let start = run.start.saturating_sub(self.offset);
+            Some(start..(run.end - self.offset).min(self.text.len()))
+        });
+        cuts.into_iter().map(|cut| (cut.range, cutter.token(cut.token).id)).collect()
+    }
+
+    pub fn cannot_avoid(&self, id: u32, text: &str) -> Error {
+        Error::CannotAvoid { token: self.mintable[&id].clone(), id, text: text.to_owned() }
+    }
+
+    /// Whether the model wrote a control token for this text. The unknown token is also its answer
+    /// to what it cannot write, and mints only where the text spells it.
+    pub fn mints(&self, id: u32, text: &str) -> bool {
+        !self.mintable.is_empty()
+            && self.mintable.get(&id).is_some_and(|token| self.unk_id != Some(id) || text == token)
+    }
+
+    /// The scaffold run around a range of the normalized text, in terms of the normalized text,
+    /// judged by the original bytes that the range came from.
+    pub fn run_around_normalized(
+        &self,
+        normalized: &NormalizedString,
+        range: &Range<usize>,
+    ) -> Option<Range<usize>> {
+        let original = normalized.convert_offsets(Span::Normalized(range.clone()))?;
+        let run =
+            self.joined.run_around(&(self.offset + original.start..self.offset + original.end))?;
+        let start = run.start.saturating_sub(self.offset);
+        let end = (run.end - self.offset).min(self.text.len());
+        if start == 0 && end == self.text.len() {
+            return Some(0..normalized.get().len());
+        }
+        let run = normalized.convert_offsets(Span::Original(start..end))?;
+        Some(run.start.min(range.start)..run.end.max(range.end))
+    }
+}

@@ -1,0 +1,148 @@
+//! Reading `tokenizer.json` without what would make encoding inexact: no truncation, no padding,
+//! no post-processor, nothing random.
+
+use std::collections::BTreeMap;
+use std::panic::catch_unwind;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokenizers::Model;
+use tokenizers::models::ModelWrapper;
+
+use super::added::{AddedToken, Overrides, RawAddedToken};
+use crate::error::{Error, Result};
+
+const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
+                         not tokenizer_config.json, vocab.json or tokenizer.model";
+
+/// The parts of the file that matter here. Truncation, padding and the post-processor are left
+/// out on purpose: assembly never uses them.
+#[derive(Deserialize)]
+struct File<'a> {
+    version: Option<String>,
+    #[serde(default)]
+    added_tokens: Vec<RawAddedToken>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: &'a RawValue,
+}
+
+/// Settings of the model that decide how ids map to bytes, and whether it is deterministic.
+#[derive(Deserialize, Default)]
+pub(crate) struct ModelSettings {
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    pub dropout: Option<f64>,
+    pub alpha: Option<f64>,
+    pub nbest_size: Option<i64>,
+    #[serde(default)]
+    pub byte_fallback: bool,
+    pub unk_token: Option<String>,
+    pub unk_id: Option<u32>,
+    pub continuing_subword_prefix: Option<String>,
+    pub end_of_word_suffix: Option<String>,
+}
+
+/// Everything that was read.
+pub(crate) struct Loaded<'a> {
+    pub model: ModelWrapper,
+    /// The model as it stands in the file: `tokenizers` does not hand out its merges.
+    pub model_json: &'a RawValue,
+    pub settings: ModelSettings,
+    pub added: Vec<AddedToken>,
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub decoder: Value,
+}
+
+pub(crate) fn load<'a>(json: &'a str, overrides: &Overrides) -> Result<Loaded<'a>> {
+    let file: File<'_> = serde_json::from_str(json).map_err(|e| unreadable(e.to_string()))?;
+    if let Some(version) = file.version.filter(|version| version != "1.0") {
+        return Err(unreadable(format!("version {version:?}, expected \"1.0\"")));
+    }
+    let settings: ModelSettings =
+        serde_json::from_str(file.model.get()).map_err(|e| unreadable(format!("model: {e}")))?;
+    refuse_randomness(&settings)?;
+    // Merges that do not fit the vocabulary make `tokenizers` panic.
+    let model: ModelWrapper = catch_unwind(|| serde_json::from_str(file.model.get()))
+        .map_err(|_| {
+            unreadable("model: the vocabulary and the merges contradict each other".to_owned())
+        })?
+        .map_err(|e| unreadable(format!("model: {e}")))?;
+    check_overrides(overrides, &file.added_tokens)?;
+    Ok(Loaded {
+        added: number_added_tokens(file.added_tokens, &model, overrides),
+        model,
+        model_json: file.model,
+        settings,
+        normalizer: file.normalizer,
+        pre_tokenizer: file.pre_tokenizer,
+        decoder: file.decoder,
+    })
+}
+
+/// What to say of a file that is none, or has something in it that nobody knows.
+pub(crate) fn unreadable(reason: String) -> Error {
+    Error::Load { reason, hint: HINT_FILE }
+}
+
+fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
+    if let Some(dropout) = settings.dropout.filter(|&p| p > 0.0) {
+        return Err(Error::NotDeterministic { what: format!("BPE dropout is {dropout}") });
+    }
+    if let Some(alpha) = settings.alpha.filter(|&a| a != 0.0) {
+        return Err(Error::NotDeterministic { what: format!("Unigram sampling alpha is {alpha}") });
+    }
+    if let Some(size) = settings.nbest_size.filter(|&n| !(0..=1).contains(&n)) {
+        return Err(Error::NotDeterministic {
+            what: format!("Unigram sampling nbest_size is {size}"),
+        });
+    }
+    Ok(())
+}
+
+/// A typing error among the overrides would leave open what they are there to close.
+fn check_overrides(overrides: &Overrides, added: &[RawAddedToken]) -> Result<()> {
+    let names = || overrides.control.iter().chain(&overrides.textual);
+    if let Some(token) = names().find(|name| !added.iter().any(|t| t.content == **name)) {
+        return Err(Error::Override {
+            token: token.clone(),
+            reason: "is no added token of this tokenizer",
+        });
+    }
+    match overrides.control.intersection(&overrides.textual).next() {
+        None => Ok(()),
+        Some(token) => Err(Error::Override {
+            token: token.clone(),
+            reason: "stands in both control= and textual=",
+        }),
+    }
+}
+
+/// Ids as `tokenizers` gives them when it loads a file: the model's own id where the model has the
+/// token, else the next free one; a later entry with the same id replaces an earlier one.
+fn number_added_tokens(
+    raw: Vec<RawAddedToken>,
+    model: &ModelWrapper,
+    overrides: &Overrides,
+) -> Vec<AddedToken> {
+    let mut next = u32::try_from(model.get_vocab_size()).expect("ids are u32");
+    let mut by_id: BTreeMap<u32, AddedToken> = BTreeMap::new();
+    let mut ids: BTreeMap<String, u32> = BTreeMap::new();
+    for token in raw.into_iter().filter(|token| !token.content.is_empty()) {
+        let known = ids.get(&token.content).copied().or_else(|| model.token_to_id(&token.content));
+        let id = known.unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        });
+        ids.insert(token.content.clone(), id);
+        by_id.insert(id, token.classified(id, overrides));
+    }
+    by_id.into_values().collect()
+}

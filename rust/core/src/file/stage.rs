@@ -1,0 +1,21 @@
+//! The stages of a normalizer or pre-tokenizer, as they stand in the file.
+//!
+//! They are looked at as JSON: the types of `tokenizers` keep some of what matters private, as the
+//! pattern of a `Replace`.
+
+use serde_json::Value;
+
+/// The type of one stage of the file.
+pub(crate) fn kind(value: &Value) -> Option<&str> {
+    value.get("type").and_then(Value::as_str)
+}
+
+/// The stages of a normalizer (`list` is `normalizers`) or pre-tokenizer (`pretokenizers`), in
+/// order, sequences unrolled.
+pub(crate) fn stages<'a>(value: &'a Value, list: &str) -> Vec<&'a Value> {
+    match (value, value.get(list).and_then(Value::as_array)) {
+        (Value::Null, _) => Vec::new(),
+        (_, Some(inner)) => inner.iter().flat_map(|stage| stages(stage, list)).collect(),
+        (stage, None) => vec![stage],
+    }
+}

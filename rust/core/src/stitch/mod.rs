@@ -1,0 +1,61 @@
+//! Recorded engine calls to chains: each sampled token is trained at most once, in the context in
+//! which it was sampled.
+//!
+//! Invariant: **the tokens of a chain are the prompt and the sample of its last call, and each
+//! prompt in it extends the prompt and sample before it, up to a realigned tail that is context.**
+//!
+//! A call *extends* another one whose prompt and sample its own prompt begins with, and *leaves*
+//! it where the two part inside the sample. The longest shared history decides; where it is equally
+//! long, extending does. Calls with the same prompt are siblings: the first in recorded order takes
+//! the place, each other begins a chain. Of several prompts that extend one call, that of the call
+//! recorded first goes on with it and the others differ in context. What extends a dropped or
+//! quarantined call shares its fate. Nothing else depends on the order of the calls.
+//!
+//! Time and memory are linear in the tokens given.
+
+mod call;
+mod cause;
+mod chains;
+mod links;
+mod on_drift;
+mod rewritten;
+mod transition;
+mod tree;
+
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+pub use call::Call;
+pub use cause::Cause;
+pub use chains::{Dropped, Stitched};
+use links::Links;
+pub use on_drift::OnDrift;
+pub use transition::{Transition, TransitionKind};
+
+/// Joins recorded calls.
+///
+/// # Errors
+/// A malformed call (`EmptyPrompt`, `NegativeId`, `LogprobCount` or `Logprob` of
+/// [`Error`](crate::Error)); with [`OnDrift::Error`] also `Drift` and `AmbiguousParent`, for the
+/// first such call.
+pub fn stitch(
+    calls: &[Call<'_>],
+    on_drift: OnDrift,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Stitched> {
+    if !calls.iter().all(Call::is_aligned) {
+        check(calls)?;
+    }
+    let links = Links::new(calls, on_drift);
+    if links.any_negative {
+        check(calls)?;
+    }
+    if on_drift == OnDrift::Error {
+        links.refuse_drift(tokenizer)?;
+    }
+    Ok(links.join(on_drift, tokenizer))
+}
+
+/// Refuses the first malformed call.
+fn check(calls: &[Call<'_>]) -> Result<()> {
+    calls.iter().enumerate().try_for_each(|(index, call)| call.check(index))
+}

@@ -1,0 +1,14 @@
+//! The choice of what to do about drift.
+
+/// What to do with a prompt that differs from what stood there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDrift {
+    /// Refuse the recording.
+    Error,
+    /// The chain ends before the call, which is dropped with what extends it.
+    Truncate,
+    /// The call begins a chain.
+    Split,
+    /// Where the difference lies in a sample, its tail becomes context; else as `Split`.
+    Realign,
+}

@@ -1,0 +1,48 @@
+//! The verdict on one call: how it follows another.
+
+use super::cause::Cause;
+
+/// The verdict on one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransitionKind {
+    /// It extends its parent exactly, or is the first call with a prompt that has no parent.
+    Clean,
+    /// It goes on with its parent, of whose sample the tail is context now.
+    Realigned,
+    /// It does not go on with its parent's chain: it begins one, or was dropped.
+    Forked,
+    /// It has more than one possible parent, or extends such a call: it is in no chain.
+    Quarantined,
+}
+
+impl TransitionKind {
+    /// The name that users see.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Realigned => "realigned",
+            Self::Forked => "forked",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+/// How one call follows another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    /// Index of the call, as recorded.
+    pub call: usize,
+    /// The call that it extends, leaves or repeats.
+    pub parent: Option<usize>,
+    /// Index of its chain.
+    pub chain: Option<usize>,
+    /// The verdict.
+    pub kind: TransitionKind,
+    /// The first token that differs from what stood there.
+    pub token: Option<usize>,
+    /// A guess at the reason, where tokens differ.
+    pub cause: Option<Cause>,
+    /// With a tokenizer: the text around `token` in what stood there, and in the prompt.
+    pub texts: Option<(String, String)>,
+}

@@ -1,0 +1,119 @@
+//! A tokenizer made of what was read of its file.
+
+use once_cell::race::OnceBox;
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::{NormalizedString, Normalizer};
+
+use super::Tokenizer;
+use super::bytes::Spelling;
+use super::profile::{self, Profile};
+use crate::anchor::{Anchors, Reach};
+use crate::cut::{Cutter, hard_tokens};
+use crate::encode::{Edge, Fast, Pipeline, normalizers, pre_tokenizers};
+use crate::error::{Error, Result};
+use crate::file::{AddedToken, Overrides, load, unreadable};
+use crate::parts::{Joined, Part};
+
+impl Tokenizer {
+    /// Reads the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Load`] where it is not one, [`Error::NotDeterministic`] where it draws at random.
+    pub fn from_json(json: &str, overrides: &Overrides) -> Result<Self> {
+        let loaded = load(json, overrides)?;
+        let (normalized, raw): (Vec<_>, Vec<_>) =
+            loaded.added.iter().cloned().partition(|token| token.normalized);
+        let hard = hard_tokens(&raw);
+        let hard_ids =
+            raw.iter().zip(&hard).filter(|(_, hard)| **hard).map(|(token, _)| token.id).collect();
+        let raw_patterns: Vec<String> = raw.iter().map(|token| token.content.clone()).collect();
+        let normalizers = normalizers(&loaded.normalizer)?;
+        let pre_tokenizers = pre_tokenizers(&loaded.pre_tokenizer)?;
+        let normalized_patterns = patterns_once_normalized(&normalized, &normalizers)?;
+        let vocab_size = profile::vocab_size(&loaded);
+        let mintable = profile::mintable(&loaded);
+        let control = loaded
+            .added
+            .iter()
+            .filter(|token| token.control)
+            .map(|token| (token.id, token.content.clone()))
+            .collect();
+        let unk_id = profile::unk_id(&loaded);
+        let anchors = Anchors::new(
+            &loaded,
+            Reach::new(&raw, &raw_patterns),
+            Reach::new(&normalized, &normalized_patterns),
+        );
+        let why_opaque = anchors.as_ref().err().cloned();
+        let profile = Profile::new(&loaded, &raw, &hard, &mintable, vocab_size, why_opaque);
+        let mut tokenizer = Self {
+            spelling: Spelling::detect(
+                &loaded.settings,
+                [&loaded.normalizer, &loaded.pre_tokenizer, &loaded.decoder],
+            ),
+            raw: Cutter::new(raw, &raw_patterns),
+            normalized: (!normalized.is_empty())
+                .then(|| Cutter::new(normalized, &normalized_patterns)),
+            fast: Fast::new(&loaded),
+            pipeline: Pipeline { normalizers, pre_tokenizers, model: loaded.model },
+            hard,
+            hard_ids,
+            control,
+            mintable,
+            unk_id,
+            added: loaded.added,
+            vocab_size,
+            bytes: OnceBox::new(),
+            anchors: anchors.ok(),
+            profile,
+        };
+        tokenizer.compare_encoders()?;
+        Ok(tokenizer)
+    }
+
+    /// Leaves all text to the general encoder where the other one differs from it.
+    pub(super) fn compare_encoders(&mut self) -> Result<()> {
+        let Some(fast) = self.fast.take() else { return Ok(()) };
+        // Scaffold may become anything, so there is always a way to write it.
+        let probe = Joined::new([Part::scaffold(&fast.probe())]);
+        let expected = self.encode_joined(&probe, Edge::Start)?.ids;
+        self.fast = Some(fast);
+        let ids = self.encode_joined(&probe, Edge::Start)?.ids;
+        if ids == expected {
+            self.profile.encoder = "fast";
+        } else {
+            let first = ids.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+            let spelled = self.decode_bytes(&expected[first..expected.len().min(first + 3)])?;
+            self.profile.demoted_because = Some(format!(
+                "it differs from tokenizers at {:?}",
+                String::from_utf8_lossy(&spelled)
+            ));
+            self.profile.encoder = "hf";
+            self.fast = None;
+        }
+        Ok(())
+    }
+}
+
+/// What added tokens with `normalized=true` match: their content, normalized as at the start.
+fn patterns_once_normalized(
+    tokens: &[AddedToken],
+    normalizers: &[Option<NormalizerWrapper>; 4],
+) -> Result<Vec<String>> {
+    let pattern = |token: &AddedToken| {
+        let mut pattern = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = &normalizers[Edge::Start as usize] {
+            normalizer
+                .normalize(&mut pattern)
+                .map_err(|e| unreadable(format!("normalizer: {e}")))?;
+        }
+        if pattern.get().is_empty() {
+            return Err(Error::Load {
+                reason: format!("the added token {:?} is empty once normalized", token.content),
+                hint: "set its \"normalized\" to false: an empty token stands between all characters",
+            });
+        }
+        Ok(pattern.get().to_owned())
+    };
+    tokens.iter().map(pattern).collect()
+}

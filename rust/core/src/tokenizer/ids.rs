@@ -1,0 +1,105 @@
+//! Ids, and what they stand for: bytes, text, added tokens.
+
+use super::Tokenizer;
+use super::bytes::{ByteTable, is_own};
+use crate::error::{Error, Result};
+use crate::parts::{Joined, Part};
+
+impl Tokenizer {
+    /// The bytes of the ids, by table.
+    ///
+    /// # Errors
+    /// [`Error::UnknownId`] for an id outside the vocabulary.
+    pub fn decode_bytes(&self, ids: &[u32]) -> Result<Vec<u8>> {
+        let table = self.byte_table();
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for (position, &id) in ids.iter().enumerate() {
+            bytes.extend_from_slice(table.get(id).ok_or(Error::UnknownId {
+                position,
+                id: id.into(),
+                vocab_size: self.vocab_size,
+            })?);
+        }
+        Ok(bytes)
+    }
+
+    /// Refuses ids that the tokenizer does not have.
+    ///
+    /// # Errors
+    /// [`Error::UnknownId`] for the first one.
+    pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        let table = self.byte_table();
+        match ids.iter().position(|&id| table.get(id).is_none()) {
+            None => Ok(()),
+            Some(position) => Err(Error::UnknownId {
+                position,
+                id: ids[position].into(),
+                vocab_size: self.vocab_size,
+            }),
+        }
+    }
+
+    /// The id of a token by its text: an added token or an entry of the vocabulary.
+    #[must_use]
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        use tokenizers::Model;
+        self.added
+            .iter()
+            .find(|added| added.content == token)
+            .map(|added| added.id)
+            .or_else(|| self.pipeline.model.token_to_id(token))
+    }
+
+    /// The text of ids: added tokens are scaffold, all else is content. Bytes that are not whole
+    /// characters end it: with `suffix` the text after the last of them is given, otherwise the
+    /// text before the first. `None` where that is empty.
+    pub(crate) fn parts_of_ids(&self, ids: &[u32], suffix: bool) -> Result<Option<Joined>> {
+        let mut runs: Vec<&[u32]> =
+            ids.chunk_by(|a, b| self.is_added(*a) == self.is_added(*b)).collect();
+        if suffix {
+            runs.reverse();
+        }
+        let mut parts = Vec::with_capacity(runs.len());
+        for run in runs {
+            let bytes = self.decode_bytes(run)?;
+            let text = if suffix { valid_suffix(&bytes) } else { valid_prefix(&bytes) };
+            let whole = text.len() == bytes.len();
+            parts.push((self.is_added(run[0]), text.to_owned()));
+            if !whole {
+                break;
+            }
+        }
+        if suffix {
+            parts.reverse();
+        }
+        let joined =
+            Joined::new(parts.iter().map(|(added, text)| {
+                if *added { Part::scaffold(text) } else { Part::content(text) }
+            }));
+        Ok((!joined.text.is_empty()).then_some(joined))
+    }
+
+    /// Whether the id is that of an added token, and of nothing else.
+    pub(super) fn is_added(&self, id: u32) -> bool {
+        let found = self.added.binary_search_by_key(&id, |token| token.id);
+        found.is_ok_and(|index| !is_own(&self.added[index], &self.pipeline.model))
+    }
+
+    /// Made when first asked for: a tokenizer that only encodes needs none.
+    fn byte_table(&self) -> &ByteTable {
+        self.bytes.get_or_init(|| {
+            Box::new(ByteTable::new(&self.spelling, &self.pipeline.model, &self.added))
+        })
+    }
+}
+
+/// The longest run of whole characters at the start.
+fn valid_prefix(bytes: &[u8]) -> &str {
+    bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid())
+}
+
+/// The longest run of whole characters at the end.
+fn valid_suffix(bytes: &[u8]) -> &str {
+    let last = bytes.utf8_chunks().last().filter(|chunk| chunk.invalid().is_empty());
+    last.map_or("", |chunk| chunk.valid())
+}

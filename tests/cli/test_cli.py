@@ -1,0 +1,259 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from abut.cli.__main__ import main
+from abut.demo.model import ASSETS
+from abut.records.record import to_record
+from abut.records.show import load_tokenizer, render
+from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+from tokenizers_made import template, with_close
+
+
+def record(tokenizer, /, **changes):
+    ids = tokenizer.encode("hi").tolist()
+    rollout = Rollout("train-0-0", 0, prompt_ids=ids, stop_reason=StopReason.ENV_DONE)
+    values = {
+        "completion_ids": tokenizer.encode("a\x1b[2Jb").tolist(),
+        "turns": [],
+        "tokenizer": str(ASSETS),
+    }
+    values["env_mask"] = [1] * len(values["completion_ids"])
+    values["provenance"] = [0] * len(ids) + [3] * len(values["completion_ids"])
+    return {**to_record(rollout), **values, **changes}
+
+
+@pytest.fixture
+def tokenizer():
+    return load_tokenizer(str(ASSETS))
+
+
+@pytest.fixture
+def records(tmp_path, tokenizer):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(record(tokenizer)) + "\n")
+    return path
+
+
+def test_show_marks_sampled_text_and_disarms_escape_sequences(records, capsys):
+    assert main(["show", str(records)]) == 0
+    out = capsys.readouterr().out
+    assert "hi⟦a\\x1b[2Jb⟧" in out
+    assert "\x1b" not in out
+
+
+def test_show_colors_tokens_by_who_wrote_them(records, capsys):
+    assert main(["show", str(records), "--color", "always"]) == 0
+    assert "\x1b[1;32ma\\x1b[2Jb\x1b[0m" in capsys.readouterr().out
+
+
+def test_show_prints_a_failed_rollout(tokenizer):
+    failed = Rollout("r", 0, error="EnvError: dead", turns=[TurnRecord(0, 1, "stop", 0.1)])
+    lines = list(render(to_record(failed), tokenizer, color=False))
+    assert "error EnvError: dead" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "1"], "no rollout 1, the file has 1"),
+        (["--id", "x"], "no rollout 'x' among 1"),
+    ],
+)
+def test_show_says_which_rollout_is_missing(records, capsys, arguments, message):
+    assert main(["show", str(records), *arguments]) == 1
+    assert capsys.readouterr().err == f"abut show: {records}: {message}\n"
+
+
+def test_show_refuses_a_file_that_holds_no_records(tmp_path, capsys):
+    path = tmp_path / "x.jsonl"
+    path.write_text("{}\n")
+    assert main(["show", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"abut show: {path}:1: not a record of a rollout\n"
+        "hint: pass a .jsonl file that JsonlRecorder wrote\n"
+    )
+
+
+def test_show_needs_to_know_the_tokenizer(tmp_path, tokenizer, capsys):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(record(tokenizer, tokenizer=None)) + "\n")
+    assert main(["show", str(path)]) == 1
+    assert "hint: pass --tokenizer" in capsys.readouterr().err
+
+
+def test_check_says_that_a_model_is_exact(capsys):
+    assert main(["check", str(ASSETS), "--fuzz", "5", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"sampled <\|im_end\|> \| next user +barrier  yes, for every text\n", out)
+    assert "fuzz: 5 of 5 conversations are the same, seed 3" in out
+    assert out.endswith("\nresult: exact at every seam\n")
+
+
+def test_check_fails_where_a_seam_is_not_exact(tmp_path, capsys):
+    tokenizer, file = tmp_path / "tokenizer.json", tmp_path / "chat_template.jinja"
+    tokenizer.write_text(with_close(rstrip=True), encoding="utf-8")
+    file.write_text(template(), encoding="utf-8")
+    arguments = ["check", str(tokenizer), "--template", str(file), "--roles", "user"]
+    assert main([*arguments, "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["exact"] is False
+    assert printed["problems"] == ["sampled <|im_end|> | next user: not exact in 111 of 111"]
+    assert main(arguments) == 1
+    assert "result: NOT EXACT\n  sampled <|im_end|> | next user: not exact in" in (
+        capsys.readouterr().out
+    )
+
+
+def test_check_hands_variables_to_the_template(capsys):
+    kwargs = ["--template-kwargs", '{"enable_thinking": false}', "--json"]
+    assert main(["check", str(ASSETS), *kwargs]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"]
+
+
+def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys):
+    path = tmp_path / "tokenizer.json"
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("abut check: [Errno 2] No such file or directory")
+    path.write_text("{}")
+    assert main(["check", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert main(["check", str(ASSETS), "--template", str(tmp_path / "none.jinja")]) == 2
+    assert "none.jinja" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", str(ASSETS), "--template-kwargs", "[]"])
+    assert stopped.value.code == 2
+    assert "argument --template-kwargs: '[]' is no JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("tokenizer.json", '{"a": 1}', "{file}: not a tokenizer.json: missing field `model`"),
+        ("tokenizer_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("tokenizer_config.json", "[]", "{file}: not a JSON object\nhint: copy the file from"),
+        ("generation_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "{file}: eos_token_id has 'x', which"),
+        ("generation_config.json", '{"eos_token_id": [2, 512]}', "{file}: eos_token_id has 512, "),
+        ("generation_config.json", '{"eos_token_id": true}', "{file}: eos_token_id has True, "),
+    ],
+)
+def test_check_names_the_file_that_is_broken(tmp_path, capsys, file, text, message):
+    folder = shutil.copytree(ASSETS, tmp_path / "model")
+    (folder / file).write_text(text)
+    assert main(["check", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("abut check: " + message.format(file=folder / file))
+    assert "\nhint: " in err
+
+
+@pytest.mark.parametrize("name", ["", "./nope", "a/b/c"])
+def test_check_says_that_there_is_no_such_folder(capsys, name):
+    assert main(["check", name]) == 2
+    assert capsys.readouterr().err == (
+        f"abut check: {name!r}: no such folder, and it is not the name of a model either\n"
+        "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B\n"
+    )
+
+
+def test_check_says_that_a_folder_holds_no_tokenizer(tmp_path, capsys):
+    hint = "hint: pass a folder that save_pretrained of a fast tokenizer wrote\n"
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"abut check: {tmp_path}: the folder is empty\n{hint}"
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert main(["check", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"abut check: {tmp_path}: transformers cannot load a tokenizer from ")
+    assert err.endswith(hint)
+
+
+@pytest.mark.parametrize("key", ["tokenize", "messages", "add_generation_prompt"])
+def test_check_refuses_a_variable_that_abut_decides(capsys, key):
+    assert main(["check", str(ASSETS), "--template-kwargs", json.dumps({key: False})]) == 2
+    assert capsys.readouterr().err == (
+        f"abut check: {key}= is no variable for a template: abut decides it itself\n"
+        "hint: pass only what the template reads, such as enable_thinking=False\n"
+    )
+
+
+def test_check_never_exits_with_a_verdict_where_it_has_none(capsys, monkeypatch):
+    def broken(*args, **options):
+        raise KeyError("added_tokens")
+
+    monkeypatch.setattr("abut.audit.verdict.audit", broken)
+    assert main(["check", str(ASSETS)]) == 2
+    assert capsys.readouterr().err == "abut check: KeyError: 'added_tokens'\n"
+
+
+@pytest.mark.parametrize(("rstrip", "status"), [(False, 0), (True, 1)])
+def test_a_verdict_that_nobody_reads_to_its_end_is_the_exit_status_all_the_same(
+    tmp_path, rstrip, status
+):
+    tokenizer, file = tmp_path / "tokenizer.json", tmp_path / "chat_template.jinja"
+    tokenizer.write_text(with_close(rstrip=rstrip), encoding="utf-8")
+    file.write_text(template(), encoding="utf-8")
+    read, write = os.pipe()
+    os.close(read)  # as `abut check | head` once head has gone
+    done = subprocess.run(
+        [sys.executable, "-m", "abut.cli", "check", str(tokenizer), "--template", str(file)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_check_takes_roles_before_the_model(capsys):
+    assert main(["check", "--roles", "user", str(ASSETS)]) == 0
+    assert "next tool" not in capsys.readouterr().out
+    assert main(["check", "--roles", "user,tool", str(ASSETS)]) == 0
+    assert "next tool" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "--roles", "usr", str(ASSETS)])
+    assert stopped.value.code == 2
+    assert "argument --roles: 'usr' is none of user, tool and user,tool" in capsys.readouterr().err
+
+
+def test_check_does_not_call_a_template_exact_of_which_no_seam_was_judged(tmp_path, capsys):
+    file = tmp_path / "chat_template.jinja"
+    no_tools = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+    file.write_text(no_tools + template(), encoding="utf-8")
+    arguments = ["check", str(ASSETS), "--template", str(file), "--roles"]
+    assert main([*arguments, "user,tool"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "tool"]) == 1
+    assert capsys.readouterr().out.endswith(
+        "result: NOT EXACT\n  no seam was judged: the template takes no such messages\n"
+    )
+
+
+def test_check_loads_a_tokenizer_without_torch():
+    code = (
+        "import sys; from abut.cli.__main__ import main; "
+        "sys.argv = ['abut', 'check', sys.argv[1]]; "
+        "status = main(); print(sorted({'torch', 'transformers'} & {n for n in sys.modules "
+        "if sys.modules[n]}), status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ASSETS)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    assert done.stdout.splitlines()[-1] == "['transformers'] 0"
+    assert done.stderr == ""
+
+
+def test_the_command_line_names_its_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("abut 0.")

@@ -1,0 +1,95 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("trl", reason="abut demo needs the extra trl")
+
+from abut.cli.__main__ import main
+from abut.demo.recipe import DemoRecipe
+from abut.demo.run import Summary, load_env
+from abut.records.record import read_records
+
+ENV = """
+class Echo:
+    def __init__(self):
+        self.reward, self.alive = 0.0, True
+
+    def reset(self, seed):
+        return self, "say a"
+
+    def step(self, action):
+        self.reward, self.alive = action.count("a") / 8, False
+        return self, ""
+"""
+
+
+def abut_demo(*arguments, cwd):
+    command = [sys.executable, "-m", "abut.cli", "demo", "--json", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.slow
+def test_the_reward_really_rises(tmp_path):
+    summary, _ = abut_demo(cwd=tmp_path)
+    assert summary["last_mean_reward"] >= summary["first_mean_reward"] + 0.3
+    assert summary["seconds"] < 240
+
+
+@pytest.mark.slow
+def test_the_demo_runs_any_model_on_any_environment(tmp_path):
+    from abut.demo.model import build_demo_model, load_demo_tokenizer
+
+    tokenizer = load_demo_tokenizer()
+    build_demo_model(tokenizer, DemoRecipe()).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "my_env.py").write_text(ENV)
+    summary, progress = abut_demo(
+        "--model", "model", "--env", "my_env:Echo", "--steps", "2", "--batch", "8",
+        "--max-turn-tokens", "8", "--records", "out.jsonl", cwd=tmp_path,
+    )  # fmt: skip
+    assert (summary["steps"], summary["rollouts"], summary["turns_per_rollout"]) == (2, 16, 1.0)
+    assert "step    2  reward" in progress
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert all(record["messages"][0]["content"] == "say a" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_env", "--env 'my_env': expected MODULE:CLASS, for example my_env:MyEnv"),
+        (
+            "no_such_module:X",
+            "--env 'no_such_module:X': no module 'no_such_module'\n"
+            "hint: run in the folder of my_env.py, or install its package",
+        ),
+        ("abut.envs:X", "--env 'abut.envs:X': module 'abut.envs' has no 'X'"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_named(name, message):
+    with pytest.raises(ValueError, match="--env") as raised:
+        load_env(name)
+    assert str(raised.value) == message
+
+
+def test_records_are_never_overwritten(tmp_path, capsys):
+    path = tmp_path / "old.jsonl"
+    path.write_text("kept")
+    assert main(["demo", "--records", str(path)]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"--records {path}: the file exists\nhint: choose another, or remove it\n"
+    )
+    assert path.read_text() == "kept"
+
+
+def test_the_summary_names_what_it_measured():
+    summary = Summary(0.1, 0.9, 120, 60.0, 8, 1, 3.0, 0.25, {"barrier": 4}, 0, "runs/x.jsonl")
+    assert summary.lines()[0] == (
+        "reward          0.100 (first 10 steps) -> 0.900 (last 10 of 120)"
+    )
+    few = dataclasses.replace(summary, steps=6)
+    assert few.lines()[0] == "reward          0.100 (first 6 steps) -> 0.900 (last 6 of 6)"

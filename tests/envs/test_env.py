@@ -1,0 +1,304 @@
+"""What is an environment, and what is said where it is none."""
+
+from typing import Any
+
+import pytest
+
+from abut.envs.foreign import (
+    accepted_keywords,
+    check_env_factory,
+    check_reply,
+    close_env,
+    env_alive,
+    env_reward_value,
+    is_async,
+    make_env,
+)
+from abut.errors import EnvError
+from stage import Stage, Talk, asynced, env
+
+
+def reply_error(returned: Any, method: str = "step") -> str:
+    with pytest.raises(EnvError) as raised:
+        check_reply(Talk(), method, returned)
+    return str(raised.value)
+
+
+# ---- classes and factories
+
+
+@pytest.mark.parametrize("factory", [Talk, Talk().__class__, lambda: Talk()])
+def test_a_class_or_a_factory_makes_environments(factory: Any) -> None:
+    assert isinstance(make_env(check_env_factory(factory)), Talk)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            Talk(),
+            "env must be an Env class, a factory without arguments or an environment pool, got one "
+            "environment object\n"
+            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
+        ),
+        (
+            "Talk",
+            "env must be an Env class, a factory without arguments or an environment pool, got "
+            "str\n"
+            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
+        ),
+        (
+            env(step=None),
+            "env=Talk has no method 'step'\n"
+            "hint: an Env has reset(seed) and step(action), and attributes reward and alive",
+        ),
+    ],
+)
+def test_what_is_no_factory_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        check_env_factory(given)
+    assert str(raised.value) == text
+
+
+def raising() -> Any:
+    raise OSError("no port")
+
+
+def nothing() -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        (raising, "raising() raised OSError: no port"),
+        (
+            nothing,
+            "nothing() returned NoneType, which has no method 'reset'\n"
+            "hint: an Env has reset(seed) and step(action), and attributes reward and alive",
+        ),
+    ],
+)
+def test_a_factory_that_makes_none_costs_its_own_rollout(
+    stage: Stage, factory: Any, text: str
+) -> None:
+    rollouts = stage.play(factory, Talk, retries=0).rollouts
+    assert [r.error for r in rollouts] == [f"EnvError: {text}", None]
+
+
+# ---- keywords of reset
+
+
+def test_reset_gets_the_columns_that_it_names() -> None:
+    def plain(seed: str) -> None: ...
+    def named(seed: str, level: int, episode_seed: int = 0, other: int = 0) -> None: ...
+    def all_of_them(seed: str, **columns: Any) -> None: ...
+
+    columns = {"level": 3, "seed": "from the row", "unused": 1}
+    for reset, expected in (
+        (plain, {}),
+        (named, {"level": 3, "episode_seed": 7}),
+        (all_of_them, {"level": 3, "unused": 1, "episode_seed": 7}),
+        (int, {}),  # nothing to look into
+    ):
+        assert accepted_keywords(type("E", (), {"reset": reset}), columns, 7) == expected
+
+
+def test_columns_and_episode_seed_reach_reset(stage: Stage) -> None:
+    got: list[Any] = []
+
+    def reset(self: Any, seed: str, *, level: int, episode_seed: int) -> Any:
+        got.append((seed, level, episode_seed))
+        return Talk.reset(self, seed)
+
+    stage.play(env(reset=reset), task={"seed": "s", "columns": {"level": 2}, "episode_seed": 5})
+    assert got == [("s", 2, 5)]
+
+
+# ---- replies
+
+
+def test_a_reply_is_text_or_messages() -> None:
+    talk = Talk()
+    for reply in "text", "", [], [{"role": "tool", "name": "f", "content": "x"}]:
+        assert check_reply(talk, "step", (talk, reply)) == (talk, reply)
+
+
+PAIR = "Talk.step must return (env, reply), got "
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (None, PAIR + "NoneType: 'None'\nhint: return (self, text)"),
+        ("text", PAIR + "str: 'text'\nhint: return (self, text)"),
+        ((1, 2, 3), PAIR + "tuple of 3: ['int', 'int', 'int']\nhint: return (self, text)"),
+        (
+            ("o", 1.0, True, False, {}),
+            PAIR + "tuple of 5: ['str', 'float', 'bool', 'bool', 'dict']\n"
+            "hint: a Gym step returns five values; abut.gym.GymEnv plays such objects",
+        ),
+        (
+            ("text", Talk()),
+            "Talk.step returned str without attribute 'reward'\n"
+            "hint: the first of the pair is the environment that goes on, usually self",
+        ),
+        (
+            (type("Half", (), {"reward": 0.0})(), "text"),
+            "Talk.step returned Half without attribute 'alive'\n"
+            "hint: the first of the pair is the environment that goes on, usually self",
+        ),
+        (
+            (type("Half", (), {"reward": 0.0, "alive": True})(), "text"),
+            "Talk.step returned Half without attribute 'step'\n"
+            "hint: the first of the pair is the environment that goes on, usually self",
+        ),
+        (
+            (Talk(), 5),
+            "Talk.step must reply with a str or a list of messages, got int: '5'\n"
+            'hint: a message is {"role": "tool", "name": …, "content": "text"}',
+        ),
+        (
+            (Talk(), [{"role": "tool"}]),
+            "Talk.step must reply with a str or a list of messages, got list of 1: ['dict']\n"
+            'hint: a message is {"role": "tool", "name": …, "content": "text"}',
+        ),
+    ],
+)
+def test_what_is_no_reply_is_named(returned: Any, text: str) -> None:
+    assert reply_error(returned) == text
+
+
+async def later() -> Any: ...
+
+
+@pytest.mark.filterwarnings("error")
+def test_half_async_environments_are_named(stage: Stage) -> None:
+    hint = "hint: make reset and step both `async def`"
+    assert reply_error(later(), "reset") == f"Talk.reset returned an awaitable\n{hint}"
+    half = env(asynced(Talk), reset=Talk.reset)
+    rollouts = stage.play(half, Talk, retries=0).rollouts
+    assert rollouts[0].error == f"EnvError: Talk.reset is not async, but step is\n{hint}"
+    assert rollouts[1].error is None
+
+
+def test_the_silence_of_an_env_is_an_empty_user_turn(stage: Stage) -> None:
+    rollout = stage.play(env(texts=["ask", ""])).one
+    said = [message["content"] for message in rollout.messages if message["role"] == "user"]
+    assert said[:2] == ["ask", ""]
+    text = stage.tokenizer.decode(rollout.columns.completion_ids)
+    assert "<|im_start|>user\n<|im_end|>" in text
+
+
+def test_an_env_that_says_nothing_first_leaves_the_first_word_to_the_policy(stage: Stage) -> None:
+    rollout = stage.play(env(reset=lambda self, seed: (self, ""))).one
+    assert rollout.messages[0] == {"role": "user", "content": ""}
+
+
+def test_alive_must_be_said(stage: Stage) -> None:
+    hint = "hint: set it in reset and step; a method needs @property"
+    for alive, got in (None, "NoneType: 'None'"), (lambda: True, "function: '<function"):
+
+        def step(self, action, alive=alive):
+            self.alive = alive
+            return self, "go on"
+
+        error = stage.play(env(step=step), Talk, retries=0).rollouts[0].error or ""
+        assert error.startswith(f"EnvError: Talk.alive must be True or False, got {got}")
+        assert error.endswith(hint)
+
+
+def test_an_env_that_reset_leaves_dead_is_named(stage: Stage) -> None:
+    def dead(self, seed):
+        self.alive = False
+        return self, "hi"
+
+    assert stage.play(env(reset=dead), Talk, retries=0).rollouts[0].error == (
+        "EnvError: Talk.alive is False after reset\n"
+        "hint: reset must set alive to True, also on an environment that was used before"
+    )
+
+
+def test_one_env_for_two_rollouts_is_refused(stage: Stage) -> None:
+    shared = Talk()
+    errors = [r.error for r in stage.play(lambda: shared, Talk, lambda: shared, retries=0).rollouts]
+    assert [error for error in errors if error] == [
+        "EnvError: the factory returned the same Talk for two rollouts at once\n"
+        "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+    ]
+
+
+def test_messages_are_copied_for_an_env_uses_them_again(stage: Stage) -> None:
+    message = {"role": "user", "content": "same"}
+
+    def step(self, action):
+        message["content"] += "!"
+        self.alive = len(message["content"]) < 7
+        return self, [message]
+
+    rollout = stage.play(env(step=step)).one
+    said = [m["content"] for m in rollout.messages if m["content"].startswith("same")]
+    assert said == ["same!", "same!!", "same!!!"]
+
+
+def test_the_wrong_return_of_a_step_is_in_the_rollout(stage: Stage) -> None:
+    for cls in env(step=lambda self, action: 1), env(reset=lambda self, seed: 1):
+        error = stage.play(cls, Talk, retries=0).rollouts[0].error or ""
+        assert error.startswith("EnvError: Talk.")
+        assert error.endswith("must return (env, reply), got int: '1'\nhint: return (self, text)")
+
+
+# ---- attributes
+
+
+def reward_of(reward: Any) -> float | None:
+    return env_reward_value(env(reward=reward))
+
+
+def test_a_reward_is_a_number_or_nothing() -> None:
+    assert [reward_of(r) for r in (1, 0.5, True, "2")] == [1.0, 0.5, 1.0, 2.0]
+    assert [reward_of(r) for r in (None, float("nan"))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("reward", "text"),
+    [
+        ("much", "type.reward must be a number or None, got str: 'much'"),
+        ([1, 2], "type.reward must be a number or None, got list of 2: ['int', 'int']"),
+        (
+            float("-inf"),
+            "type.reward is -inf, from which no baseline can be taken\n"
+            "hint: set it to None for an episode without a score",
+        ),
+    ],
+)
+def test_what_is_no_reward_is_named(reward: Any, text: str) -> None:
+    with pytest.raises(EnvError) as raised:
+        reward_of(reward)
+    assert str(raised.value) == text
+
+
+def test_an_alive_that_is_no_truth_value_is_named() -> None:
+    class Vector:
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    assert env_alive(env(alive=1)) is True
+    with pytest.raises(EnvError) as raised:
+        env_alive(env(alive=Vector()))
+    assert str(raised.value) == "type.alive raised ValueError: ambiguous"
+
+
+def test_async_is_what_has_an_async_step() -> None:
+    assert [is_async(Talk()), is_async(asynced(Talk)())] == [False, True]
+
+
+def test_closing_takes_what_there_is() -> None:
+    closed: list[str] = []
+
+    async def close(self: Any) -> None:
+        closed.append("async")
+
+    for cls in Talk, env(close=lambda self: closed.append("sync")), env(close=close):
+        close_env(cls())
+    assert closed == ["sync", "async"]

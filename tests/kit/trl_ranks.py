@@ -1,0 +1,103 @@
+"""One rank of a training run: `torchrun --nproc-per-node 2 tests/kit/trl_ranks.py FOLDER`.
+
+Three prompts on each rank, groups of two: the middle group is cut by the ranks. The environments
+of rank 1 fail now and then, so that the ranks have different things to log.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from abut.demo.model import ASSETS
+from abut.rollout.config import RolloutConfig
+from abut.trl import env_reward, make_rollout_func
+from example_run import CPU
+from stage import Talk
+
+
+class Noted(Talk):
+    """Notes what it was made for; breaks on rank 1 where it is told to."""
+
+    got: list[Any]
+    rank = 0
+
+    def reset(self, seed: str, *, episode_seed: int, level: int) -> Any:
+        self.got.append({"seed": seed, "episode_seed": episode_seed, "level": level})
+        if self.rank == 1 and self.fail_at == len(self.got):
+            raise ValueError("boom")
+        return super().reset(seed)
+
+    fail_at = 2
+
+
+def main() -> None:
+    """Take two steps and one evaluation; write down what this rank got."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    names = [f"p{k}" for k in range(6)]
+    dataset = Dataset.from_dict({"prompt": names, "level": range(6)})
+    Noted.got = []
+    on_failure = sys.argv[2]
+    rollout_func = make_rollout_func(
+        Noted,
+        config=RolloutConfig(max_turn_tokens=3, retries=0, on_failure=on_failure),  # type: ignore[arg-type]
+    )
+    outputs: list[dict[str, Any]] = []
+
+    def keep(prompts: Any, trainer: Any) -> Any:
+        Noted.rank = trainer.accelerator.process_index
+        outputs.append(rollout_func(prompts, trainer) | {"prompts": prompts})
+        return {name: values for name, values in outputs[-1].items() if name != "prompts"}
+
+    trainer = GRPOTrainer(
+        model=model,
+        args=GRPOConfig(
+            output_dir=str(folder),
+            max_steps=2,
+            per_device_train_batch_size=3,
+            per_device_eval_batch_size=3,
+            num_generations=2,
+            steps_per_generation=1,
+            max_completion_length=64,
+            logging_steps=1,
+            **CPU,
+        ),
+        processing_class=tokenizer,
+        reward_funcs=env_reward,
+        train_dataset=dataset,
+        eval_dataset=dataset.select(range(3)),
+        rollout_func=keep,
+    )
+    trainer.train()
+    trainer.evaluate()
+    rank = trainer.accelerator.process_index
+    found = {"outputs": outputs, "got": Noted.got, "log": trainer.state.log_history}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    # The threads of gloo must not meet an interpreter that ends: it aborts the process.
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Ctrl-C ends a batch within a second, whatever it waits for, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from abut.envs.task import RolloutTask
+from abut.samplers.sampler import Sample, SampleRequest
+from assets import KIT
+from fake_server import FakeServer, hang, status
+from stage import Batched, Recording, Stage, Talk, asynced, env, eventually, own_threads
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no SIGINT to a process of one's own")
+
+
+def interrupt(stage: Stage, sampler: Any, envs: Any, is_there: Callable[[], Any]) -> None:
+    """Play until it is there, press Ctrl-C, and look how long it takes."""
+    pressed: list[float] = []
+
+    def press() -> None:
+        if eventually(lambda: bool(is_there())):
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    if isinstance(envs, list):
+        tasks = stage.tasks(envs)
+    else:
+        tasks = [RolloutTask(i, f"r{i}", envs, [], "seed", 0) for i in range(2)]
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        stage.engine(sampler, max_rollouts=4).run(tasks)
+    assert time.monotonic() - pressed[0] < 1.0
+
+
+class Hanging:
+    """A method that hangs until the test is over; one async thing can be cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.release = threading.Event()
+
+    def sync(self, *_: Any) -> Any:
+        self.begun.set()
+        self.release.wait(30)
+        raise OSError("released")
+
+    async def a_sync(self, *_: Any) -> Any:
+        self.begun.set()
+        await asyncio.sleep(30)
+
+
+@pytest.fixture
+def hanging() -> Any:
+    hanging = Hanging()
+    yield hanging
+    hanging.release.set()
+    assert eventually(lambda: not own_threads()), own_threads()
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "close"])
+def test_in_an_environment(stage: Stage, hanging: Hanging, method: str) -> None:
+    envs = [env(**{method: lambda self, *_: hanging.sync()})] * 4
+    interrupt(stage, Recording(stage.says()), envs, hanging.begun.is_set)
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "close"])
+def test_in_an_asynchronous_environment(stage: Stage, hanging: Hanging, method: str) -> None:
+    async def call(self: Any, *_: Any) -> Any:
+        return await hanging.a_sync()
+
+    envs = [env(asynced(Talk), **{method: call})] * 4
+    interrupt(stage, Recording(stage.says()), envs, hanging.begun.is_set)
+    assert eventually(lambda: not own_threads()), own_threads()
+
+
+def test_in_an_environment_that_blocks_the_loop_of_all(stage: Stage, hanging: Hanging) -> None:
+    async def step(self: Any, action: str) -> Any:
+        hanging.sync()
+
+    envs = [env(asynced(Talk), step=step)] * 4
+    interrupt(stage, Recording(stage.says()), envs, hanging.begun.is_set)
+
+
+def test_in_line_for_an_environment(stage: Stage, hanging: Hanging) -> None:
+    class Empty:
+        async def lend(self, task: RolloutTask) -> Any:
+            return await hanging.a_sync()
+
+    interrupt(stage, Recording(stage.says()), Empty(), hanging.begun.is_set)
+    assert eventually(lambda: not own_threads()), own_threads()
+
+
+def test_in_a_model_of_this_process(stage: Stage, hanging: Hanging) -> None:
+    class Slow(Batched):
+        def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            return hanging.sync()  # type: ignore[no-any-return]
+
+    closed: list[Any] = []
+    envs = [env(close=lambda self: closed.append(self))] * 4
+    interrupt(stage, Slow(stage.says()), envs, hanging.begun.is_set)
+    assert len(closed) == 4
+
+
+@pytest.mark.parametrize("fault", [hang, status(503, Retry_After="30")], ids=["sample", "retry"])
+def test_while_a_server_is_waited_for(stage: Stage, fault: Any) -> None:
+    vllm = pytest.importorskip("abut.samplers.vllm")
+    closed: list[Any] = []
+    with FakeServer([fault] * 400) as server:
+        sampler = vllm.VLLMServerSampler(server.url)
+        envs = [env(close=lambda self: closed.append(self))] * 4
+        interrupt(stage, sampler, envs, lambda: len(server.requests) >= 1)
+        assert eventually(lambda: server.hanging == 0)
+    assert eventually(lambda: not own_threads()), own_threads()
+    assert len(closed) == 4
+
+
+def test_while_a_server_is_looked_for(stage: Stage) -> None:
+    vllm = pytest.importorskip("abut.samplers.vllm")
+    with FakeServer() as server:
+        server.deaf = True
+        sampler = vllm.VLLMServerSampler(server.url)
+        interrupt(stage, sampler, [Talk] * 4, lambda: server.connections >= 1)
+    assert eventually(lambda: not own_threads()), own_threads()
+
+
+CHILD = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from transformers import AutoTokenizer
+import abut
+from assets import DEMO_ASSETS
+from stage import Recording, Stage, Talk, asynced, env
+
+def step(self, action):
+    print("there", flush=True)
+    time.sleep(600)
+
+hf = AutoTokenizer.from_pretrained(DEMO_ASSETS)
+stage = Stage(abut.Tokenizer.from_pretrained(hf), abut.ChatTemplateProcessor(hf))
+try:
+    stage.play(env(step=step), asynced(Talk), sampler=Recording(stage.says()))
+finally:
+    print("interrupted", flush=True)
+"""
+
+
+def test_the_process_ends_while_an_environment_hangs() -> None:
+    code = CHILD.format(tests=str(KIT))
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "there\n"
+        began = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - began < 1.0
+        _, said = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGINT
+    assert said.rstrip().endswith("KeyboardInterrupt")
