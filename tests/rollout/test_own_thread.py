@@ -1,6 +1,7 @@
 """A synchronous environment stays on one thread, from its constructor to `close`."""
 
 import asyncio
+import concurrent.futures
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from abut.concurrency.thread_limit import ThreadLimit
+from abut.errors import RolloutError
+from abut.rollout import batch
 from stage import Stage, Talk, asynced, env, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -206,6 +209,38 @@ def test_close_follows_a_step_that_hangs_when_that_returns(stage: Stage, caplog:
     assert eventually(lambda: len(calls) == 2)
     (_, step), (_, close) = calls
     assert step == close
+
+
+def test_a_batch_that_gives_up_waits_for_the_calls_of_its_other_rollouts(
+    stage: Stage, caplog: Any, monkeypatch: Any
+) -> None:
+    busy, hold, closed = threading.Event(), threading.Event(), []
+
+    class Busy(Talk):
+        def step(self, action: str) -> Any:
+            busy.set()
+            assert hold.wait(30)
+            return super().step(action)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class Failing(Talk):
+        def step(self, action: str) -> Any:
+            assert busy.wait(30)
+            raise OSError("gone")
+
+    def wait_for(futures: Any, timeout_s: float) -> Any:
+        if len(futures) == 2:
+            hold.set()
+        return concurrent.futures.wait(futures, 30)
+
+    monkeypatch.setattr(batch, "wait_for", wait_for)
+    with pytest.raises(RolloutError, match="gone"):
+        stage.play(Busy, Failing, retries=0, on_failure="raise")
+    hold.set()
+    assert len(closed) == 1
+    assert caplog.messages == []
 
 
 class Lent(Talk):

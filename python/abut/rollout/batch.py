@@ -99,6 +99,7 @@ class Batch:
         self._progress = Progress(len(tasks), progress)
         self._thread: threading.Thread | None = None
         self._interrupted = False
+        self._gives_up = False
         self._closing: list[Future[Any]] = []
         self._hanging: list[Future[Any]] = []
         self._budget: Budget | None = None
@@ -232,10 +233,11 @@ class Batch:
         """Close an environment, if there is one, on its thread; give that back unless it is kept.
 
         In the background, behind a call that still runs: what fails here concerns no rollout. One
-        that `hangs` is not waited for, since nothing says when it will return.
+        that `hangs` is not waited for, since nothing says when it will return; but where the batch
+        gives up, that call is only one nobody waits for any more.
         """
         closed = thread.submit(lambda: close_env(env), last=not keep)
-        (self._hanging if hangs else self._closing).append(closed)
+        (self._hanging if hangs and not self._gives_up else self._closing).append(closed)
 
     def close_on_loop(self, env: Any) -> None:
         """Close an asynchronous environment in the background."""
@@ -275,6 +277,7 @@ class Batch:
             try:
                 return list(await asyncio.gather(*playing))
             finally:
+                self._gives_up = True
                 for rollout in playing:
                     rollout.cancel()
                 await asyncio.gather(*playing, return_exceptions=True)
@@ -305,8 +308,8 @@ class Batch:
         if hanging and not self.closes_hang and not self._interrupted:
             self.closes_hang = True
             logger.warning(
-                "close() of %d environments did not return within %g s; it is waited for %g s from "
-                "now on, and each keeps a thread",
+                "%d environments did not close within %g s; they are waited for %g s from now on, "
+                "and each keeps a thread",
                 hanging,
                 seconds,
                 _INTERRUPTED_CLOSE_S,
