@@ -30,9 +30,9 @@ def measure(workbench: Workbench) -> Row:
         notes=[
             f"A sample of some 60 tokens, and {scale.reply_bytes:,} bytes of reply. With template, "
             "deadlines and slots; each run in a process of its own.",
-            f"Delays are drawn from a log-normal distribution, sigma {SIGMA:g}, one for each sample "
-            "and one for each step: hardly two turns come in one moment, so each wakes everything "
-            "that it needs.",
+            f"Delays are drawn from a log-normal distribution, sigma {SIGMA:g}, one for each "
+            "sample and one for each step: hardly two turns come in one moment, so each wakes "
+            "everything that it needs.",
             "asyncio alone: as many waits, and as many ways from one loop to another and back, by "
             "its own `run_coroutine_threadsafe`; no conversation, no deadline, no slot.",
         ],
