@@ -13,8 +13,10 @@ import abut
 from abut.audit.fuzz import fuzz_conversations
 from abut.audit.page import lines
 from abut.audit.replay import Replay
+from abut.audit.seams import judge_seams
 from abut.audit.verdict import audit
 from abut.template.processor import ChatTemplateProcessor
+from abut.template.rendering import Rendering
 from assets import DEMO_ASSETS
 from tokenizers_made import Broken, template, with_close
 
@@ -131,8 +133,11 @@ def test_where_the_prompt_opens_the_thinking_every_cut_sample_is_inside_it(
 def test_a_processor_that_cannot_close_thinking_has_no_such_seam(
     hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ChatTemplateProcessor, "close_thinking", None)
-    assert not [name for name in seams(audit(hf_tokenizer)) if "thinking" in name]
+    processor = ChatTemplateProcessor(hf_tokenizer)
+    monkeypatch.setattr(processor, "close_thinking", None)
+    tokenizer = abut.Tokenizer.from_pretrained(hf_tokenizer)
+    judged = judge_seams(tokenizer, processor, Rendering(hf_tokenizer, {}), roles=["user"])
+    assert not [seam.left for seam in judged if "thinking" in seam.left]
 
 
 # --- templates
@@ -220,10 +225,14 @@ def test_variables_reach_the_template(qwen3: Any) -> None:
 def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
     found = audit(DEMO_ASSETS / "tokenizer.json")
     assert (found.template, found.seams, found.content) == (None, (), None)
-    assert found.exact
+    assert found.problems == ["no seam was judged: there is no chat template"]
     page = list(lines(found))
     assert "template: none, so there are no seams to judge" in page
-    assert page[-1] == "result: the tokenizer can be used; no seam was judged"
+    assert page[-3:] == [
+        "result: NOT JUDGED",
+        "  the tokenizer can be used; it has no chat template, so there are no seams",
+        "  hint: name a folder that has one, or pass one with --template",
+    ]
     with pytest.raises(abut.TemplateError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", fuzz=1)
     assert str(raised.value) == (
@@ -234,7 +243,7 @@ def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
 
 def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert audit(DEMO_ASSETS / "tokenizer.json").exact
+    assert audit(DEMO_ASSETS / "tokenizer.json").profile["vocab_size"] == 512
     with pytest.raises(abut.MissingExtraError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", template=template())
     assert str(raised.value) == (
@@ -480,7 +489,10 @@ def test_the_page_is_text_that_a_terminal_shows(qwen3: Any) -> None:
     assert all(line.isprintable() for line in page)
     assert "      canonical  '\\n\\n'   (271)" in page
     assert "fuzz: 5 of 5 conversations are the same, seed 0" in page
-    assert page[-1] == "result: exact at every seam"
+    assert page[-1] == "result: exact at every seam that is judged"
+    decided = next(k for k, line in enumerate(page) if line.startswith("seams beside a sample"))
+    assert any("merged" in line and "would be written otherwise" in line for line in page[decided:])
+    assert not any("merged" in line for line in page[:decided])
 
 
 def test_everything_is_json(made: Any) -> None:

@@ -92,7 +92,7 @@ def test_check_says_that_a_model_is_exact(capsys):
     out = capsys.readouterr().out
     assert re.search(r"sampled <\|im_end\|> \| next user +barrier  yes, for every text\n", out)
     assert "fuzz: 5 of 5 conversations are the same, seed 3" in out
-    assert out.endswith("\nresult: exact at every seam\n")
+    assert out.endswith("\nresult: exact at every seam that is judged\n")
 
 
 def test_check_fails_where_a_seam_is_not_exact(tmp_path, capsys):

@@ -29,6 +29,29 @@ NAMES = SHOWN + (
 )
 
 
+TAGS_ALIKE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}"
+    "{% else %}{{ '</think>' }}{% endif %}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}"
+    "{% endif %}"
+)
+"""The generation prompt has opened the thinking or closed it, with one tag."""
+
+CALLS_BEHIND_THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.content %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] %}"
+    '{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson + '}\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+"""The generation prompt has opened the thinking, which no render shows."""
+
+
 def tiny_tokenizer(chat_template: str | None, *control: str) -> Any:
     control = control or ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

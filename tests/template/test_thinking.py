@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import ThinkingFormat, find_thinking, split_thinking
-from template_kit import CHATML, tiny_tokenizer
+from template_kit import CALLS_BEHIND_THINKING, CHATML, TAGS_ALIKE, tiny_tokenizer
 from trl_templates import TRL, completion, generation_prompt, renderer, with_template
 
 needs_trl = pytest.mark.skipif(not TRL, reason="TRL, which ships the templates, is not installed")
@@ -72,19 +72,6 @@ def test_where_the_generation_prompt_has_closed_its_thinking_there_is_none(opene
     assert processor.parse_agent_output("go") == answered
 
 
-TAGS_ALIKE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{% if m.role == 'assistant' %}"
-    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}"
-    "{% else %}{{ '</think>' }}{% endif %}{% endif %}"
-    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-    "{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}"
-    "{% endif %}"
-)
-"""The generation prompt has opened the thinking or closed it, with one tag."""
-
-
 @pytest.mark.parametrize("opened", [True, False], ids=["on", "off"])
 def test_no_tag_is_cut_where_another_one_begins_alike(opened: bool) -> None:
     processor = ChatTemplateProcessor(tiny_tokenizer(TAGS_ALIKE), enable_thinking=opened)
@@ -106,15 +93,7 @@ def test_no_tag_is_cut_where_another_one_begins_alike(opened: bool) -> None:
 
 def test_calls_are_found_where_the_generation_prompt_has_opened_thinking() -> None:
     """`<think>` and `<tool_call>` begin alike."""
-    template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-        "{% if m.content %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] %}"
-        '{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
-        "{{ c.function.arguments | tojson + '}\n</tool_call>' }}{% endfor %}"
-        "{{ '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
-    )
-    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    processor = ChatTemplateProcessor(tiny_tokenizer(CALLS_BEHIND_THINKING))
     call = '<tool_call>\n{"name": "look", "arguments": {"where": "here"}}\n</tool_call>'
     assert processor.parse_agent_output(f"why</think>\n\n{call}") == ("why", call)
     (found,) = processor.parse_tool_calls(call).calls
@@ -260,3 +239,26 @@ def test_hostile_completions_take_linear_time(format: ThinkingFormat, unit: str)
     format.split(unit * 100_000)
     format.closing(unit * 100_000)
     assert time.perf_counter() - began < 4  # about 0.1 s
+
+
+def test_where_thinking_shows_only_before_a_call_its_close_is_one_tag() -> None:
+    """What begins the call is no close of thinking, though it stands between the two."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.tool_calls %}{{ '[THINK]' + (m.reasoning_content or '') + '[/THINK]' }}"
+        '{% for c in m.tool_calls %}{{ \'[ACT]{"id": "0", "name": "\' + c.function.name }}'
+        "{{ '\"}' }}{% endfor %}{% elif m.role == 'assistant' %}{{ '[SAY]' + m.content }}"
+        "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert (processor.thinking.open, processor.thinking.close) == ("[THINK]", "[/THINK]")
+    assert processor.parse_agent_output("[THINK]why[/THINK][SAY]go") == ("why", "go")
+    assert processor.parse_agent_output("[SAY]go") == ("", "go")
+
+
+def test_a_header_that_stands_before_every_answer_is_no_action() -> None:
+    template = CHATML.replace("m.content", "('all\n' if m.role == 'assistant' else '') + m.content")
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert processor.parse_agent_output("all\ngo") == ("", "go")
+    assert processor.parse_agent_output("go all\n") == ("", "go all\n")

@@ -1,8 +1,9 @@
 """An audit for people: a page of text, the verdict in its last line."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from abut.audit.fuzz import FuzzResult, spelled_out
+from abut.audit.round_trips import RoundTrip
 from abut.audit.seams import Break, SeamVerdict, visible
 from abut.audit.verdict import Audit
 
@@ -17,6 +18,9 @@ def lines(audit: Audit) -> Iterator[str]:
     if audit.seams:
         yield ""
         yield from _seams(audit.seams)
+    if audit.round_trips:
+        yield ""
+        yield from _round_trips(audit.round_trips)
     if audit.content is not None:
         yield ""
         content = audit.content
@@ -35,10 +39,12 @@ def lines(audit: Audit) -> Iterator[str]:
         yield ""
         yield from _fuzz(audit.fuzz)
     yield ""
-    if audit.exact and audit.template is None:
-        yield "result: the tokenizer can be used; no seam was judged"
-    elif audit.exact:
-        yield "result: exact at every seam"
+    if audit.exact:
+        yield "result: exact at every seam that is judged"
+    elif audit.template is None and audit.refused is None:
+        yield "result: NOT JUDGED"
+        yield "  the tokenizer can be used; it has no chat template, so there are no seams"
+        yield "  hint: name a folder that has one, or pass one with --template"
     else:
         yield "result: NOT EXACT"
         yield from (f"  {problem}" for problem in audit.problems)
@@ -91,11 +97,19 @@ def _template(audit: Audit) -> Iterator[str]:
 
 
 def _seams(seams: Sequence[SeamVerdict]) -> Iterator[str]:
-    names = [f"{seam.left} | {seam.right}" for seam in seams]
-    width = max(map(len, ["seams", *names]))
-    yield f"{'seams':<{width + 2}}  kind     exact"
-    for name, seam in zip(names, seams, strict=True):
-        yield f"  {name:<{width}}  {seam.kind or '-':<7}  {_verdict(seam)}"
+    width = max(len(_name(seam)) for seam in seams)
+    yield f"{'seams that are judged':<{width + 2}}  kind     exact"
+    yield from _rows((seam for seam in seams if seam.decides), width)
+    others = [seam for seam in seams if not seam.decides]
+    if others:
+        yield "seams beside a sample, not judged: its tokens stay as sampled, so a row holds"
+        yield "what the model saw and said, whatever a tokenizer would have made of the text"
+        yield from _rows(others, width)
+
+
+def _rows(seams: Iterable[SeamVerdict], width: int) -> Iterator[str]:
+    for seam in seams:
+        yield f"  {_name(seam):<{width}}  {seam.kind or '-':<7}  {_verdict(seam)}"
         if seam.reason is not None:
             why = seam.reason.splitlines()
             yield from (f"      {line}" for line in (why if seam.refused else why[:1]))
@@ -103,13 +117,35 @@ def _seams(seams: Sequence[SeamVerdict]) -> Iterator[str]:
             yield from _break(broken)
 
 
+def _name(seam: SeamVerdict) -> str:
+    return f"{seam.left} | {seam.right}"
+
+
 def _verdict(seam: SeamVerdict) -> str:
     if seam.exact is None:
         return "REFUSED" if seam.refused else "no such seam"
+    if not seam.decides:
+        return f"{seam.broken} of {seam.tried} texts tried would be written otherwise"
     if seam.exact:
         return "yes, for every text" if seam.proved else f"yes, for all {seam.tried} texts tried"
-    for_some = f"for {seam.broken} of {seam.tried} texts tried"
-    return f"NO, {for_some}" if seam.decides else f"no, {for_some}; the sample stays as it is"
+    return f"NO, for {seam.broken} of {seam.tried} texts tried"
+
+
+def _round_trips(trips: Sequence[RoundTrip]) -> Iterator[str]:
+    yield "samples, as the template writes them"
+    width = max(len(trip.name) for trip in trips)
+    for trip in trips:
+        if trip.broken:
+            told = f"NO, {trip.broken} of {trip.tried} are taken apart otherwise"
+        elif trip.tried:
+            told = f"all {trip.tried} are taken apart again"
+        else:
+            told = "none was tried"
+        yield f"  {trip.name:<{width}}  {'; '.join(filter(None, [told, trip.note]))}"
+        for mistaken in trip.mistaken:
+            yield f"      sample   {mistaken.sample!r}"
+            yield f"      written  {mistaken.written!r}"
+            yield f"      heard    {mistaken.heard!r}"
 
 
 def _break(broken: Break) -> Iterator[str]:

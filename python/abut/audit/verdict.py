@@ -14,6 +14,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.audit.fuzz import FuzzResult, fuzz_conversations, tool_message
 from abut.audit.replay import Replay, control_tokens
+from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.seams import SeamVerdict, judge_seams
 from abut.errors import TemplateError
 from abut.parts import Content
@@ -58,6 +59,7 @@ class Audit:
         template: the processor's report; None where there is no template or it is refused.
         refused: why the template cannot be appended to; None where it can, or there is none.
         seams: the verdict on each seam.
+        round_trips: whether samples are taken apart as the template writes them.
         content: whether contents are safe; None without a template that can be appended to.
         fuzz: what came of the fuzz; None where none was asked for.
     """
@@ -67,6 +69,7 @@ class Audit:
     template: TemplateReport | None = None
     refused: str | None = None
     seams: tuple[SeamVerdict, ...] = ()
+    round_trips: tuple[RoundTrip, ...] = ()
     content: ContentVerdict | None = None
     fuzz: FuzzResult | None = None
 
@@ -84,6 +87,14 @@ class Audit:
         judged = any(seam.decides and seam.exact is not None for seam in self.seams)
         if self.template is not None and not judged:
             found.append("no seam was judged: the template takes no such messages")
+        if self.template is None and self.refused is None:
+            found.append("no seam was judged: there is no chat template")
+        found += [
+            f"{trip.name}: {trip.broken} of {trip.tried} samples are taken apart otherwise than "
+            "the template writes them"
+            for trip in self.round_trips
+            if trip.broken
+        ]
         if self.content is not None and not self.content.safe:
             found.append(f"{len(self.content.minted)} contents became control tokens")
         if self.fuzz is not None and self.fuzz.failure is not None:
@@ -94,7 +105,7 @@ class Audit:
 
     @property
     def exact(self) -> bool:
-        """Whether every seam that decides is exact and nothing else was found."""
+        """Whether seams were judged, all that decide are exact, and nothing else was found."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
@@ -173,6 +184,11 @@ def audit(
         found,
         template=processor.report,
         seams=seams,
+        round_trips=tuple(
+            trip
+            for trip in judge_round_trips(hf_tokenizer, options)
+            if trip.kind == "thinking" or "tool" in roles
+        ),
         content=_content_verdict(hf_tokenizer, tokenizer, processor),
         fuzz=fuzzed,
     )

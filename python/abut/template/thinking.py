@@ -21,6 +21,7 @@ CLOSE = "</think>"
 _REASONING = "abutReasoning"
 _ANSWER = "abutAnswer"
 _SPACE = re.compile(r"\s*+")
+_FIRST_TAG = re.compile(r"\s*[<\[][^<>\[\]]*[>\]]\s*")
 _BEGUN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 
 
@@ -43,7 +44,7 @@ class ThinkingFormat:
         close: what ends it.
         between: all that is written between thinking and answer: the close, the whitespace around
             it, headers.
-        answer: a header that stands before an answer, with thinking or without; it is no action.
+        answer: a header that stands before every answer; it is no action.
         restart: where thinking, answer and tool calls are messages of their own (gpt-oss): what
             begins the next message of the same turn.
         opened: the generation prompt has begun the thinking: a completion goes on inside it.
@@ -169,7 +170,8 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
     """
     found = next(_formats(render, generation_prompt), None)
     if found is None:
-        found = _GEMMA if _drops_past_thinking(render, _GEMMA) else ThinkingFormat()
+        drops = _drops_past_thinking(render, _GEMMA)
+        found = _GEMMA if drops else ThinkingFormat(answer=_answer_header(render))
     return replace(found, opened=generation_prompt.rstrip().endswith(found.open.strip()))
 
 
@@ -204,10 +206,12 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
             opening = last_tag[0] if last_tag else ""
         before = after_common_prefix(without, prompt).partition(_ANSWER)[0]
         close, answer = between, ""
-        if before.strip() and between.strip() not in before and between.endswith(before):
-            close = between.removesuffix(before)
-            answer = "" if "tool_calls" in plain else before
-            between = close + answer
+        if "tool_calls" in plain:
+            begun = _FIRST_TAG.match(between)
+            close = between = begun[0] if begun else ""
+            answer = _answer_header(render)
+        elif before.strip() and between.strip() not in before and between.endswith(before):
+            close, answer = between.removesuffix(before), before
         restart = generation_prompt if answer and close.endswith(generation_prompt) else ""
         close = close.removesuffix(restart)
         if not restart:
@@ -223,6 +227,17 @@ def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:
     except TemplateError:
         return False
     return _ANSWER in past and _REASONING not in past
+
+
+def _answer_header(render: Render) -> str:
+    """What stands between the generation prompt and any answer: Functionary's `all`, say."""
+    try:
+        prompt = render([user()])
+        written = render([user(), assistant(_ANSWER)], add_generation_prompt=False)
+    except TemplateError:
+        return ""
+    header = written.removeprefix(prompt).partition(_ANSWER)[0] if prompt in written else ""
+    return header if header.strip() and OPEN not in header and CLOSE not in header else ""
 
 
 def after_common_prefix(text: str, other: str) -> str:
