@@ -342,3 +342,40 @@ def test_verdicts_are_json() -> None:
         "contents": ["as is"],
         "notes": [],
     }
+
+
+# ---- calls that are written otherwise once they are answered
+
+# As Apriel: an id is written inside the call when it is answered.
+IDS_WHEN_ANSWERED = (
+    "{% for m in messages %}{{ '<|begin_' + m.role + '|>\n' + (m.content or '') }}"
+    "{% if m.tool_calls %}{{ '<calls>[' + (m.tool_calls[0].function | tojson) }}"
+    "{{ (m.tool_calls[0].id | tojson) if not loop.last else '' }}{{ ']</calls>' }}{% endif %}"
+    "{{ END if m.role == 'assistant' else '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|begin_assistant|>\n{% endif %}"
+)
+ID_TOKENS = ("<|end|>", "<calls>", "</calls>", "<|begin_tool|>", "<|begin_user|>", "<|other|>")
+
+
+def ids_when_answered(end: str) -> ChatTemplateProcessor:
+    return processor_of(IDS_WHEN_ANSWERED.replace("END", end), *ID_TOKENS, eos="<|end|>")
+
+
+def test_what_closes_calls_does_not_end_the_turn() -> None:
+    for end in ("'\n<|end|>\n'", "'\n<|end|>\n' if not loop.last or not m.tool_calls else ''"):
+        processor = ids_when_answered(end)
+        assert processor.report.stop_tokens == ("<|end|>",)
+        (tools,) = (v for v in processor.verdicts() if v.kind == "tool")
+        assert (tools.appendable, tools.stop) == (True, "<|end|>")
+        assert processor.closing([tool("a")], after=id_of(processor, "<|end|>")) == []
+        assert text(processor.increment([tool("a")])).startswith("\n<|begin_tool|>\na")
+
+
+def test_where_nothing_tells_the_end_of_calls_it_is_refused() -> None:
+    processor = ids_when_answered(
+        "'<|other|>' if m.tool_calls and loop.last else '' if m.tool_calls else '<|end|>\n'"
+    )
+    assert processor.report.stop_tokens == ("<|end|>",)
+    refusal = error(lambda: processor.increment([tool("a")]))
+    assert refusal.startswith("before [tool] the template writes the calls of a turn otherwise")
+    assert "no token that ends an answer ends both" in refusal

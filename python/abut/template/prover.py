@@ -201,6 +201,7 @@ class Prover:
             last,
             of_calls=self._tokens_of_calls(form, new),
             stops=stops,
+            contents=[str(message.get("content") or "") for message in new],
             what=roles(new),
         )
 

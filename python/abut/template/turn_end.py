@@ -94,9 +94,13 @@ def end_of_calls(
     *,
     of_calls: frozenset[str],
     stops: Sequence[str],
+    contents: Sequence[str],
     what: str,
 ) -> TurnEnd:
     """The end of a turn that called tools.
+
+    A template that writes an id into a call only once it is answered writes no more of the two
+    tails alike. Then only the known end of a turn is told from what closes the calls.
 
     Args:
         rendering: of the template.
@@ -105,13 +109,17 @@ def end_of_calls(
         of_calls: the control tokens that are written once for each call, so that they belong to
             the calls and do not end the turn.
         stops: control tokens that are known to end a turn, the likeliest first.
+        contents: those of the messages that follow.
         what: the roles of the messages that follow, for errors.
 
     Raises:
-        TemplateError: no control token ends the turn.
+        TemplateError: no control token ends the turn, or none that can be told.
     """
-    ours = rendering.tokens(tail)
-    common = [token for _, token in commonprefix([ours, rendering.tokens(last)])]
+    ours, theirs = rendering.tokens(tail), rendering.tokens(last)
+    alike = commonprefix([ours, theirs])
+    if theirs and not alike:
+        return _known_end(rendering, tail, theirs, stops=stops, contents=contents, what=what)
+    common = [token for _, token in alike]
     known = [token for token in stops if token in common]
     own = [k for k, token in enumerate(common) if token not in of_calls]
     if known:
@@ -127,6 +135,34 @@ def end_of_calls(
         )
     token = ours[k][1]
     return TurnEnd(token, token, token, k + 1)
+
+
+def _known_end(
+    rendering: Rendering,
+    tail: str,
+    theirs: Sequence[tuple[str, str]],
+    *,
+    stops: Sequence[str],
+    contents: Sequence[str],
+    what: str,
+) -> TurnEnd:
+    """The first token that is known to end a turn, where it does so in both tails.
+
+    Or where the last turn is left open just before it.
+    """
+    begins = [tail.index(content) for content in contents if content and content in tail]
+    ours = [token for _, token in rendering.tokens(tail[: min(begins, default=len(tail))])]
+    last = [token for _, token in theirs]
+    for stop in stops:
+        if stop in ours:
+            k = ours.index(stop)
+            if stop in last or last == ours[:k]:
+                return TurnEnd(stop, stop, stop, k + 1)
+    raise TemplateError(
+        f"before {what} the template writes the calls of a turn otherwise than where they are last "
+        f"({tail!r}), and no token that ends an answer ends both, so nothing says where the turn "
+        f"ends\n{_HINT}"
+    )
 
 
 def _last(tokens: Sequence[tuple[str, str]], eos: str | None) -> int:
