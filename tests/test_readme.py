@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_the_first_screen_is_forty_lines() -> None:
     screen = README.splitlines()[:40]
     assert sum(line.startswith("```python") for line in screen) == 2
     assert any("pip install" in line for line in screen)
+
+
+def test_the_links_lead_somewhere_on_the_package_index_too() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    files = project["urls"]["Repository"] + "/blob/main/"
+    assert not re.findall(r"\]\((?!https://)", README), "there, a path leads nowhere"
+    links = dict(re.findall(r"^\[([^\]]+)\]: (.*)$", README, flags=re.MULTILINE))
+    used = set(re.findall(r"\[([\w/.]+\.(?:md|py))\]", README))
+    assert used == set(links)
+    for name, link in links.items():
+        assert link == files + name
+        assert (ROOT / name).exists()
 
 
 def test_every_file_and_make_target_that_the_documents_name_exists() -> None:

@@ -262,3 +262,17 @@ def test_a_header_that_stands_before_every_answer_is_no_action() -> None:
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert processor.parse_agent_output("all\ngo") == ("", "go")
     assert processor.parse_agent_output("go all\n") == ("", "go all\n")
+
+
+def test_a_system_prompt_that_changes_with_the_answer_is_no_thinking() -> None:
+    """As Muse's, which names those whom the conversation speaks to."""
+    template = (
+        "{% for m in messages %}{% if m.reasoning_content %}{{ 'Recipients: self' }}{% endif %}"
+        "{% endfor %}{{ 'Recipients: user' }}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
+        "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    found = find_thinking(renderer(tiny_tokenizer(template)), "<|im_start|>assistant\n")
+    assert (found.open, found.close) == ("<think>", "</think>")

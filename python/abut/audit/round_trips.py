@@ -15,6 +15,7 @@ from abut.messages import Message
 from abut.template.probe import user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
+from abut.template.thinking import after_user
 from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 
 _SWITCHES = ("enable_thinking", "thinking")  # of the templates of all families seen so far
@@ -104,7 +105,7 @@ class _Samples:
     def __post_init__(self) -> None:
         self.render = Rendering(self.hf_tokenizer, dict(self.options))
         self.processor = ChatTemplateProcessor(self.hf_tokenizer, **self.options)
-        self.prompt = self.render([user()])
+        self.prompt = after_user(self.render([user()]))
 
     def thinking(self, variables: Mapping[str, Any]) -> RoundTrip:
         """Thoughts, an answer without any, and thoughts that are cut at every character."""
@@ -210,7 +211,7 @@ class _Samples:
         answer: Message = {"role": "assistant", **message}
         prompt = prompt or self.prompt
         try:
-            written = self.render([user(), answer], add_generation_prompt=False)
+            written = after_user(self.render([user(), answer], add_generation_prompt=False))
         except TemplateError:
             return None
         if not written.startswith(prompt) or last not in written:

@@ -213,15 +213,25 @@ def _fits(replay: Replay, role: str) -> bool:
     Not where the template takes none, nor where what it writes for them depends on what random
     answers lack (a tool call) or on what follows (a system message that moves to the last turn).
     """
-    conversation = [user(), assistant(), user()]
     if role == "system":
-        conversation.insert(0, {"role": "system", "content": "abutSystem"})
+        conversations = [[{"role": "system", "content": "abutSystem"}, user(), assistant(), user()]]
     else:
-        conversation[2] = tool_message("abutResult")
-    try:
-        return replay.run(conversation).problem is None
-    except TemplateError:
-        return False
+        said = tool_message("abutResult")
+        conversations = [
+            [user(), assistant(), said],
+            [user(), assistant(), said, assistant(), said],
+            [said, assistant(), said],
+        ]
+    fits = False
+    for conversation in conversations:
+        try:
+            if replay.run(conversation).problem is not None:
+                return False
+            fits = True
+        except TemplateError:
+            if not fits:
+                return False
+    return fits
 
 
 def _content_verdict(

@@ -187,9 +187,11 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
         ({**fields, "content": "", "tool_calls": calls}, {"content": "", "tool_calls": calls}),
     ):
         try:
-            prompt = render([user()])
+            prompt = after_user(render([user()]))
             written, without = (
-                render([user(), {"role": "assistant", **message}], add_generation_prompt=False)
+                after_user(
+                    render([user(), {"role": "assistant", **message}], add_generation_prompt=False)
+                )
                 for message in (thoughtful, plain)
             )
         except TemplateError:
@@ -232,12 +234,18 @@ def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:
 def _answer_header(render: Render) -> str:
     """What stands between the generation prompt and any answer: Functionary's `all`, say."""
     try:
-        prompt = render([user()])
-        written = render([user(), assistant(_ANSWER)], add_generation_prompt=False)
+        prompt = after_user(render([user()]))
+        written = after_user(render([user(), assistant(_ANSWER)], add_generation_prompt=False))
     except TemplateError:
         return ""
-    header = written.removeprefix(prompt).partition(_ANSWER)[0] if prompt in written else ""
+    begun = written.startswith(prompt)
+    header = written.removeprefix(prompt).partition(_ANSWER)[0] if begun else ""
     return header if header.strip() and OPEN not in header and CLOSE not in header else ""
+
+
+def after_user(rendered: str) -> str:
+    """What follows the probe's user message: some system prompts change with the answer."""
+    return rendered.rpartition(user()["content"])[2]
 
 
 def after_common_prefix(text: str, other: str) -> str:

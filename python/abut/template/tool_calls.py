@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from abut.errors import TemplateError
 from abut.template.probe import user
-from abut.template.thinking import Render, after_common_prefix
+from abut.template.thinking import Render, after_common_prefix, after_user
 from abut.tool_calls.formats import ToolCall
 from abut.tool_calls.parse import (
     MalformedCall,
@@ -73,8 +73,8 @@ def _written_calls(render: Render, argument: str) -> Iterator[str]:
     for content in ("", None):
         message = {"role": "assistant", "content": content, "tool_calls": [call]}
         try:
-            prompt = render([user()])
-            written = render([user(), message], add_generation_prompt=False)
+            prompt = after_user(render([user()]))
+            written = after_user(render([user(), message], add_generation_prompt=False))
         except TemplateError:
             continue
         yield after_common_prefix(written, prompt)
