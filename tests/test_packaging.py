@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import textwrap
 import tomllib
 import venv
 import zipfile
@@ -18,6 +19,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import abut
 from abut.demo.model import ASSETS
@@ -27,6 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 OPTIONAL = ("torch", "transformers", "trl", "tokenizers", "tqdm", "websockets", "hypothesis")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 TEXT = "<|im_start|>user\nIs <|im_end|> text? Ja, wörtlich: 你好 🙂<|im_end|>\n"
 
 # Run in the empty environment.
@@ -66,18 +70,40 @@ def scheme(environment: Path) -> dict[str, str]:
     return sysconfig.get_paths("venv", vars=base)
 
 
-def install(wheel: Path, environment: Path) -> Path:
-    """Make an environment that holds the running NumPy and the wheel; returns its Python."""
+def install(wheel: Path, environment: Path, *, extra: str = "") -> Path:
+    """Make an environment of the wheel and what is declared for it; returns its Python.
+
+    That is the running NumPy, and what is installed here of an extra and of what that requires.
+    """
     venv.create(environment, with_pip=False, symlinks=os.name != "nt")
     site = Path(scheme(environment)["purelib"])
-    numpy = distribution("numpy")
-    for name in {file.parts[0] for file in numpy.files or ()} - {"..", "__pycache__"}:
-        (site / name).symlink_to(Path(str(numpy.locate_file(name))).resolve())
+    for name in {"numpy", *(required(EXTRAS[extra]) if extra else ())}:
+        found = distribution(name)
+        for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (site / part).exists():  # several share a namespace
+                (site / part).symlink_to(Path(str(found.locate_file(part))).resolve())
     python = Path(scheme(environment)["scripts"]) / Path(sys.executable).name
-    # Without an index: pip fails if the wheel requires more than NumPy.
+    # Without an index: pip fails if the wheel requires more than that.
     pip = (sys.executable, "-m", "pip", "--isolated", "--python", python)
-    run(*pip, "install", "--quiet", "--no-index", wheel, cwd=environment)
+    what = f"{wheel}[{extra}]" if extra else wheel
+    run(*pip, "install", "--quiet", "--no-index", what, cwd=environment)
     return python
+
+
+def required(requirements: list[str], *, extras: frozenset[str] = frozenset()) -> set[str]:
+    """The names of what these requirements need, and of all that those need."""
+    found: set[str] = set()
+    for requirement in map(Requirement, requirements):
+        of_extra = [{"extra": extra} for extra in extras or {""}]
+        if requirement.marker and not any(map(requirement.marker.evaluate, of_extra)):
+            continue
+        if requirement.name == "abut":
+            found |= required([r for extra in requirement.extras for r in EXTRAS[extra]])
+        elif requirement.name not in found:
+            found.add(requirement.name)
+            more = distribution(requirement.name).requires or []
+            found |= required(more, extras=frozenset(requirement.extras))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +208,82 @@ def test_an_extra_that_is_missing_is_named(
     assert f"abut.errors.MissingExtraError: {message}\n" in done.stderr
 
 
+USES = {
+    "hf": """
+        import abut
+        from abut.cli.__main__ import main
+        from abut.demo.model import ASSETS
+
+        def look(where: str) -> str:
+            "Look.\\n\\nArgs:\\n    where: there"
+            return where
+
+        abut.tool_env([look], reward=len)
+        assert main(["check", str(ASSETS)]) == 0
+    """,
+    "trl": """
+        from abut.cli.__main__ import main
+        assert main(["demo", "--steps", "1"]) == 0
+    """,
+    "vllm": """
+        import asyncio
+        import abut
+        from abut.samplers.vllm import VLLMServerSampler
+
+        async def enter():
+            async with VLLMServerSampler("http://127.0.0.1:9", give_up_s=0.1):
+                pass
+
+        try:
+            asyncio.run(enter())
+        except abut.SamplerError as error:
+            assert "127.0.0.1:9" in str(error), error
+        else:
+            raise AssertionError
+    """,
+    "openenv": """
+        import asyncio
+        import abut
+        from abut.envs.task import RolloutTask
+        from abut.openenv import OpenEnv
+
+        env = OpenEnv("http://127.0.0.1:9", connect_timeout_s=0.1)
+        try:
+            asyncio.run(env.lend(RolloutTask(0, "r0", env, [], "seed", 0)))
+        except abut.EnvError as error:
+            assert "127.0.0.1:9" in str(error), error
+        else:
+            raise AssertionError
+    """,
+    "fast": """
+        from abut.concurrency.loop import new_loop
+        loop = new_loop()
+        loop.close()
+        assert type(loop).__module__.startswith("uvloop")
+    """,
+    "testing": """
+        import abut
+        from abut.demo.model import ASSETS
+        from abut.strategies import texts
+        from abut.testing import assert_additive
+        from hypothesis import given
+
+        tokenizer = abut.Tokenizer.from_file(ASSETS / "tokenizer.json")
+        given(texts(tokenizer))(lambda text: assert_additive(tokenizer, text, "<|im_end|>"))()
+    """,
+}
+
+
+@pytest.mark.parametrize("extra", sorted(USES))
+def test_an_extra_alone_brings_all_that_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
+    python = install(wheel, tmp_path / "environment", extra=extra)
+    run(python, "-I", "-c", textwrap.dedent(USES[extra]), cwd=tmp_path)
+
+
+def test_each_extra_for_users_is_tried_alone() -> None:
+    assert set(USES) == set(EXTRAS) - {"dev"}
+
+
 def test_the_command_runs_and_names_what_the_demo_needs(empty_python: Path) -> None:
     command = empty_python.with_name("abut").with_suffix(empty_python.suffix)
     folder = empty_python.parent
@@ -222,16 +324,14 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
 
 
 def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"abut-{abut.__version__}.dist-info/METADATA").decode()
-    required = [
-        line.removeprefix("Requires-Dist: ")
-        for line in metadata.splitlines()
-        if line.startswith("Requires-Dist: ")
-    ]
-    assert [line for line in required if "extra ==" not in line] == project["dependencies"]
-    assert set(project["optional-dependencies"]) == {
+    lines = metadata.splitlines()
+    base = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    assert base == [f"Requires-Dist: {requirement}" for requirement in PROJECT["dependencies"]]
+    for name, address in PROJECT["urls"].items():
+        assert f"Project-URL: {name}, {address}" in lines
+    assert set(EXTRAS) == {
         "fast",
         "hf",
         "trl",

@@ -156,7 +156,7 @@ def schemas_by_name(functions: Sequence[Function]) -> dict[str, Mapping[str, Any
     try:
         from transformers.utils import get_json_schema
     except ImportError:
-        raise MissingExtraError("tools need transformers: pip install 'abut[trl]'") from None
+        raise MissingExtraError("tools need transformers: pip install 'abut[hf]'") from None
     schemas: dict[str, Mapping[str, Any]] = {}
     for function in functions:
         try:
