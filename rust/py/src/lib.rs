@@ -12,6 +12,7 @@ mod columns;
 mod convert;
 mod detach;
 mod error;
+mod pickle;
 mod reply;
 mod requests;
 mod seam;
