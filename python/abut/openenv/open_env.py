@@ -62,6 +62,7 @@ class OpenEnv:
     Raises:
         TypeError: `target` is no target, or `tasks` no mappings.
         ValueError: an address or a setting is wrong.
+        EnvError: a server is to be started where the system has no process groups (Windows).
     """
 
     def __init__(

@@ -101,7 +101,10 @@ impl PyTokenizer {
         let read = py.detach(|| std::fs::read(&path)).map_err(|e| {
             // With the path, as Python's own open() has it; OSError picks its subclass.
             let reason = e.to_string();
-            PyOSError::new_err((e.raw_os_error(), reason, path.display().to_string()))
+            // The code stands twice: Windows has numbers of its own, which Python takes from the
+            // last place, and other systems don't look there.
+            let code = e.raw_os_error();
+            PyOSError::new_err((code, reason, path.display().to_string(), code))
         })?;
         let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
         let json = String::from_utf8(read).map_err(|_| {
