@@ -44,6 +44,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // The first array loads NumPy's own API; where Ctrl-C falls into that, the process panics.
         numpy::PyArray1::<i64>::zeros(module.py(), 0, false);
+        crate::pickle::objects(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

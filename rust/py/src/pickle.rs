@@ -55,8 +55,9 @@ pub fn remembered<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'p
     Ok((!object.is_none()).then_some(object))
 }
 
-/// Objects by what they were made of.
-fn objects(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+/// Objects by what they were made of. Made with the module: a process that is forked while another
+/// thread makes them would wait for that thread.
+pub fn objects(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static OBJECTS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let objects = OBJECTS.get_or_try_init(py, || {
         let class = py.import("weakref")?.getattr("WeakValueDictionary")?;
