@@ -80,3 +80,8 @@ def text_of(error: BaseException) -> str:
     if len(said) > _LONGEST_TEXT:
         said = f"{said[:_LONGEST_TEXT]}… ({len(said):,} characters)"
     return f"{name}: {said}"
+
+
+def printable(text: str) -> str:
+    """A text for a terminal, which must not obey what somebody else wrote; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

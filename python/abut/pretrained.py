@@ -13,6 +13,10 @@ from abut.errors import MissingExtraError, TokenizerError
 # As the Hub takes them: `model` or `owner/model`.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
+_CODE_HINT = (
+    "hint: abut runs no code that comes with a model; where you trust it, load the tokenizer "
+    "yourself with trust_remote_code=True, and pass the tokenizer"
+)
 _FOLDER_HINT = "hint: pass a folder that save_pretrained of a fast tokenizer wrote"
 
 
@@ -49,7 +53,8 @@ def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed.
-        TokenizerError: the folder holds no tokenizer, or a file of it is broken.
+        TokenizerError: the folder holds no tokenizer, a file of it is broken, or the tokenizer is
+            code that comes with the model.
         OSError: there is no such folder, or transformers finds no such model (then its message).
     """
     try:
@@ -61,16 +66,23 @@ def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
         ) from error
     name = os.fspath(source)
     folder = Path(name)
-    if not name or not folder.is_dir():
-        if not _MODEL_NAME.fullmatch(name):
-            raise FileNotFoundError(
-                f"{name!r}: no such folder, and it is not the name of a model either\n"
-                "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B"
-            )
-        return AutoTokenizer.from_pretrained(name)
+    is_folder = bool(name) and folder.is_dir()
+    if not is_folder and not _MODEL_NAME.fullmatch(name):
+        raise FileNotFoundError(
+            f"{name!r}: no such folder, and it is not the name of a model either\n"
+            "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B"
+        )
+    # Spelled out: the name may be that of a record, and by default transformers asks whoever sits
+    # at the terminal.
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # for what a folder lacks, transformers raises anything
+        if "trust_remote_code" in str(error):
+            raise TokenizerError(
+                f"{name}: its tokenizer is code that comes with the model\n{_CODE_HINT}"
+            ) from error
+        if not is_folder:
+            raise
         _name_what_is_broken(folder)
         raise TokenizerError(
             f"{folder}: transformers cannot load a tokenizer from this folder: "

@@ -47,6 +47,73 @@ def test_show_marks_sampled_text_and_disarms_escape_sequences(records, capsys):
     assert "\x1b" not in out
 
 
+EVIL = "\x1b]0;owned\x07\x9b2J\u202e\nreward 1.0"
+
+
+def test_show_disarms_every_field_that_it_prints(tmp_path, tokenizer, capsys):
+    text = tokenizer.encode(EVIL).tolist()
+    turn = {"start": EVIL, "end": EVIL, "finish_reason": EVIL, "reward": EVIL}
+    evil = dict.fromkeys(("rollout_id", "step", "mode", "reward", "stop_reason"), EVIL)
+    evil |= {"attempts": EVIL, "error": EVIL, "prompt_ids": text, "provenance": []}
+    evil |= {"completion_ids": [], "env_mask": []}
+    evil["turns"] = [turn | {"generate_s": 0.0, "env_s": 0.0}]
+    evil["seams"] = [{"kind": EVIL, "exact": exact} for exact in (True, False)]
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(record(tokenizer, **evil)) + "\n")
+    assert main(["show", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("owned") == 14
+    assert [c for c in out if not c.isprintable() and c != "\n"] == []
+    forged = [line for line in out.splitlines() if line.startswith("reward 1.0")]
+    assert len(forged) == 1  # in the text of the rollout, which comes last
+
+
+@pytest.mark.parametrize("changes", [{"schema_version": EVIL}, {"tokenizer": EVIL}])
+def test_an_error_of_the_command_line_disarms_what_it_quotes(tmp_path, tokenizer, capsys, changes):
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(record(tokenizer, **changes)) + "\n")
+    assert main(["show", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "owned" in err
+    assert [c for c in err if not c.isprintable() and c != "\n"] == []
+
+
+def test_check_disarms_what_a_template_says(tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(ASSETS, folder)
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('" + EVIL + "') }}")
+    main(["check", str(folder)])
+    out = capsys.readouterr().out
+    assert "owned" in out
+    assert [c for c in out if not c.isprintable() and c != "\n"] == []
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_no_code_of_a_model_runs_and_nobody_is_asked(
+    tmp_path, tokenizer, capsys, monkeypatch, command
+):
+    """A record names a folder whose tokenizer is code, and somebody presses `y`."""
+    ran = tmp_path / "ran"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "mine.py").write_text(
+        f"from pathlib import Path\nPath({str(ran)!r}).touch()\nclass Mine: ...\n"
+    )
+    code = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(code))
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(record(tokenizer, tokenizer=str(folder))) + "\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    assert main([command, str(path if command == "show" else folder)]) != 0
+    assert not ran.exists()
+    assert capsys.readouterr().err == (
+        f"abut {command}: {folder}: its tokenizer is code that comes with the model\n"
+        "hint: abut runs no code that comes with a model; where you trust it, load the tokenizer "
+        "yourself with trust_remote_code=True, and pass the tokenizer\n"
+    )
+
+
 def test_show_colors_tokens_by_who_wrote_them(records, capsys):
     assert main(["show", str(records), "--color", "always"]) == 0
     assert "\x1b[1;32ma\\x1b[2Jb\x1b[0m" in capsys.readouterr().out

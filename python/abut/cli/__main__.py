@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from abut._native import __version__
 from abut.cli import bench, check, demo, show
 from abut.cli.output import forget_stdout
-from abut.errors import AbutError
+from abut.errors import AbutError, printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"abut {args.command}: interrupted\n")
         return 130
     except (AbutError, ValueError, TypeError, OSError) as error:
-        sys.stderr.write(f"abut {args.command}: {error}\n")
+        sys.stderr.write(f"abut {args.command}: {printable(str(error))}\n")
         return 1
 
 

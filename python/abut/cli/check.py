@@ -8,7 +8,7 @@ from typing import Any
 
 from abut.cli.arguments import Commands, positive
 from abut.cli.output import forget_stdout
-from abut.errors import AbutError
+from abut.errors import AbutError, printable, text_of
 
 
 def add_to(commands: Commands) -> None:
@@ -64,15 +64,15 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     except (AbutError, ValueError, TypeError, OSError) as error:
-        sys.stderr.write(f"abut check: {error}\n")
+        sys.stderr.write(f"abut check: {printable(str(error))}\n")
         return 2
     except Exception as error:  # a traceback would exit with 1, which is a verdict
-        sys.stderr.write(f"abut check: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"abut check: {printable(text_of(error))}\n")
         return 2
     status = 0 if found.exact else 1
     page = [json.dumps(found.as_dict())] if args.json else lines(found)
     try:
-        sys.stdout.writelines(f"{line}\n" for line in page)
+        sys.stdout.writelines(f"{printable(line)}\n" for line in page)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads the first lines only still gets the verdict
         forget_stdout()

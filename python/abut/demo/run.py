@@ -99,7 +99,7 @@ def load_model(name: str) -> tuple[Any, Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingExtraError("abut demo needs TRL: pip install 'abut[trl]'") from error
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.chat_template is None:
         raise TemplateError(
             f"the tokenizer of {name!r} has no chat template, so turns cannot be written\n"
@@ -107,7 +107,8 @@ def load_model(name: str) -> tuple[Any, Any]:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(name, dtype="float32"), tokenizer
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32", trust_remote_code=False)
+    return model, tokenizer
 
 
 def run(

@@ -16,10 +16,15 @@ from abut.openenv.shared import EpisodeRules, Shared
 from abut.openenv.target import Target, hosts_of
 from abut.openenv.text import Act, Observe
 from abut.openenv.wire import Observation, SessionLimits
+from abut.pickling import stays
 
 ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
+@stays(
+    "it has sessions on servers, and a loop of this process",
+    hint="start the servers once, and make an OpenEnv of their addresses there",
+)
 class OpenEnv:
     """Environments on servers that speak OpenEnv's protocol: a pool for `make_rollout_func`.
 
@@ -57,6 +62,7 @@ class OpenEnv:
     Raises:
         TypeError: `target` is no target, or `tasks` no mappings.
         ValueError: an address or a setting is wrong.
+        EnvError: a server is to be started where the system has no process groups (Windows).
     """
 
     def __init__(

@@ -49,6 +49,18 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
         start_timeout_s: float,
     ) -> None:
+        """Nothing is started yet.
+
+        Raises:
+            EnvError: this system could not end what would be started.
+        """
+        if not hasattr(os, "killpg"):  # Windows
+            raise EnvError(
+                f"{name} cannot be started here: this system has no process groups, so nothing "
+                "would end a server with all that it started\n"
+                "hint: start the server yourself, and pass its address: "
+                "OpenEnv('http://127.0.0.1:8000')"
+            )
         self.name = name
         self._command = command
         self._cwd = cwd

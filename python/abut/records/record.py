@@ -102,7 +102,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
                 ) from None
             if version != SCHEMA_VERSION:
                 raise ValueError(
-                    f"{path}:{number}: schema_version {version}, this abut reads {SCHEMA_VERSION}"
+                    f"{path}:{number}: schema_version {version!r}, this abut reads {SCHEMA_VERSION}"
                 )
             yield record
 

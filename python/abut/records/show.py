@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from abut._native import Tokenizer
+from abut.errors import printable
 from abut.parts import PROVENANCE
 from abut.records.record import read_records
 
@@ -51,29 +52,30 @@ def load_tokenizer(source: str | None) -> Tokenizer:
 def render(record: Mapping[str, Any], tokenizer: Tokenizer, *, color: bool) -> Iterator[str]:
     """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧."""
     sampled = sum(record["env_mask"])
-    rollout_id = _printable(record["rollout_id"])
-    yield f"rollout {rollout_id}  step {record.get('step')}  mode {record.get('mode')}"
+    step, mode = record.get("step"), record.get("mode")
+    yield f"rollout {_field(record['rollout_id'])}  step {_field(step)}  mode {_field(mode)}"
     yield (
-        f"reward {record['reward']}  stop_reason {record['stop_reason']}  "
-        f"turns {len(record['turns'])}  attempts {record['attempts']}  "
+        f"reward {_field(record['reward'])}  stop_reason {_field(record['stop_reason'])}  "
+        f"turns {len(record['turns'])}  attempts {_field(record['attempts'])}  "
         f"{record['seconds']:.2f} s"
     )
     if record["error"]:
-        yield f"error {_printable(record['error'])}"
+        yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
     for number, turn in enumerate(record["turns"]):
         yield (
-            f"turn {number}  tokens {turn['start']}:{turn['end']}  {turn['finish_reason']}  "
+            f"turn {number}  tokens {_field(turn['start'])}:{_field(turn['end'])}  "
+            f"{_field(turn['finish_reason'])}  "
             f"generate {turn['generate_s']:.3f} s  env {turn['env_s']:.3f} s  "
-            f"reward {turn['reward']}"
+            f"reward {_field(turn['reward'])}"
         )
     verdicts = ", ".join(
-        seam["kind"] if seam["exact"] else f"{seam['kind']} (inexact)" for seam in record["seams"]
+        _field(seam["kind"]) + ("" if seam["exact"] else " (inexact)") for seam in record["seams"]
     )
     yield f"seams {verdicts or 'none'}"
     ids = [*(record["prompt_ids"] or []), *record["completion_ids"]]
     yield (
         f"{len(record['prompt_ids'] or [])} prompt tokens, "
-        f"{len(record['completion_ids'])} completion tokens, {sampled} sampled"
+        f"{len(record['completion_ids'])} completion tokens, {_field(sampled)} sampled"
     )
     yield ""
     if color:
@@ -92,13 +94,13 @@ def _pieces(
         end = at + len(list(group))
         text, name = tokenizer.decode(ids[at:end]), PROVENANCE[code]
         at = end
-        text = _printable(text)
+        text = printable(text)
         if color:
             yield f"\x1b[{_COLORS[name]}m{text}\x1b[0m"
         else:
             yield f"⟦{text}⟧" if name == "sampled" else text
 
 
-def _printable(text: str) -> str:
-    """Text of a model or an environment may hold escape sequences: a terminal must not obey."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+def _field(value: Any) -> str:
+    """A field that belongs into one line: a line of its own would pass for one of ours."""
+    return printable(str(value)).replace("\n", r"\n")

@@ -13,6 +13,7 @@ from abut._native import Tokenizer
 from abut.concurrency.loop import KeptLoop
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.pickling import stays
 from abut.processor import PartsProcessor
 from abut.rollout.batch import AnySampler, Batch
 from abut.rollout.config import RolloutConfig
@@ -24,6 +25,10 @@ _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 _INTERRUPTED_S = 5.0
 
 
+@stays(
+    "it has threads, loops and a sampler of this process",
+    hint="send its tokenizer, processor and config, and make the engine there",
+)
 class Engine:
     """Plays rollouts. One engine runs one batch at a time."""
 

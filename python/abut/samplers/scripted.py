@@ -11,6 +11,10 @@ from abut.samplers.sampler import Sample, SampleRequest
 Script: TypeAlias = Callable[[SampleRequest], Sequence[int]]
 
 
+def _falling(index: int) -> float:
+    return -0.5 - index / 64
+
+
 class ScriptedSampler:
     """A sampler that says what a script tells it: a tool for tests and benchmarks.
 
@@ -24,7 +28,7 @@ class ScriptedSampler:
         self,
         script: Script,
         *,
-        logprob: Callable[[int], float] = lambda index: -0.5 - index / 64,
+        logprob: Callable[[int], float] = _falling,
         delay_s: Callable[[SampleRequest], float] | None = None,
     ) -> None:
         self._script = script

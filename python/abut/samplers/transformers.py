@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from abut.errors import MissingExtraError, SamplerError
+from abut.pickling import stays
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
 
@@ -48,6 +49,10 @@ _NOT_TAKEN = (
 )
 
 
+@stays(
+    "it samples with a model of this process",
+    hint="send the name of the model, and make model and sampler there",
+)
 class TransformersSampler:
     """Batched `generate` with left padding; one forward pass for all requests that wait.
 

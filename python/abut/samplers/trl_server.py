@@ -13,6 +13,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from abut.errors import SamplerError
+from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
 from abut.samplers.model_server import ModelServer, Refused
 from abut.samplers.sampler import Sample, SampleRequest
@@ -25,6 +26,10 @@ _GATHER_S = 0.02
 _Waiting: TypeAlias = "tuple[SampleRequest, asyncio.Future[Sample]]"
 
 
+@stays(
+    "it has connections of this process",
+    hint="send its arguments, and make the sampler there",
+)
 class TRLServerSampler:
     """Samples from one server of TRL up to 1.10.
 

@@ -21,6 +21,7 @@ import numpy as np
 from abut._native import Choice, read_completions
 from abut.concurrency.backoff import backoff
 from abut.errors import SamplerError
+from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
 from abut.samplers.model_server import ModelServer, Refused, Unavailable
 from abut.samplers.sampler import Sample, SampleRequest
@@ -36,6 +37,10 @@ _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"
 _CERTAIN = 1e-3
 
 
+@stays(
+    "it has connections of this process",
+    hint="send its arguments, and make the sampler there",
+)
 class VLLMServerSampler:
     """Samples from one vLLM server, or from several that serve the same model.
 

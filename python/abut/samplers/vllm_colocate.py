@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from abut.errors import SamplerError
+from abut.pickling import stays
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.tensor_parallel import Alone, RankReport, Ranks
@@ -23,6 +24,10 @@ from abut.samplers.vllm_settings import vllm_settings
 logger = logging.getLogger(__name__)
 
 
+@stays(
+    "its engine is in this process",
+    hint="make it where the LLM is; VLLMServerSampler asks a server from anywhere",
+)
 class VLLMColocateSampler:
     """Samples from a `vllm.LLM` of this process, on the thread that called the engine.
 

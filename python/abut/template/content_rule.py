@@ -20,11 +20,15 @@ class ContentRule:
 
     Attributes:
         name: such as `"trim"`.
-        replay: from the content to what the template writes.
+        replay: from the content to what the template writes; a named function, which pickles.
     """
 
     name: str
     replay: Callable[[str], str]
+
+
+def _as_is(text: str) -> str:
+    return text[:]  # a plain str, also of a subclass
 
 
 def _json(text: str) -> str:
@@ -32,7 +36,7 @@ def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-AS_IS = ContentRule("as is", lambda text: text[:])  # a plain str, also of a subclass
+AS_IS = ContentRule("as is", _as_is)
 RULES = (
     AS_IS,
     ContentRule("trim", str.strip),

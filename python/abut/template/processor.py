@@ -32,6 +32,7 @@ from abut.tool_calls.parse import Parse, ParsedCalls
 _K = TypeVar("_K")
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
+_PROOFS = ("_increments", "_for_all_names", "_forms", "_opening_plans")
 # What `apply_chat_template` takes besides variables, and abut gives it or must not.
 _GIVEN = frozenset(
     {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
@@ -97,7 +98,6 @@ class ChatTemplateProcessor:
             "tools": None if tools is None else list(tools),
             "chat_template": chat_template,
         }
-        self._tools = options["tools"]
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
         self._for_all_names: dict[str, Increment | None] = {}
@@ -133,6 +133,12 @@ class ChatTemplateProcessor:
         other.stop_token_ids = _unique([*self.stop_token_ids, *ids])
         other.report = replace(self.report, stop_tokens=self._tokens(other.stop_token_ids))
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: the proofs, not what was said to the policy, nor closures."""
+        # Copies, since another thread may prove something meanwhile.
+        proofs = {name: dict(self.__dict__[name]) for name in _PROOFS}
+        return {**self.__dict__, **proofs, "_openings": {}, "_parse_tool_calls": None}
 
     def _tokens(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(ids))))
@@ -253,7 +259,7 @@ class ChatTemplateProcessor:
         """
         if self._parse_tool_calls is None:
             self._parse_tool_calls = tool_call_parser(
-                self._tokenizer, self._render, tools=self._tools, stop=self._end.stop
+                self._tokenizer, self._render, tools=self._render.tools, stop=self._end.stop
             )
         return self._parse_tool_calls(self._without_stop(action))
 

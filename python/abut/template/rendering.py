@@ -68,6 +68,17 @@ class Rendering:
             ) from error
         return str(rendered)
 
+    @property
+    def tools(self) -> list[Any] | None:
+        """What the template shows of tools: functions, or JSON schemas."""
+        tools: list[Any] | None = self._options["tools"]
+        return tools
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: a function travels as its schema, which is all that a template sees of it."""
+        schemas = None if self.tools is None else [schema_of(tool) for tool in self.tools]
+        return {**self.__dict__, "_options": {**self._options, "tools": schemas}}
+
     def after_turn(
         self,
         history: Sequence[Message],
@@ -127,3 +138,12 @@ class Rendering:
                 return False
 
         return not written("abutWritten") and written([{"type": "text", "text": "abutWritten"}])
+
+
+def schema_of(tool: Any) -> Any:
+    """The JSON schema of a tool, as transformers makes it of a function."""
+    if isinstance(tool, dict):
+        return tool
+    from transformers.utils import get_json_schema
+
+    return get_json_schema(tool)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from abut.errors import TemplateError
 from abut.template.probe import user
+from abut.template.rendering import schema_of
 from abut.template.thinking import Render, after_common_prefix, after_user
 from abut.tool_calls.formats import ToolCall
 from abut.tool_calls.parse import (
@@ -40,7 +41,7 @@ def tool_call_parser(
     Raises:
         TemplateError: the template writes no tool calls, or in a form that none of them reads.
     """
-    schemas = [_schema(tool) for tool in tools or ()]
+    schemas = [schema_of(tool) for tool in tools or ()]
     candidates: list[Parse] = [
         lambda text, format=format: parse_tool_calls(text, format=format, tools=schemas)  # type: ignore[misc]
         for format in get_args(ToolCallFormat)
@@ -108,11 +109,3 @@ def _transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> 
         return ParsedCalls(message.get("content") or "", tuple(calls), ())
 
     return parse
-
-
-def _schema(tool: Any) -> Any:
-    if isinstance(tool, dict):
-        return tool
-    from transformers.utils import get_json_schema
-
-    return get_json_schema(tool)

@@ -14,6 +14,7 @@ from typing import Any
 
 from abut._native import Tokenizer
 from abut.envs.source import ForTask, bind_all
+from abut.pickling import stays
 from abut.processor import PartsProcessor, Processor
 from abut.records.record import JsonlRecorder, Recorder
 from abut.rollout.config import RolloutConfig
@@ -84,6 +85,10 @@ def make_rollout_func(
     return RolloutFunc(tasks, config, processor, sampler, recorder)
 
 
+@stays(
+    "it plays with the engine and the environments of this process",
+    hint="call make_rollout_func in the process that trains",
+)
 class RolloutFunc:
     """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
 

@@ -3,13 +3,15 @@
 //! Invariant: a verdict is that of the whole texts, found in a window around the seam: from the
 //! last anchor on the left to the first anchor on the right, beyond which nothing depends on it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::encode::Edge;
 use crate::error::Result;
 use crate::parts::{Joined, Part};
 use crate::tokenizer::{AddedMode, Tokenizer};
 
 /// How a seam was decided, and what was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeamKind {
     /// A hard token touches the seam: nothing can change.
     Barrier,
@@ -35,7 +37,7 @@ impl SeamKind {
 }
 
 /// What happened where one piece met the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seam {
     /// How it was decided.
     pub kind: SeamKind,
@@ -53,7 +55,7 @@ pub struct Seam {
 }
 
 /// The tokens around a merged seam, from the first that differs to the last.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
     /// The last tokens of the left side alone.
     pub left_ids: Vec<u32>,

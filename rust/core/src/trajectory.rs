@@ -8,6 +8,8 @@ mod fork;
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::append::{OpenText, Tail};
 use crate::columns::Columns;
 use crate::encode::Edge;
@@ -19,7 +21,7 @@ use crate::seam::{Seam, SeamKind};
 use crate::tokenizer::{AddedMode, Tokenizer};
 
 /// One turn: what the engine received, and what it sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Turn {
     /// Where the sample begins, in tokens: the length of the request.
     pub start: usize,

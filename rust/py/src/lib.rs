@@ -12,6 +12,7 @@ mod columns;
 mod convert;
 mod detach;
 mod error;
+mod pickle;
 mod reply;
 mod requests;
 mod seam;
@@ -20,7 +21,9 @@ mod tokenizer;
 mod trajectory;
 
 /// The Rust core. Ids are int64, masks uint8, logprobs float32.
-#[pyo3::pymodule]
+// `arrays` borrows items of lists and reads arrays in place while nobody else runs Python, which a
+// build without a GIL does not promise; PyO3's default says that we need none.
+#[pyo3::pymodule(gil_used = true)]
 mod _native {
     use pyo3::prelude::*;
 
@@ -41,6 +44,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // The first array loads NumPy's own API; where Ctrl-C falls into that, the process panics.
         numpy::PyArray1::<i64>::zeros(module.py(), 0, false);
+        crate::pickle::objects(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

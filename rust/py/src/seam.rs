@@ -5,6 +5,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 
 use crate::arrays::ids_out;
+use crate::pickle::{Reduced, Written, read, reduce, written};
 
 /// What happened where one piece met the next.
 #[pyclass(name = "Seam", module = "abut", frozen, eq)]
@@ -51,6 +52,15 @@ impl PySeam {
     #[getter]
     fn merge(&self) -> Option<PyMerge> {
         self.0.merge.clone().map(PyMerge)
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Written<'py>>> {
+        reduce(slf, written(slf.py(), &slf.get().0)?)
+    }
+
+    #[staticmethod]
+    fn _unpickled(state: &[u8]) -> PyResult<Self> {
+        read(state).map(Self)
     }
 
     fn __repr__(&self) -> String {
@@ -104,6 +114,15 @@ impl PyMerge {
     #[getter]
     fn right_text(&self) -> &str {
         &self.0.right_text
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Written<'py>>> {
+        reduce(slf, written(slf.py(), &slf.get().0)?)
+    }
+
+    #[staticmethod]
+    fn _unpickled(state: &[u8]) -> PyResult<Self> {
+        read(state).map(Self)
     }
 
     fn __repr__(&self) -> String {

@@ -9,6 +9,7 @@ use crate::arrays::Numbers;
 use crate::columns::PyColumns;
 use crate::convert::type_name;
 use crate::error;
+use crate::pickle::{Reduced, Written, read, reduce, written};
 use crate::tokenizer::PyTokenizer;
 
 /// How one recorded call follows another.
@@ -78,6 +79,15 @@ impl PyTransition {
         self.0.texts.as_ref().map(|(_, right)| right.as_str())
     }
 
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Written<'py>>> {
+        reduce(slf, written(slf.py(), &slf.get().0)?)
+    }
+
+    #[staticmethod]
+    fn _unpickled(state: &[u8]) -> PyResult<Self> {
+        read(state).map(Self)
+    }
+
     fn __repr__(&self) -> String {
         let or_none = |value: Option<usize>| value.map_or("None".to_owned(), |v| v.to_string());
         format!(
@@ -92,11 +102,14 @@ impl PyTransition {
     }
 }
 
+type Chains = Vec<Py<PyColumns>>;
+type Transitions = Vec<Py<PyTransition>>;
+
 /// Recorded calls, joined: in all chains together, no sampled token is trained twice.
 #[pyclass(name = "Stitched", module = "abut", frozen)]
 pub struct PyStitched {
-    chains: Vec<Py<PyColumns>>,
-    transitions: Vec<Py<PyTransition>>,
+    chains: Chains,
+    transitions: Transitions,
     dropped: abut_core::Dropped,
 }
 
@@ -122,6 +135,22 @@ impl PyStitched {
         dict.set_item("truncated", self.dropped.truncated)?;
         dict.set_item("quarantined", self.dropped.quarantined)?;
         Ok(dict)
+    }
+
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<Reduced<'py, (Chains, Transitions, Written<'py>)>> {
+        let (py, this) = (slf.py(), slf.get());
+        reduce(slf, (this.chains(py), this.transitions(py), written(py, &this.dropped)?))
+    }
+
+    #[staticmethod]
+    fn _unpickled(
+        chains: Chains,
+        transitions: Transitions,
+        dropped: Written<'_>,
+    ) -> PyResult<Self> {
+        Ok(Self { chains, transitions, dropped: read(dropped.0.as_bytes())? })
     }
 
     fn __repr__(&self) -> String {
@@ -179,7 +208,7 @@ pub fn stitch(
         .map(|(index, call)| Recorded::new(index, &call?))
         .collect::<PyResult<Vec<_>>>()?;
     let calls = recorded.iter().map(Recorded::borrow).collect::<PyResult<Vec<_>>>()?;
-    let tokenizer = tokenizer.map(|tokenizer| tokenizer.get().0.clone());
+    let tokenizer = tokenizer.map(|tokenizer| tokenizer.get().core.clone());
     let stitched = py
         .detach(|| abut_core::stitch(&calls, on_drift, tokenizer.as_deref()))
         .map_err(|e| error::to_py(&e))?;

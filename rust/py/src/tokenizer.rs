@@ -1,12 +1,13 @@
 //! `abut.Tokenizer`.
 
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use abut_core::{Edge, Tokenizer};
+use abut_core::{Edge, Overrides, Tokenizer};
 use numpy::PyArray1;
-use pyo3::exceptions::{PyOSError, PyUserWarning};
+use pyo3::exceptions::{PyOSError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
@@ -15,15 +16,26 @@ use crate::batch;
 use crate::convert::{Parts, mode_in, mode_of, overrides_in, text_in, texts_in};
 use crate::detach::{encoding, looking_up};
 use crate::error;
+use crate::pickle::{Reduced, reduce, remember, remembered};
 use crate::seam::PySeam;
 
 /// A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored.
-#[pyclass(name = "Tokenizer", module = "abut", frozen)]
-pub struct PyTokenizer(pub Arc<Tokenizer>);
+#[pyclass(name = "Tokenizer", module = "abut", frozen, weakref)]
+pub struct PyTokenizer {
+    pub core: Arc<Tokenizer>,
+    /// What it was made of, for pickle: the UTF-8 of the file, and the overrides. The file may not
+    /// be where the pickle is read, and its text is a tenth of what the tokenizer takes.
+    source: Py<PyTuple>,
+}
 
 impl PyTokenizer {
     /// Warns where text will be encoded more slowly than its shape promises.
-    fn new(py: Python<'_>, tokenizer: Tokenizer) -> PyResult<Self> {
+    fn new(
+        json: &Bound<'_, PyBytes>,
+        overrides: &Overrides,
+        tokenizer: Tokenizer,
+    ) -> PyResult<Self> {
+        let py = json.py();
         if let Some(reason) = &tokenizer.profile().demoted_because {
             let message = format!(
                 "the fast encoder is not used for this tokenizer: {reason}. Its tokens are exact, but \
@@ -32,7 +44,13 @@ impl PyTokenizer {
             let message = CString::new(message.replace('\0', "\u{fffd}"))?;
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;
         }
-        Ok(Self(Arc::new(tokenizer)))
+        let sorted = |tokens: &HashSet<String>| {
+            let mut tokens: Vec<_> = tokens.iter().collect();
+            tokens.sort_unstable();
+            PyTuple::new(py, tokens)
+        };
+        let source = (json, sorted(&overrides.control)?, sorted(&overrides.textual)?);
+        Ok(Self { core: Arc::new(tokenizer), source: source.into_pyobject(py)?.unbind() })
     }
 }
 
@@ -58,7 +76,8 @@ impl PyTokenizer {
         let json = text_in(json)?;
         let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(json, &overrides));
-        Self::new(py, tokenizer.map_err(|e| error::to_py(&e))?)
+        let tokenizer = tokenizer.map_err(|e| error::to_py(&e))?;
+        Self::new(&PyBytes::new(py, json.as_bytes()), &overrides, tokenizer)
     }
 
     /// Read a `tokenizer.json`.
@@ -82,7 +101,10 @@ impl PyTokenizer {
         let read = py.detach(|| std::fs::read(&path)).map_err(|e| {
             // With the path, as Python's own open() has it; OSError picks its subclass.
             let reason = e.to_string();
-            PyOSError::new_err((e.raw_os_error(), reason, path.display().to_string()))
+            // The code stands twice: Windows has numbers of its own, which Python takes from the
+            // last place, and other systems don't look there.
+            let code = e.raw_os_error();
+            PyOSError::new_err((code, reason, path.display().to_string(), code))
         })?;
         let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
         let json = String::from_utf8(read).map_err(|_| {
@@ -94,7 +116,8 @@ impl PyTokenizer {
         })?;
         let overrides = overrides_in(control, textual)?;
         let tokenizer = py.detach(|| Tokenizer::from_json(&json, &overrides));
-        Self::new(py, tokenizer.map_err(|e| located(e.to_string()))?)
+        let tokenizer = tokenizer.map_err(|e| located(e.to_string()))?;
+        Self::new(&PyBytes::new(py, json.as_bytes()), &overrides, tokenizer)
     }
 
     /// Take over a transformers tokenizer, or load one by name or folder with transformers.
@@ -142,7 +165,8 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let (text, mode) = mode_of(text, added)?;
-        let ids = encoding(py, &self.0, text.len(), || Ok(widened(&self.0.encode(text, mode)?)));
+        let ids =
+            encoding(py, &self.core, text.len(), || Ok(widened(&self.core.encode(text, mode)?)));
         ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
@@ -174,7 +198,7 @@ impl PyTokenizer {
         let threads = batch::threads(texts.len(), texts.iter().map(|(text, _)| text.len()).sum());
         let answers = batch::answers(py, texts.len(), threads, |index| {
             let (text, mode) = texts[index];
-            Ok(widened(&self.0.encode(text, mode)?))
+            Ok(widened(&self.core.encode(text, mode)?))
         })?;
         let ids = answers.map_err(|(index, e)| error::in_text(py, index, &error::to_py(&e)))?;
         Ok(ids.into_iter().map(|ids| PyArray1::from_vec(py, ids)).collect())
@@ -200,7 +224,8 @@ impl PyTokenizer {
         let parts = parts.borrow()?;
         let edge = if at_start { Edge::Start } else { Edge::Segment };
         let bytes = parts.iter().map(|part| part.text.len()).sum();
-        let ids = encoding(py, &self.0, bytes, || Ok(widened(&self.0.encode_parts(&parts, edge)?)));
+        let ids =
+            encoding(py, &self.core, bytes, || Ok(widened(&self.core.encode_parts(&parts, edge)?)));
         ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
@@ -216,8 +241,8 @@ impl PyTokenizer {
         py: Python<'py>,
         ids: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let ids = ids_in(ids, self.0.vocab_size())?;
-        let bytes = looking_up(py, ids.len(), || self.0.decode_bytes(&ids));
+        let ids = ids_in(ids, self.core.vocab_size())?;
+        let bytes = looking_up(py, ids.len(), || self.core.decode_bytes(&ids));
         let bytes = bytes.map_err(|e| error::to_py(&e))?;
         Ok(PyBytes::new(py, &bytes))
     }
@@ -230,9 +255,9 @@ impl PyTokenizer {
     /// Raises:
     ///     TokenizerError: an id outside the vocabulary.
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<String> {
-        let ids = ids_in(ids, self.0.vocab_size())?;
+        let ids = ids_in(ids, self.core.vocab_size())?;
         let text = looking_up(py, ids.len(), || {
-            let whole = String::from_utf8(self.0.decode_bytes(&ids)?);
+            let whole = String::from_utf8(self.core.decode_bytes(&ids)?);
             Ok(whole.unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
         });
         text.map_err(|e| error::to_py(&e))
@@ -247,7 +272,7 @@ impl PyTokenizer {
         text: &Bound<'_, PyString>,
     ) -> PyResult<Vec<(usize, String)>> {
         let text = text_in(text)?;
-        let spelled = encoding(py, &self.0, text.len(), || self.0.control_spellings(text));
+        let spelled = encoding(py, &self.core, text.len(), || self.core.control_spellings(text));
         let spelled = spelled.map_err(|e| error::to_py(&e))?;
         Ok(spelled.into_iter().map(|spelled| (spelled.position, spelled.token)).collect())
     }
@@ -269,7 +294,7 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<PySeam> {
         let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
-        encoding(py, &self.0, a.len() + b.len(), || self.0.seam(a, b, mode))
+        encoding(py, &self.core, a.len() + b.len(), || self.core.seam(a, b, mode))
             .map(PySeam)
             .map_err(|e| error::to_py(&e))
     }
@@ -288,19 +313,19 @@ impl PyTokenizer {
         added: &str,
     ) -> PyResult<bool> {
         let ((a, mode), (b, _)) = (mode_of(a, added)?, mode_of(b, added)?);
-        encoding(py, &self.0, a.len() + b.len(), || self.0.is_additive(a, b, mode))
+        encoding(py, &self.core, a.len() + b.len(), || self.core.is_additive(a, b, mode))
             .map_err(|e| error::to_py(&e))
     }
 
     /// Return the id of an added token or an entry of the vocabulary; None where it is none.
     fn token_to_id(&self, token: &Bound<'_, PyString>) -> PyResult<Option<u32>> {
-        Ok(self.0.token_to_id(text_in(token)?))
+        Ok(self.core.token_to_id(text_in(token)?))
     }
 
     /// How many ids there are, added tokens included.
     #[getter]
     fn vocab_size(&self) -> usize {
-        self.0.vocab_size()
+        self.core.vocab_size()
     }
 
     /// Return what is known without encoding anything.
@@ -312,7 +337,7 @@ impl PyTokenizer {
     /// hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
     /// model's own vocabulary could spell, and is kept from).
     fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let profile = self.0.profile();
+        let profile = self.core.profile();
         let dict = PyDict::new(py);
         dict.set_item("model", &profile.model)?;
         dict.set_item("normalizer", &profile.normalizer)?;
@@ -339,8 +364,32 @@ impl PyTokenizer {
         slf
     }
 
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Bound<'py, PyTuple>>> {
+        let source = slf.get().source.bind(slf.py());
+        remember(source, slf)?;
+        reduce(slf, source.clone())
+    }
+
+    /// One for all pickles of it that a process reads: it is large, and takes a while to make.
+    #[staticmethod]
+    #[pyo3(signature = (*source))]
+    fn _unpickled<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(known) = remembered(source)? {
+            return Ok(known);
+        }
+        let py = source.py();
+        let (json, control, textual): (Bound<'_, PyBytes>, Bound<'_, PyAny>, Bound<'_, PyAny>) =
+            source.extract()?;
+        let overrides = overrides_in(Some(&control), Some(&textual))?;
+        let text = std::str::from_utf8(json.as_bytes())
+            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let tokenizer = py.detach(|| Tokenizer::from_json(text, &overrides));
+        let made = Self::new(&json, &overrides, tokenizer.map_err(|e| error::to_py(&e))?)?;
+        remember(source, Bound::new(py, made)?.as_any())
+    }
+
     fn __repr__(&self) -> String {
-        let profile = self.0.profile();
+        let profile = self.core.profile();
         format!("Tokenizer(model={:?}, vocab_size={})", profile.model, profile.vocab_size)
     }
 }

@@ -10,6 +10,7 @@ use crate::columns::PyColumns;
 use crate::convert::{Parts, mode_of, provenance_in};
 use crate::detach::{copying, encoding, looking_up};
 use crate::error;
+use crate::pickle::{Reduced, Written, read, reduce, refused, written};
 use crate::requests::Requests;
 use crate::seam::PySeam;
 use crate::tokenizer::PyTokenizer;
@@ -31,6 +32,15 @@ impl PyTurn {
     #[getter]
     fn end(&self) -> usize {
         self.0.end
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Written<'py>>> {
+        reduce(slf, written(slf.py(), &slf.get().0)?)
+    }
+
+    #[staticmethod]
+    fn _unpickled(state: &[u8]) -> PyResult<Self> {
+        read(state).map(Self)
     }
 
     fn __repr__(&self) -> String {
@@ -71,7 +81,7 @@ fn in_use() -> PyErr {
 impl PyTrajectory {
     #[new]
     fn new(tokenizer: &Bound<'_, PyTokenizer>) -> Self {
-        let core = tokenizer.get().0.clone();
+        let core = tokenizer.get().core.clone();
         let vocab_size = core.vocab_size();
         Self { vocab_size, requests: Requests::default(), inner: Trajectory::new(core) }
     }
@@ -260,6 +270,15 @@ impl PyTrajectory {
         let inner = &this.inner;
         let columns = copying(slf.py(), inner.ids().len(), || inner.columns());
         Ok(PyColumns::from_core(slf.py(), columns.map_err(|e| error::to_py(&e))?))
+    }
+
+    #[expect(clippy::unused_self, reason = "Python gives it")]
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(refused(
+            "a Trajectory is not pickled: it still grows, and would take its tokenizer along",
+            "send trajectory.columns(), or what it is made of: texts, and the samples with their \
+             logprobs; within a process, trajectory.fork(len(trajectory)) copies it",
+        ))
     }
 
     fn __len__(slf: &Bound<'_, Self>) -> PyResult<usize> {

@@ -3,12 +3,14 @@
 //! Guesses are for people: nothing is decided by them. They look at a bounded number of tokens on
 //! either side of the difference.
 
+use serde::{Deserialize, Serialize};
+
 use super::call::Call;
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 
 /// Why a prompt differs from what stood there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// One side has one token more at the very beginning.
     Bos,

@@ -1,5 +1,7 @@
 //! The chains, written from who follows whom, and the verdict on each call.
 
+use serde::{Deserialize, Serialize};
+
 use super::call::Call;
 use super::links::{Link, Links};
 use super::on_drift::OnDrift;
@@ -8,7 +10,7 @@ use crate::columns::Columns;
 use crate::tokenizer::Tokenizer;
 
 /// How many calls are in no chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Dropped {
     /// Nothing was sampled.
     pub empty: usize,

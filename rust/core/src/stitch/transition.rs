@@ -1,9 +1,11 @@
 //! The verdict on one call: how it follows another.
 
+use serde::{Deserialize, Serialize};
+
 use super::cause::Cause;
 
 /// The verdict on one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransitionKind {
     /// It extends its parent exactly, or is the first call with a prompt that has no parent.
     Clean,
@@ -29,7 +31,7 @@ impl TransitionKind {
 }
 
 /// How one call follows another.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
     /// Index of the call, as recorded.
     pub call: usize,

@@ -1,0 +1,67 @@
+//! How values travel between processes.
+//!
+//! Invariant: a pickle is all that it needs, so it is read where no file of the first process is.
+//! A value is what the core says of it, as JSON; a tokenizer is what it was made of.
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What `__reduce__` returns: a function and its arguments.
+pub type Reduced<'py, A> = (Bound<'py, PyAny>, A);
+
+/// The static method that reads what `reduce` wrote; each class that pickles has one.
+const READ: &str = "_unpickled";
+
+/// Reduces to the class's own reader, called with `arguments`.
+pub fn reduce<'py, A>(this: &Bound<'py, PyAny>, arguments: A) -> PyResult<Reduced<'py, A>> {
+    Ok((this.get_type().getattr(READ)?, arguments))
+}
+
+/// A value of the core as JSON: the one argument of a reader.
+pub type Written<'py> = (Bound<'py, PyBytes>,);
+
+/// Writes what `read` reads.
+pub fn written<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Written<'py>> {
+    let json = serde_json::to_vec(value).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok((PyBytes::new(py, &json),))
+}
+
+/// What `written` wrote.
+pub fn read<T: DeserializeOwned>(written: &[u8]) -> PyResult<T> {
+    serde_json::from_slice(written)
+        .map_err(|e| PyValueError::new_err(format!("no pickle of this version of abut: {e}")))
+}
+
+/// The error of a class that does not pickle.
+pub fn refused(why: &str, hint: &str) -> PyErr {
+    PyTypeError::new_err(format!("{why}\nhint: {hint}"))
+}
+
+/// The object that pickles of `source` stand for in this process: `object`, where there is none.
+pub fn remember<'py>(
+    source: &Bound<'py, PyTuple>,
+    object: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    objects(source.py())?.call_method1("setdefault", (source, object))
+}
+
+/// The object of `remember`, as long as it lives.
+pub fn remembered<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let object = objects(source.py())?.call_method1("get", (source,))?;
+    Ok((!object.is_none()).then_some(object))
+}
+
+/// Objects by what they were made of. Made with the module: a process that is forked while another
+/// thread makes them would wait for that thread.
+pub fn objects(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static OBJECTS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let objects = OBJECTS.get_or_try_init(py, || {
+        let class = py.import("weakref")?.getattr("WeakValueDictionary")?;
+        class.call0().map(Bound::unbind)
+    })?;
+    Ok(objects.bind(py))
+}

@@ -1,0 +1,332 @@
+"""Pickling: what travels to another process is the same there; what cannot says what to send."""
+
+import copy
+import functools
+import gc
+import inspect
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import abut
+import abut.audit
+import abut.gym
+import abut.openenv
+import abut.samplers.trl_server
+import abut.samplers.vllm
+from abut.envs.task import RolloutTask
+from abut.rollout.engine import Engine
+from abut.samplers.settings import SamplingSettings
+from abut.trl.rollout_func import RolloutFunc
+from assets import DEMO_ASSETS
+from travel import NEXT, OPENING, Lengths, said_of, there_and_back
+
+METHODS = multiprocessing.get_all_start_methods()
+COPIES: list[Callable[[Any], Any]] = [
+    copy.copy,
+    copy.deepcopy,
+    *(
+        lambda thing, protocol=protocol: pickle.loads(pickle.dumps(thing, protocol))
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)  # NumPy and tokenizers need 2
+    ),
+]
+
+# Python warns that a process with threads forks, and torch has some.
+forks = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@pytest.fixture
+def things(hf_tokenizer: Any, tmp_path: Path) -> Any:
+    """A tokenizer with overrides whose file is gone, a processor, a seam with a merge, a turn."""
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes((DEMO_ASSETS / "tokenizer.json").read_bytes())
+    tokenizer = abut.Tokenizer.from_file(file, textual=["<think>"], control=["</think>"])
+    file.unlink()
+    trajectory = abut.Trajectory(tokenizer)
+    trajectory.append_text("hello")
+    trajectory.request()
+    trajectory.append_sampled([11, 12], [-0.5, -0.25])
+    seam = tokenizer.seam("the user i", "n")
+    assert seam.merge is not None
+    return tokenizer, abut.ChatTemplateProcessor(hf_tokenizer), seam, trajectory.turns[0]
+
+
+# ---- other processes
+
+
+@forks
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_sent_to_a_process_is_the_same_there(things: Any, method: str) -> None:
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        said, (tokenizer, processor, *values) = pool.apply(there_and_back, (things,))
+    assert said == said_of(*things)
+    assert tokenizer is things[0]  # it came back to where it is known
+    assert values == [*things[2:]]
+    assert said_of(tokenizer, processor, *values) == said
+
+
+@forks
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_a_data_loader_have_tokenizer_and_processor(things: Any, method: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    dataset = Lengths(things[0], things[1])
+    loader = data.DataLoader(dataset, num_workers=1, multiprocessing_context=method)
+    assert [int(length) for length in loader] == [dataset[i] for i in range(len(dataset))]
+
+
+def test_a_closure_travels_by_cloudpickle(things: Any) -> None:
+    tokenizer, processor, seam, turn = things
+
+    def count(messages: Any) -> Any:
+        tokens = tokenizer.encode_parts(processor.opening(messages))
+        return tokens.tolist(), repr(seam), turn.end
+
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)())"
+    sent = cloudpickle.dumps(functools.partial(count, OPENING))
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, check=True, timeout=300
+    )
+    assert done.stdout.decode().strip() == repr(count(OPENING))
+
+
+# ---- tokenizers
+
+
+def test_a_process_has_one_tokenizer_for_all_pickles_of_it() -> None:
+    text = (DEMO_ASSETS / "tokenizer.json").read_text()
+    tokenizer = abut.Tokenizer.from_str(text, textual=["<think>", "</think>"])
+    sent = pickle.dumps(tokenizer)
+    assert pickle.loads(sent) is tokenizer
+    alive = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert alive() is None  # nothing keeps it
+    one = pickle.loads(sent)
+    assert pickle.loads(sent) is one
+    assert one.profile()["textual_tokens"] == ["<think>", "</think>"]
+    other = abut.Tokenizer.from_str(text, textual=["</think>", "<think>"])
+    assert pickle.loads(pickle.dumps(other)) is one  # the order of the overrides means nothing
+    assert pickle.loads(pickle.dumps(abut.Tokenizer.from_str(text))) is not one
+
+
+def test_a_broken_pickle_of_a_tokenizer_is_an_error_of_ours() -> None:
+    sent = pickle.dumps(abut.Tokenizer.from_str((DEMO_ASSETS / "tokenizer.json").read_text()))
+    with pytest.raises(abut.TokenizerError):
+        pickle.loads(sent.replace(b'"vocab"', b'"vocap"'))
+
+
+def test_a_tokenizer_has_no_subclasses() -> None:
+    with pytest.raises(TypeError, match="not an acceptable base type"):
+        type("Mine", (abut.Tokenizer,), {})
+
+
+# ---- processors
+
+
+class Shouting(abut.ChatTemplateProcessor):
+    """One of a user, with something of its own."""
+
+    mark = ""
+
+    def increment(self, messages: Any) -> Any:
+        return [*super().increment(messages), abut.Scaffold(self.mark)]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_processor_of_a_subclass_with_a_template_of_its_own_travels(
+    hf_tokenizer: Any, copied: Callable[[Any], Any]
+) -> None:
+    def search(query: str) -> str:
+        """Search.
+
+        Args:
+            query: what for.
+        """
+        return query
+
+    template = "{{ tools | length }}" + hf_tokenizer.chat_template
+    processor = Shouting(hf_tokenizer, tools=[search], chat_template=template, note="x")
+    processor = processor.with_stop_token_ids([7])
+    processor.mark = "!"
+    other = copied(processor)
+    assert (type(other), other.mark, other.stop_token_ids) == (
+        Shouting,
+        "!",
+        processor.stop_token_ids,
+    )
+    assert "".join(other.opening(OPENING)).startswith("1<|im_start|>")
+    assert other.opening(OPENING) == processor.opening(OPENING)
+    assert other.increment(NEXT) == processor.increment(NEXT)
+    assert (other.report, other.thinking) == (processor.report, processor.thinking)
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'
+    assert other.parse_tool_calls(call) == processor.parse_tool_calls(call)
+    assert other.parse_tool_calls(call).calls[0].arguments == {"query": "a"}
+
+
+def test_a_processor_takes_its_proofs_along_and_no_prompt(processor: Any) -> None:
+    processor.opening([{"role": "user", "content": "A secret of the user."}])
+    processor.increment(NEXT)
+    sent = pickle.dumps(processor)
+    assert b"A secret" not in sent
+    assert pickle.loads(sent).knows(NEXT)
+
+
+# ---- values
+
+
+def values() -> dict[str, Any]:
+    """One of each public class that travels, in the state in which it says most."""
+    tokenizer = abut.Tokenizer.from_file(DEMO_ASSETS / "tokenizer.json")
+    calls = [([1], [2], [-0.5]), ([1, 2, 5], [3], [-0.5]), ([1, 9, 4], [5], [-0.5])]
+    stitched = abut.stitch(calls, on_drift="split", tokenizer=tokenizer)
+    seam = tokenizer.seam("the user i", "n")
+    rollout = abut.Rollout("id", 0, columns=stitched.chains[0], messages=[*NEXT])
+    ids = np.arange(3)
+    return {
+        "Seam": seam,
+        "Merge": seam.merge,
+        "Transition": stitched.transitions[-1],
+        "Stitched": stitched,
+        "Columns": stitched.chains[0],
+        "Content": abut.Content("a"),
+        "Scaffold": abut.Scaffold("a"),
+        "Rollout": rollout,
+        "RolloutConfig": abut.RolloutConfig(max_turns=3),
+        "RolloutTask": RolloutTask(0, "id", abut.gym.GymEnv(dict), NEXT, "seed", 1),
+        "GymEnv": abut.gym.GymEnv(dict),
+        "Sample": abut.Sample(ids, ids.astype(np.float32), "stop"),
+        "SampleRequest": abut.SampleRequest(ids, 3, (1,), 0, "id", 0),
+        "SamplingSettings": SamplingSettings(temperature=0.5),
+        "ScriptedSampler": abut.ScriptedSampler(len),
+        "JsonlRecorder": abut.JsonlRecorder("r.jsonl"),
+        "StopReason": abut.StopReason.ENV_DONE,
+        "ToolCall": abut.ToolCall("f", {}),
+        "MalformedCall": abut.MalformedCall(0, 1, "x"),
+        "ParsedCalls": abut.parse_tool_calls("x", format="hermes"),
+        "tool_env": abut.tool_env([search], reward=len),
+        "Docker": abut.openenv.Docker("image"),
+        "Serve": abut.openenv.Serve("app:app"),
+        "Audit": abut.audit.audit(str(DEMO_ASSETS / "tokenizer.json")),
+    }
+
+
+def search(query: str) -> str:
+    """Search.
+
+    Args:
+        query: what for.
+    """
+    return query
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_values_are_the_same_in_another_process(copied: Callable[[Any], Any]) -> None:
+    for name, value in values().items():
+        other = copied(value)
+        assert type(other) is type(value), name
+        assert shown(other) == shown(value), name
+
+
+def shown(value: Any) -> Any:
+    return vars(value) if type(value).__repr__ is object.__repr__ else repr(value)
+
+
+def test_stitched_calls_keep_their_rows_and_verdicts() -> None:
+    stitched = values()["Stitched"]
+    other = pickle.loads(pickle.dumps(stitched))
+    assert [repr(one) for one in other.transitions] == [repr(one) for one in stitched.transitions]
+    texts = [(one.left, one.right) for one in other.transitions]
+    assert texts == [(one.left, one.right) for one in stitched.transitions] != [(None, None)] * 3
+    assert other.dropped == stitched.dropped
+    for row, was in zip(other.chains, stitched.chains, strict=True):
+        np.testing.assert_array_equal(row.completion_ids, was.completion_ids)
+        np.testing.assert_array_equal(row.logprobs, was.logprobs)
+
+
+# ---- what stays
+
+STAYS = {
+    Engine: (
+        "Engine is not pickled: it has threads, loops and a sampler of this process\n"
+        "hint: send its tokenizer, processor and config, and make the engine there"
+    ),
+    RolloutFunc: (
+        "RolloutFunc is not pickled: it plays with the engine and the environments of this "
+        "process\nhint: call make_rollout_func in the process that trains"
+    ),
+    abut.samplers.vllm.VLLMServerSampler: (
+        "VLLMServerSampler is not pickled: it has connections of this process\n"
+        "hint: send its arguments, and make the sampler there"
+    ),
+    abut.samplers.trl_server.TRLServerSampler: (
+        "TRLServerSampler is not pickled: it has connections of this process\n"
+        "hint: send its arguments, and make the sampler there"
+    ),
+    abut.samplers.vllm.VLLMColocateSampler: (
+        "VLLMColocateSampler is not pickled: its engine is in this process\n"
+        "hint: make it where the LLM is; VLLMServerSampler asks a server from anywhere"
+    ),
+    abut.openenv.OpenEnv: (
+        "OpenEnv is not pickled: it has sessions on servers, and a loop of this process\n"
+        "hint: start the servers once, and make an OpenEnv of their addresses there"
+    ),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_what_stays_in_its_process_says_what_to_send(copied: Callable[[Any], Any]) -> None:
+    for cls, text in STAYS.items():
+        with pytest.raises(TypeError) as raised:
+            copied(object.__new__(cls))
+        assert str(raised.value) == text
+
+
+def test_a_model_in_process_stays() -> None:
+    pytest.importorskip("torch")
+    from abut.samplers.transformers import TransformersSampler
+
+    with pytest.raises(TypeError) as raised:
+        pickle.dumps(object.__new__(TransformersSampler))
+    assert str(raised.value) == (
+        "TransformersSampler is not pickled: it samples with a model of this process\n"
+        "hint: send the name of the model, and make model and sampler there"
+    )
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_trajectory_stays_and_is_forked_instead(
+    tokenizer: Any, copied: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        copied(abut.Trajectory(tokenizer))
+    assert str(raised.value) == (
+        "a Trajectory is not pickled: it still grows, and would take its tokenizer along\n"
+        "hint: send trajectory.columns(), or what it is made of: texts, and the samples with their "
+        "logprobs; within a process, trajectory.fork(len(trajectory)) copies it"
+    )
+
+
+def test_each_public_class_travels_or_says_why_not() -> None:
+    tested = {"ChatTemplateProcessor", "Tokenizer", "Trajectory", "Turn", *values()}
+    tested |= {cls.__name__ for cls in STAYS}
+    named = [(module, name) for module in (abut, abut.openenv) for name in module.__all__]
+    named += [(abut.gym, "GymEnv"), (abut.audit, "Audit")]
+    public = {name: getattr(module, name) for module, name in named}
+    untested = [
+        name
+        for name, cls in public.items()
+        if inspect.isclass(cls)
+        and name not in tested
+        and not getattr(cls, "_is_protocol", False)
+        and not issubclass(cls, Exception)
+    ]
+    assert untested == []
