@@ -475,7 +475,7 @@ class Transition:
         - forked: it does not go on with its parent's chain. It begins one of its own, or was
           dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
           call's, which may be None.
-        - quarantined: it has more than one possible parent, or descends from such a call.
+        - quarantined: it extends more than one call exactly, or a call that is quarantined.
         """
 
     @property
@@ -492,7 +492,11 @@ class Transition:
         Literal["bos", "bpe_merge", "thinking", "separator", "tool_call", "rewritten", "unknown"]
         | None
     ):
-        """A guess at why it differs; None where nothing differs."""
+        """A guess at why it differs.
+
+        None where nothing differs, and where several calls are left at `token`; then `left` and
+        `right` are None, too.
+        """
 
     @property
     def left(self) -> str | None:

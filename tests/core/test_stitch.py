@@ -369,16 +369,14 @@ def test_a_quoted_sample_is_no_rewritten_history(policy: Any) -> None:
     assert kinds(abut.stitch(calls, on_drift=policy)) == ["clean", "clean"]
 
 
-# Row 7: more than one possible parent.
+# Row 7: extends more than one call exactly.
 
-AMBIGUOUS = recording(([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
-AMBIGUOUS_DRIFT = recording(([1], [2, 3]), ([1], [2, 4]), ([1, 2, 5], [6]))
+TWINS = recording(([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
 
 
-@pytest.mark.parametrize(("calls", "parents"), [(AMBIGUOUS, (0, 1)), (AMBIGUOUS_DRIFT, (0, 1))])
-def test_two_possible_parents_are_an_error(calls: Any, parents: tuple[int, int]) -> None:
+def test_a_call_that_extends_two_is_an_error() -> None:
     with pytest.raises(abut.SeamError) as raised:
-        abut.stitch(calls)
+        abut.stitch(TWINS)
     assert str(raised.value) == (
         "call 2 has more than one possible parent: its prompt is the same as call 0 and call 1 "
         "up to token 2\n"
@@ -388,15 +386,69 @@ def test_two_possible_parents_are_an_error(calls: Any, parents: tuple[int, int])
 
 
 @pytest.mark.parametrize("policy", LENIENT)
-def test_a_call_with_two_possible_parents_is_quarantined_with_what_extends_it(policy: Any) -> None:
-    stitched = abut.stitch(AMBIGUOUS, on_drift=policy)
+def test_a_call_that_extends_two_is_quarantined_with_what_extends_it(policy: Any) -> None:
+    stitched = abut.stitch(TWINS, on_drift=policy)
     assert rows(stitched) == [([1], [2], [1]), ([1], [2], [1])]
     assert verdicts(stitched)[2:] == [
         (2, None, None, "quarantined", None),
         (3, 2, None, "quarantined", None),
     ]
     assert stitched.dropped == dropped(quarantined=2)
-    assert kinds(abut.stitch(AMBIGUOUS_DRIFT, on_drift=policy))[2] == "quarantined"
+
+
+# Row 8: only leaves several calls at one token.
+
+RETRIED = recording(([1], [2]), ([1], [3]), ([1, 9, 4], [5]), ([1, 9, 4, 5, 6], [7]))
+LEFT_QUARANTINED = recording(
+    ([1], [2]), ([1], [2]), ([1, 2, 3], [4, 8]), ([1, 2, 3, 4, 9], [5]), ([1, 2, 3, 4, 9, 5], [6])
+)
+
+
+def test_a_call_that_leaves_two_is_an_error() -> None:
+    with pytest.raises(abut.SeamError) as raised:
+        abut.stitch(RETRIED)
+    assert str(raised.value) == (
+        "call 2 has more than one possible parent: its prompt is the same as call 0 and call 1 "
+        "up to token 1\n"
+        'hint: stitch each conversation on its own; or use on_drift="split", which begins a chain '
+        "with the call"
+    )
+
+
+def test_a_call_that_leaves_two_is_truncated() -> None:
+    stitched = abut.stitch(RETRIED, on_drift="truncate")
+    assert rows(stitched) == [([1], [2], [1]), ([1], [3], [1])]
+    assert verdicts(stitched)[2:] == [(2, None, None, "forked", 1), (3, 2, None, "forked", None)]
+    assert stitched.dropped == dropped(truncated=2)
+
+
+@pytest.mark.parametrize("policy", ["split", "realign"])
+def test_one_retried_first_turn_costs_nothing_of_what_comes_after_it(policy: Any) -> None:
+    stitched = abut.stitch(RETRIED, on_drift=policy)
+    assert rows(stitched) == [
+        ([1], [2], [1]),
+        ([1], [3], [1]),
+        ([1, 9, 4], [5, 6, 7], [1, 0, 1]),
+    ]
+    assert verdicts(stitched)[2:] == [(2, None, 2, "forked", 1), (3, 2, 2, "clean", None)]
+    assert stitched.dropped == dropped()
+
+
+@pytest.mark.parametrize("policy", ["split", "realign"])
+def test_what_only_leaves_a_quarantined_call_begins_a_chain(policy: Any) -> None:
+    stitched = abut.stitch(LEFT_QUARANTINED, on_drift=policy)
+    assert rows(stitched)[2:] == [([1, 2, 3, 4, 9], [5, 6], [1, 1])]
+    assert verdicts(stitched)[2:] == [
+        (2, None, None, "quarantined", None),
+        (3, 2, 2, "forked", 4),
+        (4, 3, 2, "clean", None),
+    ]
+    assert stitched.dropped == dropped(quarantined=1)
+
+
+def test_what_leaves_a_quarantined_call_is_truncated() -> None:
+    stitched = abut.stitch(LEFT_QUARANTINED, on_drift="truncate")
+    assert stitched.dropped == dropped(truncated=2, quarantined=1)
 
 
 # What goes in and comes out.
@@ -582,10 +634,10 @@ class Oracle:
 
     def token(self, call: int) -> int | None:
         name, parents, shared = self.places[call]
-        if len(parents) != 1:
-            return None
         if name != "extends":
-            return shared
+            return shared if parents else None
+        if len(parents) > 1:
+            return None
         other = self.next(parents[0])
         assert other is not None
         return None if other == self.head(call) else common(self.prompt(call), self.whole(other))
@@ -596,15 +648,15 @@ class Oracle:
 
     def lost(self, call: int) -> str | None:
         name, parents, _ = self.places[call]
-        if len(parents) > 1:
+        if name == "extends" and len(parents) > 1:
             return "quarantined"
-        inherited = self.lost(parents[0]) if name in ("extends", "leaves") else None
+        inherited = self.lost(parents[0]) if name == "extends" else None
         cut = self.policy == "truncate" and self.token(call) is not None
         return inherited or ("forked" if cut else None)
 
     def goes_on(self, call: int) -> bool:
         parents = self.places[call][1]
-        return len(parents) == 1 and self.next(parents[0]) == call
+        return len(parents) == 1 and not self.lost(parents[0]) and self.next(parents[0]) == call
 
     def run(self) -> Any:
         starts = [c for c in self.kept if not self.lost(c) and not self.goes_on(c)]

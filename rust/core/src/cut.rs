@@ -5,14 +5,15 @@
 //! to `tokenizers`, where it duplicates text or panics: a match that begins inside the whitespace
 //! that an rstrip token has already swallowed is ignored.
 
+mod finder;
+mod hard;
+
 use std::ops::Range;
-
-use aho_corasick::{AhoCorasick, Input, MatchKind, StartKind};
-
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::file::AddedToken;
 use crate::parts::Joined;
+use finder::Finder;
+pub(crate) use hard::hard_tokens;
 
 /// One place where an added token was cut out. `range` includes what lstrip and rstrip swallow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,45 +29,24 @@ pub(crate) struct Cutter {
     tokens: Vec<AddedToken>,
     /// The lengths of what they match, in bytes.
     lens: Vec<usize>,
-    all: Option<AhoCorasick>,
-    /// Of the textual ones alone, and their indices: where there is no scaffold no control token is
-    /// cut out, so the search need not stop at those that the text spells.
-    textual: Option<(AhoCorasick, Vec<usize>)>,
-    /// For each token, those that match as it or as a prefix of it, longest first: the next best
-    /// match at the same place when it is not admissible itself.
-    alternatives: Vec<Vec<usize>>,
+    all: Option<Finder>,
+    /// Of the textual ones alone: where there is no scaffold no control token is cut out, so the
+    /// search need not stop at those that the text spells.
+    textual: Option<Finder>,
+    /// For each token, the next best match at the same place when it is not admissible itself: one
+    /// that matches as it does, else one that matches as the longest prefix of it.
+    next_best: Vec<Option<usize>>,
 }
 
 impl Cutter {
     /// A cutter for tokens that match as `patterns` (their content, normalized or not).
     pub fn new(tokens: Vec<AddedToken>, patterns: &[String]) -> Self {
-        let mut by_pattern: FxHashMap<&str, Vec<usize>> = FxHashMap::default();
-        for (index, pattern) in patterns.iter().enumerate() {
-            by_pattern.entry(pattern).or_default().push(index);
-        }
-        let alternatives = patterns
-            .iter()
-            .enumerate()
-            .map(|(index, long)| {
-                let ends = long.char_indices().map(|(end, _)| end).skip(1).chain([long.len()]);
-                let mut shorter: Vec<usize> = ends
-                    .filter_map(|end| by_pattern.get(&long[..end]))
-                    .flatten()
-                    .copied()
-                    .filter(|&other| other != index)
-                    .collect();
-                shorter.sort_by_key(|&other| (std::cmp::Reverse(patterns[other].len()), other));
-                shorter
-            })
-            .collect();
-        let textual_ids: Vec<usize> = (0..tokens.len()).filter(|&i| !tokens[i].control).collect();
-        let textual_patterns: Vec<&String> = textual_ids.iter().map(|&i| &patterns[i]).collect();
         Self {
-            all: automaton(&patterns.iter().collect::<Vec<_>>()),
-            textual: automaton(&textual_patterns).map(|automaton| (automaton, textual_ids)),
+            all: Finder::new(patterns, 0..tokens.len()),
+            textual: Finder::new(patterns, (0..tokens.len()).filter(|&i| !tokens[i].control)),
             lens: patterns.iter().map(String::len).collect(),
+            next_best: next_best(patterns),
             tokens,
-            alternatives,
         }
     }
 
@@ -82,32 +62,22 @@ impl Cutter {
         any_scaffold: bool,
         run_around: impl Fn(&Range<usize>) -> Option<Range<usize>>,
     ) -> Vec<Cut> {
+        let finder = if any_scaffold { self.all.as_ref() } else { self.textual.as_ref() };
         let mut cuts: Vec<Cut> = Vec::new();
         let mut free = 0; // everything before is taken by an earlier cut
         let mut at = 0;
         loop {
-            let found = if any_scaffold {
-                self.all.as_ref().and_then(|a| {
-                    a.find(Input::new(text).span(at..text.len()))
-                        .map(|m| (m.pattern().as_usize(), m.range()))
-                })
-            } else {
-                self.textual.as_ref().and_then(|(a, ids)| {
-                    a.find(Input::new(text).span(at..text.len()))
-                        .map(|m| (ids[m.pattern().as_usize()], m.range()))
-                })
-            };
+            let found = finder.and_then(|finder| finder.find(text, at));
             let Some((longest, span)) = found else { break };
-            let admissible = std::iter::once(longest)
-                .chain(self.alternatives[longest].iter().copied())
-                .find_map(|token| {
-                    let span = span.start..span.start + self.lens[token];
-                    if self.tokens[token].control {
-                        run_around(&span).map(|run| (token, span, run))
-                    } else {
-                        Some((token, span, 0..text.len()))
-                    }
-                });
+            let mut best = std::iter::successors(Some(longest), |&token| self.next_best[token]);
+            let admissible = best.find_map(|token| {
+                let span = span.start..span.start + self.lens[token];
+                if self.tokens[token].control {
+                    run_around(&span).map(|run| (token, span, run))
+                } else {
+                    Some((token, span, 0..text.len()))
+                }
+            });
             let Some((token, span, bounds)) = admissible else {
                 at = next_char(text, span.start);
                 continue;
@@ -138,14 +108,23 @@ impl Cutter {
     }
 }
 
-fn automaton(patterns: &[&String]) -> Option<AhoCorasick> {
-    (!patterns.is_empty()).then(|| {
-        AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .start_kind(StartKind::Unanchored)
-            .build(patterns)
-            .expect("added tokens are far fewer than an automaton can hold")
-    })
+/// Of each pattern the next one in this order: equal ones, then prefixes, the longest first.
+fn next_best(patterns: &[String]) -> Vec<Option<usize>> {
+    let mut sorted: Vec<usize> = (0..patterns.len()).collect();
+    sorted.sort_by_key(|&token| &patterns[token]);
+    let mut next_best = vec![None; patterns.len()];
+    // The first tokens of those patterns that are prefixes of each other, up to where we are.
+    let mut prefixes: Vec<usize> = Vec::new();
+    for equal in sorted.chunk_by(|&a, &b| patterns[a] == patterns[b]) {
+        let pattern = &patterns[equal[0]];
+        while prefixes.last().is_some_and(|&prefix| !pattern.starts_with(&patterns[prefix])) {
+            prefixes.pop();
+        }
+        equal.windows(2).for_each(|pair| next_best[pair[0]] = Some(pair[1]));
+        next_best[equal[equal.len() - 1]] = prefixes.last().copied();
+        prefixes.push(equal[0]);
+    }
+    next_best
 }
 
 fn next_char(text: &str, at: usize) -> usize {
@@ -168,44 +147,4 @@ pub(crate) fn is_word(c: char) -> bool {
 /// Cutting a whole joined text: scaffold runs from the parts.
 pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined) -> Vec<Cut> {
     cutter.cut(&joined.text, joined.any_scaffold(), |range| joined.run_around(range).cloned())
-}
-
-/// Which of `tokens` (all with `normalized=false`) are *hard*: wherever such a token stands, it is
-/// cut out, and no text around it can change that.
-///
-/// The rules and their fuzz: a token is hard when it has no lstrip, rstrip or `single_word`, and
-/// for every other token S: S does not start with it; no proper suffix of S (its own included) is
-/// a prefix of it or starts with it; if S has rstrip it does not begin with whitespace; if S has
-/// `single_word` its first and last characters are not word characters.
-pub(crate) fn hard_tokens(tokens: &[AddedToken]) -> Vec<bool> {
-    let mut contents: Vec<&str> = tokens.iter().map(|token| token.content.as_str()).collect();
-    contents.sort_unstable();
-    contents.dedup();
-    let mut suffixes: Vec<&str> = contents
-        .iter()
-        .flat_map(|text| text.char_indices().skip(1).map(|(i, _)| &text[i..]))
-        .collect();
-    suffixes.sort_unstable();
-    let suffix_set: FxHashSet<&str> = suffixes.iter().copied().collect();
-    let any_rstrip = tokens.iter().any(|token| token.rstrip);
-    let any_single_word = tokens.iter().any(|token| token.single_word);
-    let starts_one = |sorted: &[&str], text: &str, from: usize| {
-        sorted.get(from).is_some_and(|other| other.starts_with(text))
-    };
-    tokens
-        .iter()
-        .map(|token| {
-            let text = token.content.as_str();
-            let (first, last) = (text.chars().next(), text.chars().next_back());
-            let extended = starts_one(&contents, text, contents.partition_point(|&c| c <= text));
-            let ends = text.char_indices().map(|(end, _)| end).skip(1).chain([text.len()]);
-            let overlapped = ends.into_iter().any(|end| suffix_set.contains(&text[..end]))
-                || starts_one(&suffixes, text, suffixes.partition_point(|&s| s < text));
-            let swallowed = any_rstrip && first.is_some_and(char::is_whitespace);
-            let discarded =
-                any_single_word && (first.is_some_and(is_word) || last.is_some_and(is_word));
-            let plain = !(token.lstrip || token.rstrip || token.single_word);
-            plain && !(extended || overlapped || swallowed || discarded)
-        })
-        .collect()
 }

@@ -235,8 +235,7 @@ pub enum Error {
     #[error(
         "call {call} has more than one possible parent: its prompt is the same as call {first} and \
          call {second} up to token {token}\n\
-         hint: stitch each conversation on its own; or use on_drift=\"split\", which leaves the \
-         call out"
+         hint: stitch each conversation on its own; or use on_drift=\"split\", which {split}"
     )]
     AmbiguousParent {
         /// The call, from 0.
@@ -247,6 +246,8 @@ pub enum Error {
         second: usize,
         /// Where the shared history ends, exclusive.
         token: usize,
+        /// What "split" does with the call.
+        split: &'static str,
     },
     /// Bytes that are not the reply of a completions endpoint.
     #[error(

@@ -47,7 +47,7 @@ impl PyTransition {
     /// - forked: it does not go on with its parent's chain. It begins one of its own, or was
     ///   dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
     ///   call's, which may be None.
-    /// - quarantined: it has more than one possible parent, or descends from such a call.
+    /// - quarantined: it extends more than one call exactly, or a call that is quarantined.
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
@@ -61,7 +61,10 @@ impl PyTransition {
         self.0.token
     }
 
-    /// A guess at why it differs; None where nothing differs.
+    /// A guess at why it differs.
+    ///
+    /// None where nothing differs, and where several calls are left at `token`; then `left` and
+    /// `right` are None, too.
     #[getter]
     fn cause(&self) -> Option<&'static str> {
         self.0.cause.map(abut_core::Cause::as_str)

@@ -7,7 +7,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{NormalizedString, PreTokenizedString, PreTokenizer};
 
 use crate::error::Result;
-use crate::file::{kind, stages, unreadable};
+use crate::file::{check_charsmaps, guarded, kind, stages};
 
 /// What stands to the left of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,14 +33,15 @@ impl Edge {
 
 /// The normalizer at each edge, in the order of [`Edge::ALL`].
 pub(crate) fn normalizers(config: &Value) -> Result<[Option<NormalizerWrapper>; 4]> {
-    by_edge(|edge| normalizer_at(config, edge).map(serde_json::from_value).transpose())
-        .map_err(|e| unreadable(format!("normalizer: {e}")))
+    check_charsmaps(config)?;
+    guarded("normalizer", || {
+        by_edge(|edge| normalizer_at(config, edge).map(serde_json::from_value).transpose())
+    })
 }
 
 /// The pre-tokenizer at each edge, in the order of [`Edge::ALL`].
 pub(crate) fn pre_tokenizers(config: &Value) -> Result<[EdgePreTokenizer; 4]> {
-    by_edge(|edge| EdgePreTokenizer::new(config, edge))
-        .map_err(|e| unreadable(format!("pre_tokenizer: {e}")))
+    guarded("pre_tokenizer", || by_edge(|edge| EdgePreTokenizer::new(config, edge)))
 }
 
 /// One for each edge.

@@ -12,6 +12,7 @@ use super::edge::{Edge, EdgePreTokenizer};
 use super::encoded::Encoded;
 use super::segment::Segment;
 use crate::error::{Error, Result};
+use crate::file::caught;
 
 /// The three stages, the first two once for each [`Edge`].
 pub(crate) struct Pipeline {
@@ -25,9 +26,7 @@ impl Pipeline {
     pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> Result<()> {
         let mut normalized = NormalizedString::from(segment.text);
         if let Some(normalizer) = &self.normalizers[segment.edge as usize] {
-            normalizer
-                .normalize(&mut normalized)
-                .map_err(|e| encode_error(segment.text, e.as_ref()))?;
+            run("normalizer", segment.text, || normalizer.normalize(&mut normalized))?;
         }
         let Some(cutter) = segment.normalized else {
             // Sliced although it is the whole: `Metaspace` "first" looks at where a slice begins
@@ -112,9 +111,8 @@ impl Pipeline {
                 failed = self.encode_piece(&piece, segment, out).err();
             }
         };
-        self.pre_tokenizers[edge as usize]
-            .split(slice, &mut encode)
-            .map_err(|e| encode_error(segment.text, e.as_ref()))?;
+        let stage = &self.pre_tokenizers[edge as usize];
+        run("pre-tokenizer", segment.text, || stage.split(slice, &mut encode))?;
         failed.map_or(Ok(()), Err)
     }
 
@@ -150,7 +148,7 @@ impl Pipeline {
 
     /// The model's tokens of a word, and the bytes of the word that each stands for.
     fn tokens_of(&self, word: &str) -> Result<Vec<(u32, Range<usize>)>> {
-        let tokens = self.model.tokenize(word).map_err(|e| encode_error(word, e.as_ref()))?;
+        let tokens = run("model", word, || self.model.tokenize(word))?;
         let covered = tokens.last().map_or(0, |token| token.offsets.1);
         if covered == word.len() {
             return Ok(tokens.into_iter().map(|t| (t.id, t.offsets.0..t.offsets.1)).collect());
@@ -215,10 +213,16 @@ impl Pipeline {
     }
 }
 
-fn encode_error(text: &str, reason: &dyn std::error::Error) -> Error {
+/// Runs a stage on a text. It panics where what the file says of it contradicts itself.
+fn run<T>(stage: &str, text: &str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let reason = match caught(work) {
+        Ok(Ok(done)) => return Ok(done),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => format!("its {stage} panicked: {panic}\nhint: is the tokenizer.json whole?"),
+    };
     let mut short: String = text.chars().take(60).collect();
     if short.len() < text.len() {
         short.push('…');
     }
-    Error::Encode { text: short, reason: reason.to_string() }
+    Err(Error::Encode { text: short, reason })
 }

@@ -42,6 +42,9 @@ pub struct Overrides {
 #[expect(clippy::struct_excessive_bools, reason = "these are the flags of the file")]
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct RawAddedToken {
+    /// Read because it must be one: `tokenizers` numbers added tokens itself.
+    #[serde(default, rename = "id")]
+    _id: u32,
     pub content: String,
     #[serde(default)]
     pub single_word: bool,

@@ -2,7 +2,6 @@
 //! no post-processor, nothing random.
 
 use std::collections::BTreeMap;
-use std::panic::catch_unwind;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,6 +10,9 @@ use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
 use super::added::{AddedToken, Overrides, RawAddedToken};
+use super::guard::caught;
+use super::model_file::ModelFile;
+use super::vocab::Check;
 use crate::error::{Error, Result};
 
 const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
@@ -47,6 +49,8 @@ pub(crate) struct ModelSettings {
     pub unk_id: Option<u32>,
     pub continuing_subword_prefix: Option<String>,
     pub end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    vocab: Check,
 }
 
 /// Everything that was read.
@@ -62,19 +66,27 @@ pub(crate) struct Loaded<'a> {
 }
 
 pub(crate) fn load<'a>(json: &'a str, overrides: &Overrides) -> Result<Loaded<'a>> {
+    // Places in it are held as `u32`.
+    if u32::try_from(json.len()).is_err() {
+        return Err(unreadable(format!("it has {} bytes, more than 4 GiB", json.len())));
+    }
     let file: File<'_> = serde_json::from_str(json).map_err(|e| unreadable(e.to_string()))?;
     if let Some(version) = file.version.filter(|version| version != "1.0") {
         return Err(unreadable(format!("version {version:?}, expected \"1.0\"")));
     }
-    let settings: ModelSettings =
-        serde_json::from_str(file.model.get()).map_err(|e| unreadable(format!("model: {e}")))?;
+    let in_model = |e| unreadable(format!("model: {e}"));
+    let mut settings: ModelSettings = serde_json::from_str(file.model.get()).map_err(in_model)?;
+    if let Some((reason, hint)) = settings.vocab.0.take() {
+        return Err(Error::Load { reason, hint });
+    }
     refuse_randomness(&settings)?;
+    check_prefix(&settings, file.model)?;
     // Merges that do not fit the vocabulary make `tokenizers` panic.
-    let model: ModelWrapper = catch_unwind(|| serde_json::from_str(file.model.get()))
+    let model: ModelWrapper = caught(|| serde_json::from_str(file.model.get()))
         .map_err(|_| {
             unreadable("model: the vocabulary and the merges contradict each other".to_owned())
         })?
-        .map_err(|e| unreadable(format!("model: {e}")))?;
+        .map_err(in_model)?;
     check_overrides(overrides, &file.added_tokens)?;
     Ok(Loaded {
         added: number_added_tokens(file.added_tokens, &model, overrides),
@@ -105,6 +117,24 @@ fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Of each merge `tokenizers` takes as many bytes as the prefix has off the second half, and takes what
+/// is left for text without a look: half a character aborts the process.
+fn check_prefix(settings: &ModelSettings, model: &RawValue) -> Result<()> {
+    let Some(prefix) = settings.continuing_subword_prefix.as_deref().filter(|p| !p.is_empty())
+    else {
+        return Ok(());
+    };
+    let Ok(ModelFile { merges, .. }) = ModelFile::new(model) else { return Ok(()) };
+    match merges.iter().position(|(_, second)| !second.is_char_boundary(prefix.len())) {
+        None => Ok(()),
+        Some(index) => Err(unreadable(format!(
+            "model: merge {index} has {:?} for its second half, from which the \
+             continuing_subword_prefix {prefix:?} cannot be taken",
+            merges[index].1
+        ))),
+    }
 }
 
 /// A typing error among the overrides would leave open what they are there to close.

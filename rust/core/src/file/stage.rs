@@ -13,9 +13,11 @@ pub(crate) fn kind(value: &Value) -> Option<&str> {
 /// The stages of a normalizer (`list` is `normalizers`) or pre-tokenizer (`pretokenizers`), in
 /// order, sequences unrolled.
 pub(crate) fn stages<'a>(value: &'a Value, list: &str) -> Vec<&'a Value> {
-    match (value, value.get(list).and_then(Value::as_array)) {
-        (Value::Null, _) => Vec::new(),
-        (_, Some(inner)) => inner.iter().flat_map(|stage| stages(stage, list)).collect(),
-        (stage, None) => vec![stage],
+    let inner = value.get(list).and_then(Value::as_array);
+    // Files from before stages had a type have sequences without one.
+    match inner.filter(|_| matches!(kind(value), None | Some("Sequence"))) {
+        _ if value.is_null() => Vec::new(),
+        Some(inner) => inner.iter().flat_map(|stage| stages(stage, list)).collect(),
+        None => vec![value],
     }
 }

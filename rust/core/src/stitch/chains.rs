@@ -16,7 +16,7 @@ pub struct Dropped {
     pub empty: usize,
     /// Cut off by [`OnDrift::Truncate`].
     pub truncated: usize,
-    /// More than one possible parent.
+    /// They extend more than one call, or what is quarantined.
     pub quarantined: usize,
 }
 
@@ -47,20 +47,20 @@ impl Links<'_> {
             vec![None; self.calls.len()];
         for &call in &self.order {
             let member = Member { call, end: self.calls[call].len() };
+            // What leaves a call does not need it: it can always begin a chain.
             let lost = match self.link[call] {
-                Link::Extends(parent) | Link::Leaves(parent, _) => {
+                Link::Extends(parent) => {
                     verdicts[parent].filter(|(_, chain)| chain.is_none()).map(|(kind, _)| kind)
                 }
-                Link::Ambiguous { .. } => Some(TransitionKind::Quarantined),
-                Link::Root | Link::Rewritten(..) => None,
+                Link::ExtendsSeveral(_) => Some(TransitionKind::Quarantined),
+                _ => None,
             };
             let goes_on = self
                 .parent(call)
                 .filter(|&parent| self.next[parent] == Some(call))
                 .and_then(|parent| verdicts[parent]?.1);
             verdicts[call] = Some(if let Some(kind) = lost {
-                let quarantined = kind == TransitionKind::Quarantined;
-                (if quarantined { kind } else { TransitionKind::Forked }, None)
+                (kind, None)
             } else if let Some(chain) = goes_on {
                 let mut kind = TransitionKind::Clean;
                 if let (Link::Leaves(_, token), Some(last)) =
@@ -71,7 +71,7 @@ impl Links<'_> {
                 }
                 chains[chain].push(member);
                 (kind, Some(chain))
-            } else if on_drift == OnDrift::Truncate && self.difference(call).is_some() {
+            } else if on_drift == OnDrift::Truncate && self.is_drift(call) {
                 (TransitionKind::Forked, None)
             } else {
                 chains.push(vec![member]);
@@ -98,12 +98,16 @@ impl Links<'_> {
             }
             let difference = self.difference(call);
             self.work += difference.as_ref().map_or(0, |difference| difference.token);
+            let token = match self.link[call] {
+                Link::LeavesSeveral(token) => Some(token),
+                _ => difference.as_ref().map(|difference| difference.token),
+            };
             transitions.push(Transition {
                 call,
                 parent: self.parent(call),
                 chain: chain.map(|chain| renamed[chain]),
                 kind,
-                token: difference.as_ref().map(|difference| difference.token),
+                token,
                 cause: difference.as_ref().map(|difference| difference.cause(tokenizer)),
                 texts: difference.zip(tokenizer).map(|(d, tokenizer)| d.texts(tokenizer)),
             });

@@ -14,7 +14,10 @@ pub(super) enum Link {
     Root,
     Extends(usize),
     Leaves(usize, usize),
-    Ambiguous { depth: usize, extends: bool },
+    /// Several calls whose whole, of as many tokens, is the same.
+    ExtendsSeveral(usize),
+    /// Several calls at this token.
+    LeavesSeveral(usize),
     Rewritten(usize, usize),
 }
 
@@ -103,10 +106,11 @@ impl<'a> Links<'a> {
         new.shared(old, 0, new.prompt_ids.len().min(old.len()))
     }
 
-    /// Where the prompt of `call` differs from what stood there, if it does.
+    /// The difference between the prompt of `call` and what stood there, if there is any and only one
+    /// thing stood there.
     pub fn difference(&self, call: usize) -> Option<Difference<'a>> {
         let (other, token, rewritten) = match self.link[call] {
-            Link::Root | Link::Ambiguous { .. } => return None,
+            Link::Root | Link::ExtendsSeveral(_) | Link::LeavesSeveral(_) => return None,
             Link::Leaves(parent, token) => (parent, token, false),
             Link::Rewritten(other, token) => (other, token, true),
             Link::Extends(parent) => {
@@ -118,11 +122,21 @@ impl<'a> Links<'a> {
         Some(Difference { old, other, new, token, rewritten })
     }
 
+    /// Whether the prompt of `call` differs from all that stood there.
+    pub fn is_drift(&self, call: usize) -> bool {
+        matches!(self.link[call], Link::LeavesSeveral(_)) || self.difference(call).is_some()
+    }
+
     pub fn refuse_drift(&self, tokenizer: Option<&Tokenizer>) -> Result<()> {
         for &call in &self.kept {
-            if let Link::Ambiguous { depth, extends } = self.link[call] {
-                let (first, second) = self.two_parents(call, depth, extends);
-                return Err(Error::AmbiguousParent { call, first, second, token: depth });
+            let several = match self.link[call] {
+                Link::ExtendsSeveral(token) => Some((token, true, "leaves the call out")),
+                Link::LeavesSeveral(token) => Some((token, false, "begins a chain with the call")),
+                _ => None,
+            };
+            if let Some((token, extends, split)) = several {
+                let (first, second) = self.two_parents(call, token, extends);
+                return Err(Error::AmbiguousParent { call, first, second, token, split });
             }
             let (Some(difference), Some(parent)) = (self.difference(call), self.parent(call))
             else {
@@ -147,7 +161,7 @@ impl<'a> Links<'a> {
 
     pub fn parent(&self, call: usize) -> Option<usize> {
         match self.link[call] {
-            Link::Root | Link::Ambiguous { .. } => None,
+            Link::Root | Link::ExtendsSeveral(_) | Link::LeavesSeveral(_) => None,
             Link::Extends(parent) | Link::Leaves(parent, _) | Link::Rewritten(parent, _) => {
                 Some(parent)
             }
@@ -160,12 +174,10 @@ impl From<Place> for Link {
         match place {
             Place::Root => Self::Root,
             Place::Extends(calls, depth) => {
-                calls.only().map_or(Self::Ambiguous { depth, extends: true }, Self::Extends)
+                calls.only().map_or(Self::ExtendsSeveral(depth), Self::Extends)
             }
             Place::Leaves(calls, depth) => {
-                calls.only().map_or(Self::Ambiguous { depth, extends: false }, |call| {
-                    Self::Leaves(call, depth)
-                })
+                calls.only().map_or(Self::LeavesSeveral(depth), |call| Self::Leaves(call, depth))
             }
         }
     }

@@ -8,8 +8,12 @@
 //! it where the two part inside the sample. The longest shared history decides; where it is equally
 //! long, extending does. Calls with the same prompt are siblings: the first in recorded order takes
 //! the place, each other begins a chain. Of several prompts that extend one call, that of the call
-//! recorded first goes on with it and the others differ in context. What extends a dropped or
-//! quarantined call shares its fate. Nothing else depends on the order of the calls.
+//! recorded first goes on with it and the others differ in context. Nothing else depends on the order
+//! of the calls.
+//!
+//! Which of several equal calls a call extends, nobody can know: it is quarantined. What leaves
+//! several at one token goes on with none of them and begins a chain. What extends a dropped or
+//! quarantined call shares its fate.
 //!
 //! Time and memory are linear in the tokens given.
 

@@ -13,7 +13,7 @@ pub enum TransitionKind {
     Realigned,
     /// It does not go on with its parent's chain: it begins one, or was dropped.
     Forked,
-    /// It has more than one possible parent, or extends such a call: it is in no chain.
+    /// It extends more than one call exactly, or such a call: it is in no chain.
     Quarantined,
 }
 
@@ -43,7 +43,7 @@ pub struct Transition {
     pub kind: TransitionKind,
     /// The first token that differs from what stood there.
     pub token: Option<usize>,
-    /// A guess at the reason, where tokens differ.
+    /// A guess at the reason, where tokens differ from those of one call.
     pub cause: Option<Cause>,
     /// With a tokenizer: the text around `token` in what stood there, and in the prompt.
     pub texts: Option<(String, String)>,

@@ -11,7 +11,7 @@ use crate::anchor::{Anchors, Reach};
 use crate::cut::{Cutter, hard_tokens};
 use crate::encode::{Edge, Fast, Pipeline, normalizers, pre_tokenizers};
 use crate::error::{Error, Result};
-use crate::file::{AddedToken, Overrides, load, unreadable};
+use crate::file::{AddedToken, Overrides, caught, guarded, load, unreadable};
 use crate::parts::{Joined, Part};
 
 impl Tokenizer {
@@ -20,6 +20,14 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Load`] where it is not one, [`Error::NotDeterministic`] where it draws at random.
     pub fn from_json(json: &str, overrides: &Overrides) -> Result<Self> {
+        // What is guarded below says more; here is the rest.
+        match caught(|| Self::build(json, overrides)) {
+            Ok(built) => built,
+            Err(panic) => Err(unreadable(format!("what it says cannot be put together: {panic}"))),
+        }
+    }
+
+    fn build(json: &str, overrides: &Overrides) -> Result<Self> {
         let loaded = load(json, overrides)?;
         let (normalized, raw): (Vec<_>, Vec<_>) =
             loaded.added.iter().cloned().partition(|token| token.normalized);
@@ -103,9 +111,7 @@ fn patterns_once_normalized(
     let pattern = |token: &AddedToken| {
         let mut pattern = NormalizedString::from(token.content.as_str());
         if let Some(normalizer) = &normalizers[Edge::Start as usize] {
-            normalizer
-                .normalize(&mut pattern)
-                .map_err(|e| unreadable(format!("normalizer: {e}")))?;
+            guarded("normalizer", || normalizer.normalize(&mut pattern))?;
         }
         if pattern.get().is_empty() {
             return Err(Error::Load {

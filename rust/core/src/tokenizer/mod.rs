@@ -13,7 +13,6 @@ mod spelled;
 mod tests;
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use once_cell::race::OnceBox;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -25,7 +24,7 @@ use crate::anchor::Anchors;
 use crate::cut::{Cutter, cut_joined};
 use crate::encode::{Edge, Encoded, Fast, HardCut, Pipeline, Segment};
 use crate::error::{Error, Result};
-use crate::file::AddedToken;
+use crate::file::{AddedToken, caught};
 use crate::parts::{Joined, Part};
 use bytes::{ByteTable, Spelling};
 
@@ -110,12 +109,11 @@ impl Tokenizer {
     }
 
     pub(crate) fn encode_joined(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
-        let encode = AssertUnwindSafe(|| self.encode_segments(joined, edge));
-        // A tokenizer that contradicts itself makes `tokenizers` panic. That costs this text.
-        catch_unwind(encode).unwrap_or_else(|_| {
+        // What a file says that contradicts itself costs this text, and not the process.
+        caught(|| self.encode_segments(joined, edge)).unwrap_or_else(|panic| {
             Err(Error::Encode {
                 text: joined.text.chars().take(60).collect(),
-                reason: "the tokenizers crate panicked; is the file consistent?".to_owned(),
+                reason: format!("{panic}\nhint: is the tokenizer.json whole?"),
             })
         })
     }

@@ -7,9 +7,9 @@ use super::characters::{Characters, FirstMerges};
 use super::merges::Merges;
 #[cfg(test)]
 use super::merges::{Bench, Symbol};
-use super::model_file::ModelFile;
 use super::words::{Key, Scratch, Vocabulary};
 use crate::byte_chars::byte_chars;
+use crate::file::ModelFile;
 
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]

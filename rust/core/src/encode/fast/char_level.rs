@@ -10,10 +10,10 @@ use serde_json::value::RawValue;
 use tokenizers::models::bpe::BPE;
 
 use super::merges::{Merges, Symbol};
-use super::model_file::ModelFile;
 use super::neighbours::Neighbours;
 use super::words::{Key, Scratch, Vocabulary};
 use crate::encode::encoded::Encoded;
+use crate::file::ModelFile;
 
 pub(super) const SPACE_MARK: char = '▁';
 

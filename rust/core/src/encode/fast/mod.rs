@@ -9,7 +9,6 @@ mod char_level;
 mod characters;
 mod class;
 mod merges;
-mod model_file;
 mod neighbours;
 mod nfc;
 mod scan;

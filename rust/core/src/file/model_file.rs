@@ -9,7 +9,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// Tokens and their ids, as they stand in the file, and the merges by rank.
-pub(super) struct ModelFile<'a> {
+pub(crate) struct ModelFile<'a> {
     pub vocab: Vec<(Cow<'a, str>, u32)>,
     pub merges: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
@@ -44,11 +44,12 @@ struct Fields<'a> {
     merges: &'a RawValue,
 }
 
-struct Vocab<'a>(Vec<(Cow<'a, str>, u32)>);
-
 /// A string of the file, borrowed where it has no escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+pub(super) struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
+
+/// Tokens and their ids, as they stand in the file.
+pub(super) struct Vocab<'a>(pub Vec<(Cow<'a, str>, u32)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

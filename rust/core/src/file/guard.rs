@@ -1,0 +1,31 @@
+//! A guard around `tokenizers`, which panics at some of what stands in broken files.
+//!
+//! Invariant: no panic of it leaves this crate: what it cannot read or use is an error.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::load::unreadable;
+use crate::error::Result;
+
+/// Reads or uses what stands at `place` in the file.
+pub(crate) fn guarded<T, E: Display>(
+    place: &str,
+    read: impl FnOnce() -> std::result::Result<T, E>,
+) -> Result<T> {
+    let read = caught(read).map_err(|panic| {
+        unreadable(format!("{place}: the tokenizers crate panicked at it: {panic}"))
+    })?;
+    read.map_err(|e| unreadable(format!("{place}: {e}")))
+}
+
+/// The message of a panic, where there is one.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(panic.as_ref()).to_owned())
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why")
+}

@@ -1,0 +1,92 @@
+//! What no vocabulary can have, looked at before anything is made of it.
+//!
+//! Invariant: **tables by id take memory in proportion to the file**, and an id stands for one text.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::model_file::{Text, Vocab};
+
+/// Ids below this may have any holes: a table of them has 8 MiB.
+const ANY_ID: usize = 1 << 20;
+/// Others are less than as many times the size of the vocabulary. No known one has ids above its
+/// size and that of its added tokens.
+const MOST_HOLES: usize = 8;
+/// Bytes of a piece of a Unigram model; SentencePiece takes 16 characters unless told otherwise.
+/// `tokenizers` drops its tree of pieces by recursion, so that a long one overflows the stack.
+const LONGEST_PIECE: usize = 4096;
+
+/// What is wrong with the vocabulary, and what to do.
+#[derive(Debug, Default)]
+pub(crate) struct Check(pub Option<(String, &'static str)>);
+
+impl Vocab<'_> {
+    fn fault(&self) -> Option<(String, &'static str)> {
+        let limit = ANY_ID.max(MOST_HOLES * self.0.len());
+        if let Some((token, id)) = self.0.iter().find(|(_, id)| *id as usize >= limit) {
+            let count = self.0.len();
+            return Some((
+                format!("the token {:?} has id {id}, in a vocabulary of {count}", shown(token)),
+                "number the tokens from 0: whatever is looked up by id has room for all up to the \
+                 highest",
+            ));
+        }
+        let mut first = vec![usize::MAX; self.0.iter().map(|(_, id)| *id as usize + 1).max()?];
+        for (index, (token, id)) in self.0.iter().enumerate() {
+            let before = std::mem::replace(&mut first[*id as usize], index);
+            if let Some((other, _)) = self.0.get(before).filter(|(other, _)| other != token) {
+                return Some((
+                    format!(
+                        "the tokens {:?} and {:?} both have id {id}",
+                        shown(other),
+                        shown(token)
+                    ),
+                    "give each token an id of its own: a sampled id must stand for one text",
+                ));
+            }
+        }
+        None
+    }
+}
+
+/// The beginning of a token, which may be long.
+fn shown(token: &str) -> String {
+    token.chars().take(40).collect()
+}
+
+impl<'de> Deserialize<'de> for Check {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Check;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a map from token to id, or a list of pieces and scores")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Check, A::Error> {
+                let map = serde::de::value::MapAccessDeserializer::new(map);
+                Ok(Check(Vocab::deserialize(map)?.fault()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pieces: A) -> Result<Check, A::Error> {
+                let mut found = None;
+                let mut index = 0;
+                while let Some((Text(piece), IgnoredAny)) = pieces.next_element()? {
+                    if piece.len() > LONGEST_PIECE && found.is_none() {
+                        let (bytes, piece) = (piece.len(), shown(&piece));
+                        found = Some((
+                            format!("piece {index} of the model has {bytes} bytes: {piece:?}…"),
+                            "no SentencePiece model has such pieces; is the file damaged?",
+                        ));
+                    }
+                    index += 1;
+                }
+                Ok(Check(found))
+            }
+        }
+        deserializer.deserialize_any(Entries)
+    }
+}
