@@ -80,6 +80,8 @@ class FakeServer:
         self.port = port
         self.requests: list[dict[str, Any]] = []
         self.headers: list[bytes] = []
+        self.moved: dict[str, str] = {}
+        """Where paths redirect to."""
         self.probes = 0
         self.connections = 0
         self.hanging = 0
@@ -151,9 +153,11 @@ class FakeServer:
     async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
         if self.deaf:
             await self.hung_up(writer)
+        elif path in self.moved:
+            self.write(writer, 307, {}, {"Location": self.moved[path]})
         elif path in ("/health", "/health/"):
             self.write(writer, 200, {})
-        elif path == "/v1/models":
+        elif path.endswith("/v1/models"):
             self.write(writer, self.models_status, {"data": self.models})
         elif "allowed_token_ids" in body.get("sampling_params", body):
             self.probes += 1

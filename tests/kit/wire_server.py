@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
 
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
 
 from fake_server import accept_no_more
 
@@ -39,6 +40,7 @@ class WireServer:
         state_error: str | None = None,
         resets: int | None = None,
         status: int | None = None,
+        moved: Mapping[str, str] | None = None,
         first: Callable[[dict[str, Any]], str] = lambda kwargs: f"seed {kwargs['seed']}",
         observation: Callable[[str], dict[str, Any]] = lambda text: {"text": text},
         port: int = 0,
@@ -52,6 +54,10 @@ class WireServer:
         self.state_error = state_error
         self.resets = resets
         self.status = status
+        self.moved = dict(moved or {})
+        """Where paths redirect to."""
+        self.heard: list[tuple[str, Headers]] = []
+        """Path and headers of each request."""
         self.first = first
         self.observation = observation
         self.port = port
@@ -114,15 +120,20 @@ class WireServer:
         assert done.wait(10)
 
     def _http(self, socket: ServerConnection, request: Any) -> Any:
+        self.heard.append((request.path, request.headers))
+        if request.path in self.moved:
+            response = socket.respond(HTTPStatus.TEMPORARY_REDIRECT, "moved\n")
+            response.headers["Location"] = self.moved[request.path]
+            return response
         if self.status is not None:
             return socket.respond(HTTPStatus(self.status), "no\n")
         if request.path == "/health":
             return socket.respond(HTTPStatus.OK, "{}")
-        if request.path == "/schema":
+        if request.path.endswith("/schema"):
             if self.schema is None:
                 return socket.respond(HTTPStatus.NOT_FOUND, "no\n")
             return socket.respond(HTTPStatus.OK, json.dumps(self.schema))
-        assert request.path == "/ws"
+        assert request.path in ("/ws", "/new/ws")
         return None
 
     async def _session(self, socket: ServerConnection) -> None:

@@ -268,7 +268,7 @@ def test_an_image_is_run_and_removed(stage: Stage, folder: Path) -> None:
     name = words[words.index("--name") + 1]
     port = words[words.index("--publish") + 1].split(":")[1]
     assert run == (
-        f"run --rm --name {name} --publish 127.0.0.1:{port}:8000 --env KEY=v --memory 1g plain"
+        f"run --rm --name {name} --publish 127.0.0.1:{port}:8000 --env KEY --memory 1g plain"
     )
     assert remove == f"rm --force {name}"
 

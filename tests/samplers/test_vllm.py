@@ -518,12 +518,12 @@ def test_a_sampler_that_is_not_open_says_so(server: FakeServer) -> None:
     [
         (
             {"base_urls": "localhost:8000"},
-            "base_urls='localhost:8000': expected one or more URLs, each once\n"
-            "hint: 'http://localhost:8000'",
+            "base_urls: 'localhost:8000': must be http://… or https://…, without ? and #\n"
+            "hint: 'http://localhost:8000'; in user:password@ percent-encode such signs",
         ),
         (
             {"base_urls": ["http://a", "http://a/v1"]},
-            "base_urls=['http://a', 'http://a/v1']: expected one or more URLs, each once\n"
+            "base_urls=('http://a', 'http://a'): expected one or more URLs, each once\n"
             "hint: 'http://localhost:8000'",
         ),
         ({"endpoint": "chat"}, "endpoint='chat': expected 'completions' or 'generate'"),
