@@ -153,6 +153,8 @@ class FakeServer:
     async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
         if self.deaf:
             await self.hung_up(writer)
+        elif path == "/metrics":
+            self.write(writer, 200, f'vllm:num_requests_running{{engine="0"}} {self.at_once}.0\n')
         elif path in self.moved:
             self.write(writer, 307, {}, {"Location": self.moved[path]})
         elif path in ("/health", "/health/"):
@@ -219,7 +221,7 @@ class FakeServer:
         *,
         cut: bool = False,
     ) -> None:
-        content = json.dumps(answer).encode()
+        content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         lines = {"Content-Type": "application/json", "Content-Length": str(len(content))}
         head = "".join(f"{name}: {value}\r\n" for name, value in (lines | (headers or {})).items())
         writer.write(f"HTTP/1.1 {code} Said\r\n{head}\r\n".encode())
