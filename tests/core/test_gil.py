@@ -1,5 +1,6 @@
 """The GIL: other threads go on while the core works, and two never work on one trajectory."""
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -130,7 +131,7 @@ def test_a_second_thread_on_one_trajectory_is_refused_and_harms_nothing(work: Wo
 
     while not refused:  # as above
         trajectory = work.new()
-        gets_in(lambda: trajectory.append_text(TEXT), touch)
+        gets_in(functools.partial(trajectory.append_text, TEXT), touch)
         assert work.tokenizer.decode(trajectory.ids) == TEXT
     assert refused == {
         "the trajectory is in use by another thread\n"

@@ -147,7 +147,7 @@ class WireServer:
         self.active[number] = socket
         self.most_active = max(self.most_active, len(self.active))
         try:
-            await asyncio.sleep(self.constructor_s)
+            await wait(socket, self.constructor_s)
             if self.constructor_error is not None:
                 await self._error(socket, self.constructor_error, "Failed to create environment")
                 return
@@ -174,7 +174,7 @@ class WireServer:
                     await self._observe(socket, self.first(data), None, False)
             else:
                 steps += 1
-                await asyncio.sleep(self.step_s)
+                await wait(socket, self.step_s)
                 fault = self.faults[number] if number < len(self.faults) else ""
                 if fault and steps == 2:
                     await self._fault(socket, fault)
@@ -193,7 +193,7 @@ class WireServer:
         elif name == "close":
             await socket.close()
         elif name == "late":
-            await asyncio.sleep(float(rest))
+            await wait(socket, float(rest))
             await self._observe(socket, "LATE", 2, False)
         elif name == "reward":  # as it stands: NaN, Infinity, a text
             data = f'{{"observation": {{"text": "n"}}, "reward": {rest}, "done": true}}'
@@ -213,3 +213,9 @@ class WireServer:
     async def _error(self, socket: ServerConnection, code: str, message: str, **more: Any) -> None:
         data = {"code": code, "message": message, **more}
         await socket.send(json.dumps({"type": "error", "data": data}))
+
+
+async def wait(socket: ServerConnection, seconds: float) -> None:
+    """Take so long, but no longer than the client wants to know."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(socket.wait_closed(), seconds)
