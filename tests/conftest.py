@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ def called(stage: Any, hf_tokenizer: Any) -> Any:
         return rollout_func(prompts, trainer or a_trainer(hf_tokenizer))
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So long that a busy machine adds no warning to what tests find in the log."""
+    if batch := sys.modules.get("abut.rollout.batch"):
+        monkeypatch.setattr(batch, "_CLOSE_S", 60.0)
 
 
 @pytest.fixture

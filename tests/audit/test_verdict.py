@@ -505,6 +505,6 @@ def test_everything_is_json(made: Any) -> None:
 
 
 def test_a_check_is_quick_once_the_tokenizer_is_loaded(hf_tokenizer: Any) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     audit(hf_tokenizer)
-    assert time.perf_counter() - began < 5, "a few hundred appends of a few tokens"
+    assert time.process_time() - began < 5, "a few hundred appends of a few tokens"

@@ -1,13 +1,13 @@
 """Rollouts are the same on uvloop's event loops and on Python's own."""
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import pytest
 
 from abut.concurrency import loop as loops
-from stage import BOTH, Stage, assert_done, check_exact, env
+from stage import BOTH, LIMIT_S, Stage, Talk, assert_done, asynced, check_exact, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -38,24 +38,24 @@ def test_rollouts_are_exact_on_both(stage: Stage, kind: str, twin: Any) -> None:
         check_exact(rollout.columns, played.calls(rollout))
 
 
-@BOTH
-def test_a_step_that_hangs_costs_its_own_rollout_on_both(
-    stage: Stage, kind: str, twin: Any
-) -> None:
-    class Slow(env()):  # type: ignore[misc]
-        def step(self, action: str) -> Any:
-            raise NotImplementedError
+def test_a_step_that_hangs_costs_its_own_rollout_on_both(stage: Stage, kind: str) -> None:
+    over = threading.Event()
 
     async def never(self: Any, action: str) -> Any:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     def late(self: Any, action: str) -> Any:
-        time.sleep(1)
+        over.wait(600)
         return self, "late"
 
-    cls = twin(Slow)
-    cls.step = never if twin.__name__ == "asynced" else late
-    first, *rest = stage.play(cls, *[twin(env())] * 7, retries=0, step_timeout_s=0.3).rollouts
-    assert "did not answer within step_timeout_s=0.3" in first.error
+    hanging = [env(step=late), env(asynced(Talk), step=never)]
+    try:
+        first, second, *rest = stage.play(
+            *hanging, *[Talk] * 4, *[asynced(Talk)] * 4, retries=0, step_timeout_s=LIMIT_S
+        ).rollouts
+    finally:
+        over.set()
+    assert "did not answer within step_timeout_s=6" in first.error
+    assert "did not answer within step_timeout_s=6" in second.error
     for rollout in rest:
         assert_done(rollout)

@@ -12,7 +12,7 @@ import pytest
 import abut.rollout.batch
 from abut.errors import EnvError, RolloutError, SamplerError, text_of
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import Batched, Recording, Stage, Talk, assert_done, asynced, env
+from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done, asynced, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -261,7 +261,7 @@ def test_a_close_that_hung_once_stops_no_other(stage: Stage) -> None:
 
     engine = stage.engine(Recording(stage.says()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(abut.rollout.batch, "_CLOSE_S", 0.3)
+        patch.setattr(abut.rollout.batch, "_CLOSE_S", LIMIT_S)
         engine.run(stage.tasks([Closing] * 2))
         hang.set()
         engine.run(stage.tasks([Closing] * 2))

@@ -20,13 +20,24 @@ import fake_vllm
 from abut.errors import AbutError
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from assets import DEMO_ASSETS
-from stage import Stage, Talk, check_exact, env
+from stage import LIMIT_S, Stage, Talk, check_exact, env
 from streams import kept_answers
 
 
 class Slow(Talk):
     def step(self, action: str) -> Any:
         time.sleep(0.05)
+        return super().step(action)
+
+
+class Waiting(Talk):
+    """Its second step ends when all turns of the other rank are with the engine."""
+
+    def step(self, action: str) -> Any:
+        if self.actions:
+            admitted = ENGINES[-1].admitted
+            while sum(id_.startswith("abut-0-") for id_, _ in admitted) < 20:
+                time.sleep(0.001)
         return super().step(action)
 
 
@@ -41,18 +52,20 @@ class Deadly(Talk):
         os._exit(3)
 
 
+ENGINES: list[Any] = []
+
 # The environments of each rank, and what else is special about the batch.
 BATCHES: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
     "even": ([[Talk] * 3, [Talk] * 3], {}),
     "one rank has slow environments": (
-        [[env(Talk, turns=5)] * 4, [env(Slow, turns=4)] * 2],
+        [[env(Talk, turns=5)] * 4, [env(Waiting, turns=4)] * 2],
         {},
     ),
     "one rank has a rollout that fails": ([[Talk] * 2, [Broken, Talk]], {"on_failure": "raise"}),
     "after a batch that failed": ([[Talk] * 2, [Talk] * 2], {}),
     "one rank gives a turn up": (
         [[env(Slow, turns=8)] * 2, [Talk]],
-        {"max_turn_tokens": None, "completion": 1500},
+        {"max_turn_tokens": None, "completion": 10**6},
     ),
     "one rank cannot step": ([[Talk] * 2, [Talk] * 2], {}),
     "one rank dies": ([[env(Slow, turns=8)] * 2, [Deadly]], {}),
@@ -61,16 +74,16 @@ BATCHES: dict[str, tuple[list[list[Any]], dict[str, Any]]] = {
 
 def play(stage: Stage, name: str, rank: int, ranks: int) -> dict[str, Any]:
     envs, options = BATCHES[name]
-    llm = fake_vllm.llm(ranks=ranks)
+    llm = fake_vllm.llm(ranks=ranks, max_model_len=10**7)
     engine = llm.llm_engine
+    ENGINES.append(engine)
     if name == "one rank cannot step" and rank == 1:
         engine.fails_at = 4
     if name == "one rank gives a turn up":
-        options = options | {"turn_timeout_s": 0.05 if rank else 60, "max_failed_frac": 1.0}
+        options = options | {"turn_timeout_s": LIMIT_S if rank else 600, "max_failed_frac": 1.0}
         options |= {"max_turn_tokens": None if rank else 6}
     sampler: Any = VLLMColocateSampler(llm)
     said: dict[str, Any] = {"error": None}
-    began = time.monotonic()
     options = {"max_turn_tokens": 6, "retries": 0} | options
     with pytest.MonkeyPatch.context() as monkeypatch:
         sampler.calls = kept_answers(monkeypatch)
@@ -84,7 +97,6 @@ def play(stage: Stage, name: str, rank: int, ranks: int) -> dict[str, Any]:
                     check_exact(rollout.columns, told.calls(rollout))
             said["failed"] = [rollout.error for rollout in told.rollouts if rollout.failed]
     return said | {
-        "seconds": time.monotonic() - began,
         "admitted": engine.admitted,
         "aborted": engine.aborted,
         "running": list(engine.running),

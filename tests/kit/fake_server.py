@@ -80,6 +80,8 @@ class FakeServer:
         self.port = port
         self.requests: list[dict[str, Any]] = []
         self.headers: list[bytes] = []
+        self.moved: dict[str, str] = {}
+        """Where paths redirect to."""
         self.probes = 0
         self.connections = 0
         self.hanging = 0
@@ -151,9 +153,13 @@ class FakeServer:
     async def _answer(self, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
         if self.deaf:
             await self.hung_up(writer)
+        elif path == "/metrics":
+            self.write(writer, 200, f'vllm:num_requests_running{{engine="0"}} {self.at_once}.0\n')
+        elif path in self.moved:
+            self.write(writer, 307, {}, {"Location": self.moved[path]})
         elif path in ("/health", "/health/"):
             self.write(writer, 200, {})
-        elif path == "/v1/models":
+        elif path.endswith("/v1/models"):
             self.write(writer, self.models_status, {"data": self.models})
         elif "allowed_token_ids" in body.get("sampling_params", body):
             self.probes += 1
@@ -215,7 +221,7 @@ class FakeServer:
         *,
         cut: bool = False,
     ) -> None:
-        content = json.dumps(answer).encode()
+        content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         lines = {"Content-Type": "application/json", "Content-Length": str(len(content))}
         head = "".join(f"{name}: {value}\r\n" for name, value in (lines | (headers or {})).items())
         writer.write(f"HTTP/1.1 {code} Said\r\n{head}\r\n".encode())

@@ -1,5 +1,6 @@
 """A vLLM server process for tests, on the CPU."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -7,8 +8,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 class VLLMServer:
@@ -76,19 +78,7 @@ class VLLMServer:
 
     def tokens(self) -> int:
         """How many tokens it has sampled."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
-            lines = reply.read().decode().splitlines()
-        name = "vllm:generation_tokens_total{"
-        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
-
-    def works(self, within_s: float) -> bool:
-        """Whether it samples any token so soon."""
-        before, deadline = self.tokens(), time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            if self.tokens() > before:
-                return True
-        return False
+        return metric(self.url, "generation_tokens_total")
 
     def kill(self) -> None:
         """End it without a word, children and all."""
@@ -96,3 +86,19 @@ class VLLMServer:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(30)
             self.process = None
+
+
+def metric(url: str, name: str) -> int:
+    """What a server says of itself at /metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+async def in_flight(url: str, waiting: Sequence[asyncio.Future[Any]]) -> bool:
+    """Wait until the server works on requests; False where all had their answers before."""
+    while not await asyncio.to_thread(metric, url, "num_requests_running"):
+        if all(one.done() for one in waiting):
+            return False
+        await asyncio.sleep(0.01)
+    return True

@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
 
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
 
 from fake_server import accept_no_more
 
@@ -39,6 +40,7 @@ class WireServer:
         state_error: str | None = None,
         resets: int | None = None,
         status: int | None = None,
+        moved: Mapping[str, str] | None = None,
         first: Callable[[dict[str, Any]], str] = lambda kwargs: f"seed {kwargs['seed']}",
         observation: Callable[[str], dict[str, Any]] = lambda text: {"text": text},
         port: int = 0,
@@ -52,6 +54,10 @@ class WireServer:
         self.state_error = state_error
         self.resets = resets
         self.status = status
+        self.moved = dict(moved or {})
+        """Where paths redirect to."""
+        self.heard: list[tuple[str, Headers]] = []
+        """Path and headers of each request."""
         self.first = first
         self.observation = observation
         self.port = port
@@ -114,15 +120,20 @@ class WireServer:
         assert done.wait(10)
 
     def _http(self, socket: ServerConnection, request: Any) -> Any:
+        self.heard.append((request.path, request.headers))
+        if request.path in self.moved:
+            response = socket.respond(HTTPStatus.TEMPORARY_REDIRECT, "moved\n")
+            response.headers["Location"] = self.moved[request.path]
+            return response
         if self.status is not None:
             return socket.respond(HTTPStatus(self.status), "no\n")
         if request.path == "/health":
             return socket.respond(HTTPStatus.OK, "{}")
-        if request.path == "/schema":
+        if request.path.endswith("/schema"):
             if self.schema is None:
                 return socket.respond(HTTPStatus.NOT_FOUND, "no\n")
             return socket.respond(HTTPStatus.OK, json.dumps(self.schema))
-        assert request.path == "/ws"
+        assert request.path in ("/ws", "/new/ws")
         return None
 
     async def _session(self, socket: ServerConnection) -> None:
@@ -136,7 +147,7 @@ class WireServer:
         self.active[number] = socket
         self.most_active = max(self.most_active, len(self.active))
         try:
-            await asyncio.sleep(self.constructor_s)
+            await wait(socket, self.constructor_s)
             if self.constructor_error is not None:
                 await self._error(socket, self.constructor_error, "Failed to create environment")
                 return
@@ -163,7 +174,7 @@ class WireServer:
                     await self._observe(socket, self.first(data), None, False)
             else:
                 steps += 1
-                await asyncio.sleep(self.step_s)
+                await wait(socket, self.step_s)
                 fault = self.faults[number] if number < len(self.faults) else ""
                 if fault and steps == 2:
                     await self._fault(socket, fault)
@@ -182,7 +193,7 @@ class WireServer:
         elif name == "close":
             await socket.close()
         elif name == "late":
-            await asyncio.sleep(float(rest))
+            await wait(socket, float(rest))
             await self._observe(socket, "LATE", 2, False)
         elif name == "reward":  # as it stands: NaN, Infinity, a text
             data = f'{{"observation": {{"text": "n"}}, "reward": {rest}, "done": true}}'
@@ -202,3 +213,9 @@ class WireServer:
     async def _error(self, socket: ServerConnection, code: str, message: str, **more: Any) -> None:
         data = {"code": code, "message": message, **more}
         await socket.send(json.dumps({"type": "error", "data": data}))
+
+
+async def wait(socket: ServerConnection, seconds: float) -> None:
+    """Take so long, but no longer than the client wants to know."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(socket.wait_closed(), seconds)

@@ -23,7 +23,7 @@ from abut.errors import EnvError, RolloutError
 from abut.openenv import OpenEnv
 from abut.openenv.open_env_episode import OpenEnvEpisode
 from abut.rollout.rollout import Rollout
-from stage import Recording, Stage, Talk, assert_done, env, eventually, own_threads
+from stage import LIMIT_S, Recording, Stage, Talk, assert_done, env, eventually, own_threads
 from wire_server import SECRET, WireServer
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -80,7 +80,17 @@ def test_sixteen_episodes_share_the_sessions_that_there_are(stage: Stage) -> Non
 
 
 def test_several_servers_share_the_episodes(stage: Stage) -> None:
-    with WireServer(max_sessions=1, step_s=0.05) as a, WireServer(max_sessions=1, step_s=0.05) as b:
+    begun = threading.Barrier(2)
+    first_ones = iter([True, True])
+
+    def first(kwargs: Any) -> str:
+        """The first two episodes begin at once, each on its server's thread."""
+        if next(first_ones, False):
+            begun.wait(60)
+        return "go"
+
+    settings: dict[str, Any] = {"max_sessions": 1, "first": first}
+    with WireServer(**settings) as a, WireServer(**settings) as b:
         with OpenEnv([a.url, b.url]) as openenv:
             for rollout in play(stage, openenv, 8):
                 assert_done(rollout)
@@ -90,9 +100,10 @@ def test_several_servers_share_the_episodes(stage: Stage) -> None:
 
 
 def test_waiting_in_line_costs_no_timeout_and_no_slot(stage: Stage) -> None:
-    """Eight wait, one plays 0.6 s: each limit would be over, and one slot would be all taken."""
-    limits = {"reset_timeout_s": 0.5, "rollout_timeout_s": 2.0, "max_env_steps": 1, "retries": 0}
-    with served(max_sessions=1, step_s=0.1) as (server, openenv):
+    """Eight wait, one plays a second: each limit would be over, and one slot would be all taken."""
+    limits = {"reset_timeout_s": LIMIT_S, "rollout_timeout_s": 7.0}
+    limits |= {"max_env_steps": 1, "retries": 0}
+    with served(max_sessions=1, step_s=0.33) as (server, openenv):
         began = time.monotonic()
         rollouts = play(stage, openenv, 8, **limits)
         assert time.monotonic() - began > limits["rollout_timeout_s"]
@@ -102,8 +113,8 @@ def test_waiting_in_line_costs_no_timeout_and_no_slot(stage: Stage) -> None:
 
 
 def test_a_slow_constructor_is_not_the_reset(stage: Stage) -> None:
-    with served(constructor_s=0.6) as (_, openenv):
-        (rollout,) = play(stage, openenv, reset_timeout_s=0.4, retries=0)
+    with served(constructor_s=LIMIT_S + 0.5) as (_, openenv):
+        (rollout,) = play(stage, openenv, reset_timeout_s=LIMIT_S, retries=0)
         assert_done(rollout)
 
 
@@ -134,7 +145,7 @@ FAULTS = {
     "raise": "{url} answered step with EXECUTION_ERROR: boom",
     "drop": "{url} closed the socket without a word before it answered step",
     "close": "{url} closed the socket with code 1000 before it answered step",
-    "late 1.5": "OpenEnvEpisode.step did not answer within step_timeout_s=0.5",
+    "late 600": "OpenEnvEpisode.step did not answer within step_timeout_s=6",
     "raw {": "{url}: the reply to step is no frame of OpenEnv: '{{'\n"
     "hint: the socket is that of an OpenEnv server from 0.3 to 0.10 at /ws",
     'raw {"type": "observation", "data": {"observation": 1}}': (
@@ -157,7 +168,7 @@ FAULTS = {
 def test_what_breaks_costs_its_attempt_and_no_step_is_sent_twice(stage: Stage, fault: str) -> None:
     given = {"max_message_bytes": 1_000_000, "reuse_sessions": False}
     with served(given, faults=[fault]) as (server, openenv):
-        (rollout,) = play(stage, openenv, step_timeout_s=0.5)
+        (rollout,) = play(stage, openenv, step_timeout_s=LIMIT_S)
         assert_done(rollout)
         assert rollout.attempt_errors == [f"EnvError: {FAULTS[fault].format(url=server.url)}"]
         assert server.asked(0) == ["reset", "step", "step"]
@@ -168,7 +179,7 @@ def test_what_breaks_costs_its_attempt_and_no_step_is_sent_twice(stage: Stage, f
 @pytest.mark.parametrize("fault", FAULTS.keys() - {"reward Infinity"})
 def test_a_session_that_broke_is_not_used_again(stage: Stage, fault: str) -> None:
     with served({"max_message_bytes": 1_000_000}, faults=[fault]) as (server, openenv):
-        play(stage, openenv, step_timeout_s=0.5)
+        play(stage, openenv, step_timeout_s=LIMIT_S)
         assert eventually(lambda: 0 not in server.active), "it is closed"
         assert_done(play(stage, openenv)[0])
         assert server.asked(0) == ["reset", "step", "step"]
@@ -226,37 +237,31 @@ GIVES: dict[str, Any] = {
     "reward": lambda observation: 1.0,
     "reset": lambda columns: {},
 }
-CALLS = {"observe": 4, "act": 3, "reward": 4, "reset": 1}
 
 
 @pytest.mark.parametrize("name", GIVES)
 def test_a_function_that_takes_long_holds_up_only_its_own_episode(stage: Stage, name: str) -> None:
     threads = set()
+    others = threading.Barrier(2)
 
     def slow(given: Any) -> Any:
         threads.add(threading.current_thread().name)
-        time.sleep(0.2)
+        others.wait(60)  # of two episodes, each call returns when the other's has begun
         return GIVES[name](given)
 
     with served({name: slow}) as (_, openenv):
-        began = time.monotonic()
-        rollouts = play(stage, openenv, 16, retries=0)
-        took_s = time.monotonic() - began
+        rollouts = play(stage, openenv, 2, retries=0)
     for rollout in rollouts:
         assert_done(rollout)
     assert len(threads) > 1
     assert all(name.startswith("abut-thread-") for name in threads), "not on a loop"
-    assert took_s < 0.75 * 16 * CALLS[name] * 0.2, "so long it would be one after the other"
 
 
 def test_a_reset_function_that_hangs_costs_its_own_rollout(stage: Stage) -> None:
     released = threading.Event()
-    with served({"reset": lambda columns: released.wait(10) and {}}) as (_, openenv):
-        began = time.monotonic()
+    with served({"reset": lambda columns: released.wait(600) and {}}) as (_, openenv):
         (rollout,) = play(stage, openenv, reset_timeout_s=0.3, retries=0, max_failed_frac=1)
-        took_s = time.monotonic() - began
     released.set()
-    assert took_s < 5
     assert (
         rollout.error == "EnvError: OpenEnvEpisode.reset did not answer within reset_timeout_s=0.3"
     )
@@ -352,14 +357,15 @@ def test_a_server_that_nobody_runs_is_named(stage: Stage) -> None:
         head, hint = failed(stage, openenv).splitlines()
     assert head.startswith(f"EnvError: {gone.url} cannot be reached, ")
     # asyncio's words, or uvloop's.
-    assert head.endswith((f"Connect call failed ('127.0.0.1', {gone.port})", "Connection refused"))
+    refused = (f"Connect call failed ('127.0.0.1', {gone.port})", "Connection refused")
+    assert head.endswith((*refused, "timed out during opening handshake"))  # where it is slow
     assert hint == "hint: asked for connect_timeout_s=0.3; is it running?"
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for(stage: Stage) -> None:
     with WireServer() as server:
         port = server.port
-    with OpenEnv(server.url, connect_timeout_s=20) as openenv:
+    with OpenEnv(server.url, connect_timeout_s=60) as openenv:
         back = WireServer(port=port)
         timer = threading.Timer(0.5, back.__enter__)
         timer.start()
@@ -378,11 +384,11 @@ def test_another_server_takes_over_from_one_that_is_gone(stage: Stage) -> None:
 
 def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
     with WireServer(max_sessions=1) as server:
-        with OpenEnv(server.url) as other, OpenEnv(server.url, connect_timeout_s=0.3) as openenv:
+        with OpenEnv(server.url) as other, OpenEnv(server.url, connect_timeout_s=6) as openenv:
             play(stage, other)
             assert failed(stage, openenv) == (
                 f"EnvError: {server.url}: all sessions are taken\n"
-                "hint: asked for connect_timeout_s=0.3; is it running?"
+                "hint: asked for connect_timeout_s=6; is it running?"
             )
         with OpenEnv(server.url) as openenv:
             other = OpenEnv(server.url)
@@ -403,7 +409,7 @@ def test_an_environment_that_cannot_be_made_is_named(stage: Stage, code: str) ->
 
 
 def test_a_constructor_has_its_own_limit(stage: Stage) -> None:
-    with served({"session_timeout_s": 0.3}, constructor_s=1) as (server, openenv):
+    with served({"session_timeout_s": 0.3}, constructor_s=600) as (server, openenv):
         assert failed(stage, openenv) == (
             f"EnvError: {server.url} made no environment within session_timeout_s=0.3"
         )
@@ -418,10 +424,10 @@ def test_a_refused_socket_is_named_at_once(stage: Stage) -> None:
 
 
 def test_a_server_that_is_not_ready_is_asked_again(stage: Stage) -> None:
-    with served({"connect_timeout_s": 0.3}, status=503) as (server, openenv):
+    with served({"connect_timeout_s": LIMIT_S}, status=503) as (server, openenv):
         assert failed(stage, openenv) == (
             f"EnvError: {server.url} answered 503\n"
-            "hint: asked for connect_timeout_s=0.3; is it running?"
+            "hint: asked for connect_timeout_s=6; is it running?"
         )
         server.status = None
         assert_done(play(stage, openenv)[0])
@@ -606,11 +612,15 @@ def test_closing_ends_all_sessions_and_lends_no_more(stage: Stage) -> None:
 
 
 def test_closing_in_the_midst_of_an_episode_is_its_end(stage: Stage) -> None:
-    with served(step_s=1.5) as (server, openenv):
-        timer = threading.Timer(0.5, openenv.close)
-        timer.start()
+    def close() -> None:
+        if eventually(lambda: "step" in server.asked(0)):
+            openenv.close()
+
+    with served(step_s=600) as (server, openenv):
+        closing = threading.Thread(target=close)
+        closing.start()
         error = failed(stage, openenv)
-        timer.join()
+        closing.join()
         assert error in (
             "EnvError: the OpenEnv was closed during an episode",
             f"EnvError: {server.url} closed the socket with code 1000 before it answered step",

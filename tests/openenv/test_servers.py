@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from abut.openenv.target import hosts_of, space_url
 from abut.openenv.wire import socket_url
 from abut.rollout.rollout import Rollout
 from assets import KIT
-from stage import Recording, Stage, assert_done, eventually
+from stage import LIMIT_S, Recording, Stage, assert_done, eventually
 
 # Serves what the app says; `{"message": "die"}` ends the process.
 UVICORN = """
@@ -177,10 +176,8 @@ def test_replicas_are_processes_of_their_own(stage: Stage, folder: Path) -> None
 
 
 def test_an_app_that_cannot_start_is_named_with_its_log(stage: Stage, folder: Path) -> None:
-    with OpenEnv(Serve("nothing:app", cwd=folder)) as openenv:
-        began = time.monotonic()
+    with OpenEnv(Serve("nothing:app", cwd=folder, start_timeout_s=3600)) as openenv:
         (rollout,) = play(stage, openenv, retries=0)
-        assert time.monotonic() - began < 30, "an exit is seen, not waited for"
     lines = (rollout.error or "").splitlines()
     assert lines[0] == "EnvError: serve:nothing:app exited with code 1; the end of its log:"
     assert lines[1] == "  starting"
@@ -189,13 +186,13 @@ def test_an_app_that_cannot_start_is_named_with_its_log(stage: Stage, folder: Pa
 
 def test_an_app_that_never_answers_is_named_and_ended(stage: Stage, folder: Path) -> None:
     (folder / "apps.py").write_text(
-        "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+        "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
     )
-    with OpenEnv(Serve("apps:app", cwd=folder, start_timeout_s=1)) as openenv:
+    with OpenEnv(Serve("apps:app", cwd=folder, start_timeout_s=LIMIT_S)) as openenv:
         (rollout,) = play(stage, openenv, retries=0)
         lines = (rollout.error or "").splitlines()
         assert lines[0] == (
-            "EnvError: serve:apps:app did not answer within start_timeout_s=1; the end of its log:"
+            "EnvError: serve:apps:app did not answer within start_timeout_s=6; the end of its log:"
         )
         assert gone(int(lines[2]))
 
@@ -268,7 +265,7 @@ def test_an_image_is_run_and_removed(stage: Stage, folder: Path) -> None:
     name = words[words.index("--name") + 1]
     port = words[words.index("--publish") + 1].split(":")[1]
     assert run == (
-        f"run --rm --name {name} --publish 127.0.0.1:{port}:8000 --env KEY=v --memory 1g plain"
+        f"run --rm --name {name} --publish 127.0.0.1:{port}:8000 --env KEY --memory 1g plain"
     )
     assert remove == f"rm --force {name}"
 

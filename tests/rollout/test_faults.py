@@ -24,14 +24,23 @@ from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import BOTH, SOAK, Recording, Stage, Talk, check_exact, env, eventually, own_threads
+from stage import (
+    LIMIT_S,
+    SOAK,
+    Recording,
+    Stage,
+    Talk,
+    asynced,
+    check_exact,
+    env,
+    eventually,
+    own_threads,
+)
 from wire_server import WireServer
 
 ROLLOUTS, TURNS = 512, 20
 FAULTY = 0.3
 BIG = " argument" * 1_111_112
-# Longer than a busy machine keeps a healthy environment from its thread.
-TIMEOUT_S = 6.0
 RELEASED_S = 30.0
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -280,8 +289,8 @@ class Batches:
             max_turns=TURNS,
             retries=1,
             max_failed_frac=FAULTY,
-            reset_timeout_s=TIMEOUT_S,
-            step_timeout_s=TIMEOUT_S,
+            reset_timeout_s=LIMIT_S,
+            step_timeout_s=LIMIT_S,
         )
 
     def play(self, world: World) -> None:
@@ -372,14 +381,14 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@BOTH
-def test_what_hangs_on_a_thread_keeps_that_thread_and_nothing_else(stage: Stage, twin: Any) -> None:
+def test_what_hangs_on_a_thread_keeps_that_thread_and_nothing_else(stage: Stage) -> None:
     """Python cannot end a thread: it is left alone, and ends when its call returns."""
     release = threading.Event()
     hanging = env(step=lambda self, action: release.wait(RELEASED_S))
-    calls = {"retries": 0, "step_timeout_s": 0.3}
+    calls = {"retries": 0, "step_timeout_s": LIMIT_S, "max_env_steps": 4}
+    others = [Talk, asynced(Talk)] * 6
     try:
-        rollouts = stage.play(*[hanging] * 4, *[twin(Talk)] * 12, max_env_steps=4, **calls).rollouts
+        rollouts = stage.play(*[hanging] * 4, *others, **calls).rollouts
         assert [rollout.failed for rollout in rollouts] == [True] * 4 + [False] * 12
         assert eventually(lambda: len(own_threads()) == 4), own_threads()
     finally:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a batch within a second, whatever it waits for, and leaves nothing behind."""
+"""Ctrl-C ends a batch, whatever it waits for and for how long, and leaves nothing behind."""
 
 import asyncio
 import os
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,13 +20,15 @@ from stage import Batched, Recording, Stage, Talk, asynced, env, eventually, own
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no SIGINT to a process of one's own")
 
 
+HANGS_S = 3600
+BUSY = status(503, Retry_After=str(HANGS_S))
+
+
 def interrupt(stage: Stage, sampler: Any, envs: Any, is_there: Callable[[], Any]) -> None:
-    """Play until it is there, press Ctrl-C, and look how long it takes."""
-    pressed: list[float] = []
+    """Play until it is there, and press Ctrl-C. What hangs outlasts the time that a test has."""
 
     def press() -> None:
         if eventually(lambda: bool(is_there())):
-            pressed.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
     if isinstance(envs, list):
@@ -37,7 +38,6 @@ def interrupt(stage: Stage, sampler: Any, envs: Any, is_there: Callable[[], Any]
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         stage.engine(sampler, max_rollouts=4).run(tasks)
-    assert time.monotonic() - pressed[0] < 1.0
 
 
 class Hanging:
@@ -49,12 +49,12 @@ class Hanging:
 
     def sync(self, *_: Any) -> Any:
         self.begun.set()
-        self.release.wait(30)
+        self.release.wait(HANGS_S)
         raise OSError("released")
 
     async def a_sync(self, *_: Any) -> Any:
         self.begun.set()
-        await asyncio.sleep(30)
+        await asyncio.sleep(HANGS_S)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_in_a_model_of_this_process(stage: Stage, hanging: Hanging) -> None:
     assert len(closed) == 4
 
 
-@pytest.mark.parametrize("fault", [hang, status(503, Retry_After="30")], ids=["sample", "retry"])
+@pytest.mark.parametrize("fault", [hang, BUSY], ids=["sample", "retry"])
 def test_while_a_server_is_waited_for(stage: Stage, fault: Any) -> None:
     vllm = pytest.importorskip("abut.samplers.vllm")
     closed: list[Any] = []
@@ -141,7 +141,7 @@ from stage import Recording, Stage, Talk, asynced, env
 
 def step(self, action):
     print("there", flush=True)
-    time.sleep(600)
+    time.sleep(3600)
 
 hf = AutoTokenizer.from_pretrained(DEMO_ASSETS)
 stage = Stage(abut.Tokenizer.from_pretrained(hf), abut.ChatTemplateProcessor(hf))
@@ -159,10 +159,8 @@ def test_the_process_ends_while_an_environment_hangs() -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "there\n"
-        began = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - began < 1.0
         _, said = child.communicate(timeout=60)
     assert child.returncode == -signal.SIGINT
     assert said.rstrip().endswith("KeyboardInterrupt")

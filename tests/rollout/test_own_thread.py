@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import threading
-import time
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from abut.concurrency.thread_limit import ThreadLimit
 from abut.errors import RolloutError
 from abut.rollout import batch
-from stage import Stage, Talk, asynced, env, eventually, own_threads
+from stage import LIMIT_S, Stage, Talk, asynced, env, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -187,20 +186,20 @@ def test_close_follows_a_step_that_hangs_when_that_returns(stage: Stage, caplog:
 
     class Hanging(Talk):
         def step(self, action: str) -> Any:
-            hold.wait(30)
+            hold.wait(600)
             calls.append(("step", threading.get_ident()))
             return super().step(action)
 
         def close(self) -> None:
             calls.append(("close", threading.get_ident()))
 
-    began = time.monotonic()
-    played = stage.play(Hanging, *[Talk] * 7, retries=0, step_timeout_s=0.2, max_failed_frac=1.0)
-    assert time.monotonic() - began < 4, "a batch does not wait for a call that hangs"
+    played = stage.play(
+        Hanging, *[Talk] * 7, retries=0, step_timeout_s=LIMIT_S, max_failed_frac=1.0
+    )
+    assert not calls, "a batch does not wait for a call that hangs"
     errors = [rollout.error for rollout in played.rollouts]
-    assert "did not answer within step_timeout_s=0.2" in errors[0]
+    assert "did not answer within step_timeout_s=6" in errors[0]
     assert errors[1:] == [None] * 7
-    assert calls == []
     assert [r.message for r in caplog.records if "have not returned" in r.message] == [
         "1 calls of environments have not returned: each keeps a thread until it does, and the "
         "environment is closed then"

@@ -11,7 +11,7 @@ from abut.errors import SamplerError
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.trl_server import TRLServerSampler
 from fake_server import FakeServer, half, hang, status
-from stage import Talk, check_exact
+from stage import Talk, check_exact, eventually
 from vllm_requests import request
 
 
@@ -108,11 +108,11 @@ def test_leaving_ends_a_call_that_hangs() -> None:
     async def run() -> None:
         async with TRLServerSampler(server.url) as sampler:
             waiting = asyncio.ensure_future(sampler.sample(request()))
-            await asyncio.sleep(0.2)
+            assert await asyncio.to_thread(eventually, lambda: server.hanging == 1)
             waiting.cancel()
 
     with FakeServer([hang]) as server:
-        asyncio.run(asyncio.wait_for(run(), 5))
+        asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def wrong(**changes: Any) -> Any:

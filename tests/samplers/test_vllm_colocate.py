@@ -203,13 +203,15 @@ def test_a_turn_that_takes_too_long_is_aborted_and_the_others_go_on(played: Any)
     llm = fake_vllm.llm(max_model_len=10**6, step_s=0.001)
 
     async def play(ask: Ask) -> list[Any]:
-        other, slow = request("other", max_tokens=300), request("slow", max_tokens=10**5)
-        return await asyncio.gather(
-            ask(other), asyncio.wait_for(ask(slow), 0.1), return_exceptions=True
-        )
+        asked = request("other", max_tokens=300), request("slow", max_tokens=10**5)
+        other, slow = (asyncio.ensure_future(ask(one)) for one in asked)
+        while "abut-0-2" not in llm.llm_engine.running:
+            await asyncio.sleep(0.001)
+        slow.cancel()
+        return await asyncio.gather(other, slow, return_exceptions=True)
 
     other, slow = served(VLLMColocateSampler(llm), play)
-    assert isinstance(slow, TimeoutError)
+    assert isinstance(slow, asyncio.CancelledError)
     assert other.ids.tolist() == [token_of(7, 0, place) for place in range(300)]
     assert llm.llm_engine.aborted == ["abut-0-2"]
     late = {"max_turn_tokens": None, "completion": 10**5, "turn_timeout_s": 0.1, "retries": 0}
@@ -435,7 +437,7 @@ def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
         for rank in (0, 1)
     ]
     try:
-        said = [process.communicate(timeout=120)[1].decode() for process in processes]
+        said = [process.communicate(timeout=600)[1].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -478,10 +480,11 @@ def test_a_rank_with_slow_environments_holds_up_nobodys_turns(ranks: list[dict[s
     told = ranks[0]["one rank has slow environments"]
     assert (told["error"], told["failed"]) == (None, [])
     order = [request_id.split("-")[1] for request_id, _ in told["admitted"]]
-    # 4 rollouts of 5 turns end while the other rank's 2 of 4 turns are at their second or third.
+    # All 4 rollouts of 5 turns end while the other rank's 2 wait in their second step.
+    assert order.count("0") == 20
+    assert order.count("1") == 8
     last_of_the_fast = len(order) - order[::-1].index("0")
-    assert order[:last_of_the_fast].count("1") < 8
-    assert told["seconds"] < 2
+    assert order[:last_of_the_fast].count("1") <= 4
 
 
 def test_a_failed_batch_of_one_rank_ends_those_of_all(ranks: list[dict[str, Any]]) -> None:
@@ -509,7 +512,7 @@ def test_a_turn_that_one_rank_gives_up_is_aborted_on_all(ranks: list[dict[str, A
     first, second = (rank["one rank gives a turn up"] for rank in ranks)
     assert first["aborted"] == ["abut-1-1"]
     assert first["failed"] == []
-    assert second["failed"] == ["EnvError: turn 0 was not sampled within turn_timeout_s=0.05"]
+    assert second["failed"] == ["EnvError: turn 0 was not sampled within turn_timeout_s=6"]
 
 
 def test_a_rank_that_dies_is_noticed(ranks: list[dict[str, Any]]) -> None:
@@ -519,4 +522,3 @@ def test_a_rank_that_dies_is_noticed(ranks: list[dict[str, Any]]) -> None:
     )
     assert told["error"].endswith("\nhint: look for the first error of the other ranks")
     assert told["running"] == []
-    assert told["seconds"] < 10

@@ -235,10 +235,10 @@ def test_a_template_that_refuses_the_probes_has_the_common_format() -> None:
 )
 @pytest.mark.parametrize("format", [ThinkingFormat(), ThinkingFormat(opened=True), HARMONY_FORMAT])
 def test_hostile_completions_take_linear_time(format: ThinkingFormat, unit: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     format.split(unit * 100_000)
     format.closing(unit * 100_000)
-    assert time.perf_counter() - began < 4  # about 0.1 s
+    assert time.process_time() - began < 4  # about 0.1 s
 
 
 def test_where_thinking_shows_only_before_a_call_its_close_is_one_tag() -> None:

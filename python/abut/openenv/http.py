@@ -2,25 +2,58 @@
 
 import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
+from typing import IO
 from urllib.error import HTTPError
+
+from abut.address import redirected
+
+
+class _WithinOrigin(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within an origin: urllib itself takes a token along to any other."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        try:
+            newurl = redirected(req.full_url, newurl)
+        except OSError:
+            fp.close()  # it holds the connection
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def http_get(
-    url: str, *, local: bool, timeout_s: float, headers: Mapping[str, str] | None = None
+    url: str,
+    *,
+    local: bool,
+    timeout_s: float,
+    max_message_bytes: int,
+    headers: Mapping[str, str] | None = None,
 ) -> bytes:
     """The body of an answer 200. `local`: past any proxy of the surrounding network.
 
     Raises:
-        OSError: no connection, another answer, or none in time.
+        RedirectError: the answer sends to another origin.
+        OSError: no connection, another answer, a longer one, or none in time.
     """
     handlers = [urllib.request.ProxyHandler({})] if local else []
+    opener = urllib.request.build_opener(_WithinOrigin, *handlers)
     request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
-            return bytes(answer.read())
+        with opener.open(request, timeout=timeout_s) as answer:
+            body = bytes(answer.read(max_message_bytes + 1))
     except HTTPError as error:
         error.close()  # it holds the connection
         raise OSError(f"the answer is {error.code}") from error
     except HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+    if len(body) > max_message_bytes:
+        raise OSError(f"the answer has more than max_message_bytes={max_message_bytes}")
+    return body

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
+from abut.address import Address, check_one_authorization, checked_headers
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.openenv.open_env_episode import OpenEnvEpisode
@@ -57,7 +58,7 @@ class OpenEnv:
             others have.
         session_timeout_s: how long making an environment may take on the server.
         idle_timeout_s: after which an unused session is closed, for others.
-        max_message_bytes: of a reply.
+        max_message_bytes: of a reply, and of the schema.
 
     Raises:
         TypeError: `target` is no target, or `tasks` no mappings.
@@ -89,9 +90,12 @@ class OpenEnv:
         _check("on_invalid", on_invalid, on_invalid in ("tell", "end"), "tell or end")
         few = max_sessions is not None and max_sessions < 1
         _check("max_sessions", max_sessions, not few, "at least 1, or None")
-        headers = dict(headers or {})
+        headers = checked_headers("OpenEnv", headers or {})
+        hosts = hosts_of(target)
+        for host in hosts:
+            check_one_authorization("OpenEnv", Address(host.name, host.headers), headers)
         pool = SessionPool(
-            hosts_of(target),
+            hosts,
             SessionLimits(connect_timeout_s, session_timeout_s, idle_timeout_s, max_message_bytes),
             max_sessions=max_sessions,
             headers=headers,
@@ -101,7 +105,7 @@ class OpenEnv:
         )
         self._reset = reset
         self._tasks = [dict(task) for task in tasks]
-        self._shared = Shared(pool, rules, headers)
+        self._shared = Shared(pool, rules, max_message_bytes)
         self._close = weakref.finalize(self, self._shared.close)
 
     async def lend(self, task: RolloutTask) -> OpenEnvEpisode:

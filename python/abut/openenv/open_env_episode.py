@@ -49,7 +49,7 @@ class OpenEnvEpisode(LoopBound):
             self._shared.pool.give_back(session, keep=True)
             return
         self._session = session
-        self._texts = await self._shared.texts(session.url)
+        self._texts = await self._shared.texts(session)
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin; the seed that the server is sent is the one that this was lent with."""

@@ -29,6 +29,8 @@ Command: TypeAlias = Callable[[], tuple[list[str], int, list[str]]]
 _POLL_S = 0.1
 _END_S = 5.0
 _TAIL_LINES = 20
+_SECRET_LENGTH = 8  # what is shorter may be any word of a log
+_MOST_BYTES = 2**16  # of the answer at /health, which nobody reads
 
 
 class ServerStartError(EnvError):
@@ -39,6 +41,7 @@ class ServerProcess:
     """One local server."""
 
     local = True
+    headers: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -142,7 +145,11 @@ class ServerProcess:
 
     async def _answers(self) -> bool:
         with suppress(OSError):
-            await THREADS.ask(lambda: http_get(f"{self._url}/health", local=True, timeout_s=2))
+            await THREADS.ask(
+                lambda: http_get(
+                    f"{self._url}/health", local=True, timeout_s=2, max_message_bytes=_MOST_BYTES
+                )
+            )
             return self._runs()
         return False
 
@@ -157,7 +164,11 @@ class ServerProcess:
         if self._log is None:
             return "  (empty)"
         lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (empty)"
+        tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (empty)"
+        for key, value in self._environ.items():
+            if len(value) >= _SECRET_LENGTH:
+                tail = tail.replace(value, f"<{key}>")
+        return tail
 
     def _end_locked(self) -> None:
         process, self._process = self._process, None

@@ -147,7 +147,7 @@ class SessionPool:
     async def _connect(self, server: ServerState) -> Session:
         session = await open_session(
             await server.host.url(),
-            headers=self._headers,
+            headers={**self._headers, **server.host.headers},
             local=server.host.local,
             limits=self._limits,
         )

@@ -4,14 +4,16 @@ Everything that touches a session runs on that one loop.
 """
 
 import asyncio
+import functools
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from abut.address import RedirectError, said
 from abut.concurrency.threads import THREADS
 from abut.envs.env import Reply
 from abut.errors import EnvError, InvalidAction
@@ -19,7 +21,7 @@ from abut.openenv.http import http_get
 from abut.openenv.session_pool import SessionPool
 from abut.openenv.socket_loop import SocketLoop
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
-from abut.openenv.wire import Observation
+from abut.openenv.wire import Observation, Session
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +45,11 @@ class EpisodeRules:
 class Shared:
     """The sessions, the loop they live on, and what was learned of the servers."""
 
-    def __init__(self, pool: SessionPool, rules: EpisodeRules, headers: Mapping[str, str]) -> None:
+    def __init__(self, pool: SessionPool, rules: EpisodeRules, max_message_bytes: int) -> None:
         self.pool = pool
         self.rules = rules
         self.loop = SocketLoop()
-        self._headers = headers
+        self._max_message_bytes = max_message_bytes
         self._texts: Texts | None = None
         self._texts_lock = asyncio.Lock()
         self._first_replies: OrderedDict[int, tuple[int, str]] = OrderedDict()
@@ -57,15 +59,15 @@ class Shared:
         """End the sessions, the loop, and the servers that were started."""
         self.loop.close(self.pool.close, then=self.pool.end_servers)
 
-    async def texts(self, url: str) -> Texts:
-        """The functions for texts; asks the server at `url` the first time, if it must.
+    async def texts(self, session: Session) -> Texts:
+        """The functions for texts; asks the session's server the first time, if it must.
 
         Raises:
             EnvError: the server's schema does not decide them.
         """
         async with self._texts_lock:
             if self._texts is None:
-                self._texts = await self._ask_for_texts(url)
+                self._texts = await self._ask_for_texts(session)
             return self._texts
 
     def compare(self, group: int, reply: Reply) -> None:
@@ -109,31 +111,34 @@ class Shared:
             for tool in tools
         ]
 
-    async def _ask_for_texts(self, url: str) -> Texts:
+    async def _ask_for_texts(self, session: Session) -> Texts:
         observe, act, history = self.rules.observe, self.rules.act, self.rules.history
         repeats = history == "repeated"
         if observe is None or act is None:
-            schema = await _schema(url, self._headers)
+            schema = await _schema(session, self._max_message_bytes)
             if observe is None:
-                observe, repeats = observe_by_schema(schema, url)
-            act = act or act_by_schema(schema, url)
+                observe, repeats = observe_by_schema(schema, session.url)
+            act = act or act_by_schema(schema, session.url)
         if history == "auto" and not repeats:
             history = "new"
         return Texts(observe, act, history)
 
 
-async def _schema(url: str, headers: Mapping[str, str]) -> Any:
-    local = urlsplit(url).hostname in ("127.0.0.1", "localhost")
-
-    def get() -> Any:
-        return json.loads(
-            http_get(f"{url}/schema", local=local, timeout_s=_SCHEMA_S, headers=headers)
-        )
-
+async def _schema(session: Session, max_message_bytes: int) -> Any:
+    url = f"{session.url}/schema"
+    get = functools.partial(
+        http_get,
+        url,
+        local=urlsplit(url).hostname in ("127.0.0.1", "localhost"),
+        timeout_s=_SCHEMA_S,
+        max_message_bytes=max_message_bytes,
+        headers=session.headers,
+    )
     try:
-        return await THREADS.ask(get)
+        return await THREADS.ask(lambda: json.loads(get()))
+    except RedirectError as error:
+        raise EnvError(str(error)) from error
     except (OSError, ValueError) as error:
         raise EnvError(
-            f"{url}/schema says nothing, {type(error).__name__}: {error}\n"
-            "hint: pass observe= and act="
+            f"{url} says nothing, {said(error)}\nhint: pass observe= and act="
         ) from error

@@ -7,14 +7,22 @@ import re
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from abut.address import Address, shown
 from abut.openenv.server_process import ServerProcess, free_port
 
 _CONTAINER_PORT = 8000  # that of every image of OpenEnv
+
+# `-e KEY` passes a variable on; `-e KEY=value` says it on the command line.
+_SETS_VARIABLE = re.compile(r"(?s)(-[dit]*e|--env)[ =]?[^-=\s][^=\s]*=.*")
+
+# A variable of the container is one of the docker command too, which must not heed it.
+_OF_DOCKER = re.compile("HOME|PATH|(DOCKER|LD)_.*")
 
 # Run by the server's own Python, which may not have abut. It ends with its parent: then stdin does.
 _SERVE = """
@@ -45,7 +53,9 @@ class Serve:
         default=None, metadata={"help": "The folder it runs in, from which it can import."}
     )
     environ: Mapping[str, str] = field(
-        default_factory=dict, metadata={"help": "Further environment variables."}
+        default_factory=dict,
+        repr=False,  # tokens, mostly
+        metadata={"help": "Further environment variables."},
     )
     start_timeout_s: float = field(
         default=120, metadata={"help": "Seconds until it has to answer at /health."}
@@ -59,6 +69,7 @@ class Serve:
         """
         if not re.fullmatch(r"[\w.]+:[\w.]+", self.app):
             raise ValueError(f"Serve.app={self.app!r}: must be like 'package.server.app:app'")
+        _check_environ("Serve", self.environ)
         _check_replicas("Serve", self.replicas)
 
 
@@ -70,10 +81,13 @@ class Docker:
     _: KW_ONLY
     replicas: int = field(default=1, metadata={"help": "How many containers."})
     environ: Mapping[str, str] = field(
-        default_factory=dict, metadata={"help": "Environment variables."}
+        default_factory=dict,
+        repr=False,
+        metadata={"help": "Environment variables; they stand on no command line."},
     )
     options: Sequence[str] = field(
-        default=(), metadata={"help": "Further options of `docker run`."}
+        default=(),
+        metadata={"help": "Further options of `docker run`; anybody here can see them in `ps`."},
     )
     start_timeout_s: float = field(
         default=300, metadata={"help": "Seconds until it has to answer at /health, pull included."}
@@ -85,6 +99,20 @@ class Docker:
         Raises:
             ValueError: names the field, its value and what it may be.
         """
+        if not re.fullmatch(r"[^\s-]\S*", self.image):  # `docker run` would take it for an option
+            raise ValueError(f"Docker.image={self.image!r}: must be the name of an image")
+        _check_environ("Docker", self.environ)
+        for key in self.environ:
+            if _OF_DOCKER.fullmatch(key):
+                raise ValueError(
+                    f"Docker.environ[{key!r}]: the docker command itself would follow it\n"
+                    "hint: set it in the image, or with options=['--env-file', '…']"
+                )
+        if any(_SETS_VARIABLE.fullmatch(" ".join(two)) for two in pairwise((*self.options, ""))):
+            raise ValueError(
+                "Docker.options: a variable's value stands on the command line, for all to see\n"
+                "hint: environ={'KEY': 'value'}"
+            )
         _check_replicas("Docker", self.replicas)
 
 
@@ -96,6 +124,8 @@ class Host(Protocol):
 
     name: str
     local: bool
+    headers: Mapping[str, str]
+    """What it is sent besides those of the pool."""
 
     async def url(self) -> str:
         """The address, as http(s), of a server that runs.
@@ -113,9 +143,10 @@ class Host(Protocol):
 class Remote:
     """A server that somebody else runs."""
 
-    def __init__(self, url: str) -> None:
-        self.name = url
+    def __init__(self, address: Address) -> None:
+        self.name = address.url
         self.local = False
+        self.headers = address.headers
 
     async def url(self) -> str:
         """The address."""
@@ -146,10 +177,11 @@ def _hosts(target: Target) -> list[Host]:
         elif scheme == "docker":
             target = Docker(rest)
         elif scheme == "hf":
-            return [Remote(space_url(rest))]
+            return [Remote(Address(space_url(rest)))]
         elif scheme in ("http", "https", "ws", "wss") and rest.startswith("//"):
             address = target.replace("ws", "http", 1) if scheme.startswith("ws") else target
-            return [Remote(address.rstrip("/").removesuffix("/ws"))]
+            found = Address.of(address)
+            return [Remote(replace(found, url=found.url.removesuffix("/ws")))]
     if isinstance(target, Serve):
         return [_served_by_uvicorn(target) for _ in range(target.replicas)]
     if isinstance(target, Docker):
@@ -157,8 +189,8 @@ def _hosts(target: Target) -> list[Host]:
     if not isinstance(target, str):
         raise TypeError(f"target must be a str, Serve or Docker, got {type(target).__name__}")
     raise ValueError(
-        f"target={target!r}: must be http://…, serve:package.server.app:app, hf:org/space or "
-        "docker:image"
+        f"target={shown(target)!r}: must be http://…, serve:package.server.app:app, hf:org/space "
+        "or docker:image"
     )
 
 
@@ -194,11 +226,24 @@ def _served_by_docker(target: Docker) -> ServerProcess:
         # In the foreground: then its log and its end are those of the command.
         run = ["docker", "run", "--rm", "--name", name]
         run += ["--publish", f"127.0.0.1:{port}:{_CONTAINER_PORT}"]
-        for key, value in target.environ.items():
-            run += ["--env", f"{key}={value}"]
+        for key in target.environ:
+            run += ["--env", key]  # docker takes the value from its own environment
         return [*run, *target.options, target.image], port, ["docker", "rm", "--force", name]
 
-    return ServerProcess(f"docker:{target.image}", command, start_timeout_s=target.start_timeout_s)
+    return ServerProcess(
+        f"docker:{target.image}",
+        command,
+        environ=target.environ,
+        start_timeout_s=target.start_timeout_s,
+    )
+
+
+def _check_environ(name: str, environ: Mapping[str, str]) -> None:
+    for key, value in environ.items():
+        if not re.fullmatch(r"[^=\0]+", key):
+            raise ValueError(f"{name}.environ: {key.partition('=')[0]!r} names no variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"{name}.environ[{key!r}]: must be a text")
 
 
 def _check_replicas(name: str, replicas: int) -> None:

@@ -6,6 +6,7 @@ did not come, or was none, is never used again; and no step is ever sent twice.
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.protocol import State
 
+from abut.address import RedirectError, redirected, said
 from abut.errors import EnvError, InvalidAction
 
 Observation: TypeAlias = dict[str, Any]
@@ -22,6 +24,25 @@ Observation: TypeAlias = dict[str, Any]
 
 _TOO_BIG = 1009  # RFC 6455, 7.4.1
 _CLOSE_S = 2.0
+_REDIRECTS = (300, 301, 302, 303, 307, 308)
+
+# At DEBUG websockets logs what it sends, headers with a token too.
+_quiet = logging.getLogger(f"{__name__}.frames")
+_quiet.setLevel(logging.INFO)
+
+
+class _Connect(connect):
+    """Follows redirects within an origin."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        if not isinstance(exc, InvalidStatus) or exc.response.status_code not in _REDIRECTS:
+            return exc
+        try:
+            return next(
+                (redirected(self.uri, to) for to in exc.response.headers.get_all("Location")), exc
+            )
+        except RedirectError as error:
+            return error
 
 
 class NoSessionError(EnvError):
@@ -50,8 +71,12 @@ class SessionLimits:
 class Session:
     """One environment on a server, from its constructor to the end of its socket."""
 
-    def __init__(self, socket: ClientConnection, url: str, max_message_bytes: int) -> None:
+    def __init__(
+        self, socket: ClientConnection, url: str, headers: Mapping[str, str], max_message_bytes: int
+    ) -> None:
         self.url = url
+        self.headers = headers
+        """What its server is sent with every request."""
         self.episodes = 0
         """How many began here."""
         self._socket = socket
@@ -187,12 +212,13 @@ async def open_session(
     """
     proxy: dict[str, Any] = {"proxy": None} if local else {}
     try:
-        socket = await connect(
+        socket = await _Connect(
             socket_url(url),
             additional_headers=dict(headers),
             max_size=limits.max_message_bytes,
             open_timeout=limits.connect_timeout_s,
             close_timeout=_CLOSE_S,
+            logger=_quiet,
             ping_timeout=None,  # how long a step may take is for the rollout's limits to say
             **proxy,
         )
@@ -204,10 +230,11 @@ async def open_session(
             f"{url} answered {status} to a socket at /ws\n"
             "hint: give the address without a path; a private space needs headers="
         ) from error
+    except RedirectError as error:
+        raise EnvError(str(error)) from error
     except (OSError, WebSocketException) as error:
-        name = type(error).__name__
-        raise NoSessionError(f"{url} cannot be reached, {name}: {error}") from error
-    session = Session(socket, url, limits.max_message_bytes)
+        raise NoSessionError(f"{url} cannot be reached, {said(error)}") from error
+    session = Session(socket, url, headers, limits.max_message_bytes)
     try:
         async with asyncio.timeout(limits.session_timeout_s) as deadline:
             await session.state()

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self, TypeAlias
 
+from abut.address import Address
 from abut.errors import SamplerError
 from abut.samplers.model_server import ModelServer, Refused, Unavailable, open_session
 
@@ -30,7 +31,7 @@ class Fleet:
     """A session with some servers, within one event loop: use it with `async with`.
 
     Args:
-        urls: where they are.
+        addresses: where they are.
         check: checks a server before its first request of a batch, and again after it failed.
         headers: sent with each request.
         give_up_s: how long no server at all may be well.
@@ -39,16 +40,16 @@ class Fleet:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        addresses: Sequence[Address],
         check: Callable[[ModelServer], Awaitable[None]],
         *,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         give_up_s: float,
         on_restart: OnRestart,
     ) -> None:
-        self._servers = [ModelServer(url) for url in urls]
+        self._servers = [ModelServer(each.url, each.headers) for each in addresses]
         self._check = check
-        self._headers = headers
+        self._headers = dict(headers)
         self._give_up_s = give_up_s
         self._on_restart = on_restart
         self._homes: dict[str, ModelServer] = {}
@@ -81,8 +82,10 @@ class Fleet:
         self._homes.clear()
         await session.close()
 
-    async def ask(self, rollout_id: str, path: str, body: bytes) -> tuple[ModelServer, bytes]:
-        """POST a JSON body; return the answer and whose it is.
+    async def ask(
+        self, rollout_id: str, path: str, body: bytes, *, tokens: int
+    ) -> tuple[ModelServer, bytes]:
+        """POST a JSON body; return the answer, of so many tokens, and whose it is.
 
         Requests of a rollout go to one server, which has its prefix in the cache, for as long as
         that server is well.
@@ -105,7 +108,7 @@ class Fleet:
             if not await self._is_well(server):
                 continue
             try:
-                content = await self.send(server, path, body)
+                content = await self.send(server, path, body, tokens=tokens)
             except Unavailable as error:
                 if error.stale and not stale:
                     stale += 1  # an idle connection that the server had closed: take a new one
@@ -118,9 +121,11 @@ class Fleet:
             server.answered()
             return server, content
 
-    async def send(self, server: ModelServer, path: str, body: bytes | None = None) -> bytes:
-        """Send one request to one server, once; raises as `ModelServer.send`."""
-        return await server.send(self._session, path, body)
+    async def send(
+        self, server: ModelServer, path: str, body: bytes | None = None, *, tokens: int = 0
+    ) -> bytes:
+        """Send one request to one server, once; see `ModelServer.send`."""
+        return await server.send(self._session, path, body, tokens=tokens)
 
     def _pick(self, rollout_id: str) -> ModelServer | None:
         """The rollout's own server, or another one while that rests; None while all do."""

@@ -8,11 +8,12 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from abut.address import RedirectError, redirected, said
 from abut.concurrency.backoff import backoff
 from abut.errors import MissingExtraError
 
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 _KEEPALIVE_S = 3.0
 _CONNECT_S = 10.0
 _FIRST_REST_S, _LONGEST_REST_S = 0.1, 5.0
+# An answer has tokens' ids, logprobs and texts: 84 bytes for each from vLLM.
+_BYTES, _BYTES_PER_TOKEN = 2**20, 2**10
+_KEEPS_METHOD = (307, 308)
+_REDIRECTS = 5
 # For how long a server is not asked after each failure in a row.
 _rests_s = functools.partial(backoff, _FIRST_REST_S, _LONGEST_REST_S)
 
@@ -56,15 +61,11 @@ class Unavailable(Exception):
 class Refused(Exception):
     """An answer that will be the same next time."""
 
-    def __init__(self, server: "ModelServer", path: str, status: int, content: bytes) -> None:
-        try:
-            said = json.loads(content)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            said = content[:500].decode(errors="replace")
-        super().__init__(f"the server at {server.url} answers {status} to {path}: {said}")
+    def __init__(self, message: str, *, path: str, status: int, said: str = "") -> None:
+        super().__init__(message)
         self.path = path
         self.status = status
-        self.said = str(said)
+        self.said = said
 
 
 @dataclass(eq=False)
@@ -72,6 +73,8 @@ class ModelServer:
     """One server of an engine, and how it has been lately."""
 
     url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What it alone is sent."""
     checked: bool = False
     """Whether it was checked in this batch, and since it last failed."""
     ever_checked: bool = False
@@ -117,37 +120,50 @@ class ModelServer:
         self.checked = False
         self.down_since = self.down_since or now
 
-    async def send(self, session: Any, path: str, body: bytes | None = None) -> bytes:
+    async def send(
+        self, session: Any, path: str, body: bytes | None = None, *, tokens: int = 0
+    ) -> bytes:
         """Send one request (GET without a body) and read its answer.
+
+        Redirects are followed within the server's origin; POST where it stays POST.
+
+        Args:
+            session: from `open_session`.
+            path: of the request.
+            body: JSON.
+            tokens: of how many the answer is: it has 1 MiB and 1 KiB for each at the most.
 
         Raises:
             Unavailable: no answer, or not this time.
             Refused: an answer that will be the same next time.
         """
-        method = "GET" if body is None else "POST"
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        most = _BYTES + _BYTES_PER_TOKEN * tokens
         try:
             async with asyncio.timeout(None) as clock:
                 self.clocks.add(clock)
                 try:
-                    async with session.request(
-                        method, self.url + path, data=body, headers=headers
-                    ) as reply:
-                        content: bytes = await reply.read()
+                    reply, content = await self._exchange(session, path, body, most)
                 finally:
                     self.clocks.discard(clock)
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
-            trouble = "refuses connections" if refused else f"is not reached: {_said(error)}"
+            trouble = "refuses connections" if refused else f"is not reached: {said(error)}"
             raise Unavailable(trouble, nobody_listens=refused) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            raise Unavailable(f"closed the connection: {_said(error)}", stale=True) from error
+            raise Unavailable(f"closed the connection: {said(error)}", stale=True) from error
         except aiohttp.ClientPayloadError as error:
-            raise Unavailable(f"broke off its answer: {_said(error)}") from error
+            raise Unavailable(f"broke off its answer: {said(error)}") from error
         except aiohttp.ClientError as error:
-            raise Unavailable(f"is not reached: {_said(error)}") from error
+            raise Unavailable(f"is not reached: {said(error)}") from error
         except TimeoutError as error:
             raise Unavailable("does not answer, not even when asked for its health") from error
+        if len(content) > most:
+            raise Refused(
+                f"the server at {self.url} answers {path} with more than {most} bytes, 1 MiB and "
+                "1 KiB for each token\nhint: is it an inference server?",
+                path=path,
+                status=reply.status,
+            )
         if reply.status == 200:
             return content
         if reply.status == 429 or reply.status >= 500:
@@ -157,11 +173,57 @@ class ModelServer:
                 busy=reply.status == 429,
                 internal=reply.status == 500,
             )
-        raise Refused(self, path, reply.status, content)
+        message = _message(content)
+        raise Refused(
+            f"the server at {self.url} answers {reply.status} to {path}: {message}",
+            path=path,
+            status=reply.status,
+            said=message,
+        )
+
+    async def _exchange(
+        self, session: Any, path: str, body: bytes | None, most: int
+    ) -> tuple[Any, bytes]:
+        """An answer and its body, of which one byte more than `most` is read."""
+        method = "GET" if body is None else "POST"
+        headers = dict(self.headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        url = self.url + path
+        for _ in range(_REDIRECTS + 1):
+            async with session.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            ) as reply:
+                location = reply.headers.get("Location")
+                if reply.status // 100 != 3 or location is None:
+                    return reply, await _read(reply.content, most + 1)
+            try:
+                url = redirected(url, location)
+            except RedirectError as error:
+                raise Refused(str(error), path=path, status=reply.status) from error
+            if body is not None and reply.status not in _KEEPS_METHOD:
+                break
+        raise Refused(
+            f"the server at {self.url} answers {path} with redirects that cannot be followed",
+            path=path,
+            status=reply.status,
+        )
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+async def _read(stream: Any, most: int) -> bytes:
+    content = bytearray()
+    async for chunk in stream.iter_any():
+        content += chunk
+        if len(content) >= most:
+            break
+    return bytes(content)
+
+
+def _message(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return content[:500].decode(errors="replace")
 
 
 def _retry_after_s(value: str | None) -> float | None:

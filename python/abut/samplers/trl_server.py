@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from abut.address import Address
 from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
@@ -65,9 +66,10 @@ class TRLServerSampler:
             temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
         )
         self._settings = vllm_settings(settings, says_stop_string=False)
-        self.base_urls = (base_url.rstrip("/"),)
+        address = Address.of(base_url)
+        self.base_urls = (address.url,)
         self._fleet = Fleet(
-            self.base_urls, self._check, headers={}, give_up_s=give_up_s, on_restart=on_restart
+            [address], self._check, headers={}, give_up_s=give_up_s, on_restart=on_restart
         )
         self._waiting: list[_Waiting] = []
         self._calling: asyncio.Task[None] | None = None
@@ -117,11 +119,13 @@ class TRLServerSampler:
 
     async def _call(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         first = requests[0]
+        longest = max(request.max_tokens for request in requests)
+        tokens = sum(len(request.prompt_ids) + longest for request in requests)
         body = {name: self._settings[name] for name in NAMED} | {
             "prompts": [request.prompt_ids.tolist() for request in requests],
             "n": 1,
             # A budget longer than its own changes nothing in a sample but where it is cut.
-            "max_tokens": max(request.max_tokens for request in requests),
+            "max_tokens": longest,
             "logprobs": 0,
             "generation_kwargs": {
                 "stop_token_ids": list(first.stop_token_ids),
@@ -132,7 +136,9 @@ class TRLServerSampler:
         where = f"{first.where}, and {len(requests) - 1} more"
         try:
             # One server, so one home for all of them.
-            server, content = await self._fleet.ask("", "/generate/", json.dumps(body).encode())
+            server, content = await self._fleet.ask(
+                "", "/generate/", json.dumps(body).encode(), tokens=tokens
+            )
         except Refused as error:
             raise SamplerError(f"{where}: {error}") from error
         try:

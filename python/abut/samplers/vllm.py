@@ -13,12 +13,13 @@ bytes.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from abut._native import Choice, read_completions
+from abut.address import Address, check_one_authorization, checked_headers
 from abut.concurrency.backoff import backoff
 from abut.errors import SamplerError
 from abut.pickling import stays
@@ -50,7 +51,7 @@ class VLLMServerSampler:
     that is given up is closed, which frees it on the server.
 
     Args:
-        base_urls: `http://host:port`, one or several.
+        base_urls: `http://host:port`, one or several; `user:password@` becomes a header.
         model: the name under which it is served; None takes the first that is listed.
         temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
         generation_kwargs: more sampling settings of vLLM.
@@ -83,13 +84,17 @@ class VLLMServerSampler:
         on_restart: OnRestart = "resume",
     ) -> None:
         urls = (base_urls,) if isinstance(base_urls, str) else tuple(base_urls)
-        self.base_urls = tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
-        wrong = [url for url in urls if not _is_url(url)]
-        if wrong or not urls or len(set(self.base_urls)) < len(urls):
+        addresses = [_address(url) for url in urls]
+        self.base_urls = tuple(address.url for address in addresses)
+        if not urls or len(set(self.base_urls)) < len(urls):
             raise ValueError(
-                f"base_urls={base_urls!r}: expected one or more URLs, each once\n"
+                f"base_urls={self.base_urls!r}: expected one or more URLs, each once\n"
                 "hint: 'http://localhost:8000'"
             )
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        headers = checked_headers("api_key", headers)
+        for address in addresses:
+            check_one_authorization("api_key", address, headers)
         if endpoint not in _PATHS:
             raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
         if on_restart not in ("resume", "raise"):
@@ -104,9 +109,9 @@ class VLLMServerSampler:
         self._lengths: dict[str, int] = {}
         self._path = _PATHS[endpoint]
         self._fleet = Fleet(
-            self.base_urls,
+            addresses,
             self._check,
-            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            headers=headers,
             give_up_s=give_up_s,
             on_restart=on_restart,
         )
@@ -150,7 +155,9 @@ class VLLMServerSampler:
         pauses_s = backoff(0.05, 2.0)
         while True:
             try:
-                server, content = await self._fleet.ask(request.rollout_id, self._path, body)
+                server, content = await self._fleet.ask(
+                    request.rollout_id, self._path, body, tokens=len(request.prompt_ids) + tokens
+                )
             except Refused as error:
                 raise SamplerError(f"{request.where}: {error}{_hint(error)}") from error
             try:
@@ -238,9 +245,12 @@ class VLLMServerSampler:
             )
 
 
-def _is_url(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+def _address(url: str) -> Address:
+    try:
+        address = Address.of(url)
+    except ValueError as error:
+        raise ValueError(f"base_urls: {error}") from None
+    return replace(address, url=address.url.removesuffix("/v1"))
 
 
 def _only_choice(content: bytes) -> Choice:
