@@ -295,6 +295,25 @@ def test_a_merge_with_a_sampled_token_is_reported_and_never_applied() -> None:
     assert tokenizer.decode(trajectory.ids) == "<|im_start|>assistant\n\nHello"
 
 
+def test_a_merge_begins_at_the_first_token_that_differs() -> None:
+    # After signs the mark goes with them, and so does the `<` behind it; alone it ends a word.
+    words = r"'\p{M}+|<\p{L}+|[^\p{L}]+|\p{L}+"
+    vocab = {text: id for id, text in enumerate(["<", "|", ">", "'", "\u0369", "n", "<n"])}
+    split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["<", "n"]]}
+    three = Trio(json.dumps({"pre_tokenizer": split, "model": model}))
+    for trajectory in abut.Trajectory(three.native), reference.Trajectory(three.reference):
+        trajectory.append_text("|>")
+        trajectory.request()
+        seam = trajectory.append_text("'\u0369<n>")
+        merge = seam.merge
+        assert plain(seam.ids) == [vocab[text] for text in ("'", "\u0369", "<n", ">")]
+        assert plain(seam.canonical_ids) == [vocab[text] for text in "<n>"]
+        assert (plain(merge.left_ids), plain(merge.right_ids)) == ([], [vocab["<n"]])
+        assert plain(merge.merged_ids) == [vocab["<"], vocab["n"]]
+        assert (merge.left_text, merge.right_text) == ("", "<n")
+
+
 def test_text_after_a_hard_stop_token_is_a_barrier() -> None:
     trajectory = asked("qwen3", "<|im_start|>assistant\n")
     tokenizer = real("qwen3").native

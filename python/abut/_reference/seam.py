@@ -60,11 +60,11 @@ def between_texts(
 
 def merge_of(encoder: Encoder, left: list[int], right: list[int], joined: list[int]) -> Merge:
     """What differs between both sides alone and the two joined."""
-    kept = common_prefix(left, joined)
+    kept = common_prefix(left + right, joined)
+    left, right = left[kept:], right[max(0, kept - len(left)) :]
     merged = joined[kept:]
-    same = min(common_prefix(right[::-1], joined[::-1]), len(merged), len(right))
-    left, right = left[kept:], right[: len(right) - same]
-    merged = merged[: len(merged) - same]
+    same = common_prefix(right[::-1], merged[::-1])
+    right, merged = right[: len(right) - same], merged[: len(merged) - same]
     return Merge(left, right, merged, encoder.file.decode(left), encoder.file.decode(right))
 
 
@@ -74,7 +74,7 @@ def after_frozen(
     """What the canonical tokens on both sides of a frozen edge are; they are never applied.
 
     `left` is the text of frozen ids, so it has its prefix in it, and nothing here writes another
-    one. `canonical_ids` begin at the first token that differs from those of the left text alone.
+    one. `canonical_ids` begin at the first token that differs from those of the two texts alone.
     Without text on a side, as inside a character, there is nothing to compare, and text that only
     sampled bytes spell has no canonical tokens.
     """
@@ -91,7 +91,7 @@ def after_frozen(
         return without_canonical
     if joined == before + after:
         return Seam("opaque", exact=True, drop=0, ids=written)
-    canonical_ids = joined[common_prefix(before, joined) :]
+    canonical_ids = joined[common_prefix(before + after, joined) :]
     merge = merge_of(encoder, before, after, joined)
     return Seam("merged", False, 0, written, canonical_ids, merge)
 

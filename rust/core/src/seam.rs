@@ -48,18 +48,19 @@ pub struct Seam {
     /// What stands there now: the left tokens without the last `drop`, then these.
     pub ids: Vec<u32>,
     /// Where the left side was frozen and the canonical tokens differ: what they would have been,
-    /// from the first differing token up to the next hard one.
+    /// from the first that is not what both sides have alone up to the next hard one.
     pub canonical_ids: Option<Vec<u32>>,
     /// What differs, on both sides of a merged seam; `None` where no canonical tokens exist.
     pub merge: Option<Merge>,
 }
 
-/// The tokens around a merged seam, from the first that differs to the last.
+/// The tokens around a merged seam, from the first that differs to the last: tokens that stay are
+/// on neither side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
-    /// The last tokens of the left side alone.
+    /// The last tokens of the left side alone; empty where only the right changes.
     pub left_ids: Vec<u32>,
-    /// The first tokens of the right side alone.
+    /// Tokens of the right side alone: its first ones, where the left changes too.
     pub right_ids: Vec<u32>,
     /// What both together are instead.
     pub merged_ids: Vec<u32>,
@@ -71,18 +72,20 @@ pub struct Merge {
 
 impl Merge {
     fn new(tokenizer: &Tokenizer, left: &[u32], right: &[u32], joined: &[u32]) -> Result<Self> {
-        let kept = common_prefix(left, joined);
-        let rest = (left.len() - kept, joined.len() - kept);
+        // Tokens of the right side may stay as well before the first that differs.
+        let kept = common_start(left, right, joined);
+        let kept_right = kept.saturating_sub(left.len());
+        let (left, right) = (&left[kept - kept_right..], &right[kept_right..]);
+        let joined = &joined[kept..];
         let same = right.iter().rev().zip(joined.iter().rev()).take_while(|(a, b)| a == b).count();
-        let same = same.min(rest.1).min(right.len());
-        let (left, right) = (&left[kept..], &right[..right.len() - same]);
+        let right = &right[..right.len() - same];
         let text = |ids| {
             tokenizer.decode_bytes(ids).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         };
         Ok(Self {
             left_ids: left.to_vec(),
             right_ids: right.to_vec(),
-            merged_ids: joined[kept..joined.len() - same].to_vec(),
+            merged_ids: joined[..joined.len() - same].to_vec(),
             left_text: text(left)?,
             right_text: text(right)?,
         })
@@ -140,19 +143,19 @@ impl Seam {
         if joins(&alone, &after, &joined) {
             return Self::clean(tokenizer.kind_without_barrier(), written);
         }
-        let merge = Merge::new(tokenizer, &alone, &after, &joined).ok();
-        let whole = if window.is_some() {
-            encode(&[left, right].into_iter().fold(Joined::default(), Joined::followed_by), edge)
+        let (after, joined) = if window.is_some() {
+            let both = [left, right].into_iter().fold(Joined::default(), Joined::followed_by);
+            let (Ok(after), Ok(joined)) = (encode(right, Edge::Continue), encode(&both, edge))
+            else {
+                return Self::broken(written);
+            };
+            (after, joined)
         } else {
-            Ok(joined)
+            (after, joined)
         };
-        match whole {
-            Ok(whole) => {
-                let canonical = whole[common_prefix(&alone, &whole)..].to_vec();
-                Self { canonical_ids: Some(canonical), merge, ..Self::broken(written) }
-            }
-            Err(_) => Self::broken(written),
-        }
+        let merge = Merge::new(tokenizer, &alone, &after, &joined).ok();
+        let canonical = joined[common_start(&alone, &after, &joined)..].to_vec();
+        Self { canonical_ids: Some(canonical), merge, ..Self::broken(written) }
     }
 
     /// A seam where no canonical tokens exist, as inside a character.
@@ -220,6 +223,12 @@ impl Tokenizer {
 /// Whether `joined` is `left` and `right`, end to end.
 fn joins(left: &[u32], right: &[u32], joined: &[u32]) -> bool {
     joined.len() == left.len() + right.len() && joined.starts_with(left) && joined.ends_with(right)
+}
+
+/// How many tokens of `joined` are those of `left` and `right`, end to end.
+fn common_start(left: &[u32], right: &[u32], joined: &[u32]) -> usize {
+    let both = left.iter().chain(right);
+    both.zip(joined).take_while(|(x, y)| x == y).count()
 }
 
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {

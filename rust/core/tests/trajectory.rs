@@ -154,6 +154,44 @@ fn a_merge_into_sampled_tokens_is_reported_and_not_applied() {
     assert_eq!(trajectory.ids(), [request, sample].concat());
 }
 
+/// Bytes behind the pattern of Tekken, in which a mark is a letter and a sign at once: after signs
+/// the mark of `'\u{369}<n>` goes with them, and only then is the `<` in another word.
+#[test]
+fn a_merge_begins_at_the_first_token_that_differs() {
+    let split = support::random::PATTERNS[4].replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "");
+    let bytes: BTreeMap<_, _> = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet()
+        .into_iter()
+        .zip(0..)
+        .collect();
+    let mut vocab: BTreeMap<String, u32> =
+        bytes.iter().map(|(byte, id)| (byte.to_string(), *id)).collect();
+    vocab.insert("<n".to_owned(), 256);
+    let json = serde_json::json!({
+        "version": "1.0",
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                "use_regex": false}]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["<", "n"]]},
+    });
+    let tokenizer = Tokenizer::from_json(&json.to_string(), &Overrides::default()).unwrap();
+    let mut trajectory = Trajectory::new(Arc::new(tokenizer));
+    let mut append = |text| {
+        trajectory.append_parts(&[Part::content(text)], Provenance::Env).unwrap();
+        trajectory.request();
+    };
+    append("<mask>|>");
+    let seam = trajectory.append_parts(&[Part::content("'\u{369}<n>")], Provenance::Env).unwrap();
+    let id = |text: &str| vocab[text];
+    // `'` and both bytes of the mark are the same tokens in the whole.
+    assert_eq!(seam.ids[3..], [id("<n"), id(">")]);
+    assert_eq!(seam.canonical_ids.unwrap(), [id("<"), id("n"), id(">")]);
+    let merge = seam.merge.unwrap();
+    assert_eq!((merge.left_ids, merge.left_text), (vec![], String::new()));
+    assert_eq!((merge.right_ids, merge.right_text), (vec![id("<n")], "<n".to_owned()));
+    assert_eq!(merge.merged_ids, [id("<"), id("n")]);
+}
+
 #[test]
 fn sampled_tokens_need_a_request_and_a_finite_logprob_each() {
     let mut trajectory = Trajectory::new(demo());
