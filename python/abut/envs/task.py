@@ -47,5 +47,7 @@ class RolloutTask:
     """The other columns of the dataset's row."""
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
+    sample_key: str | None = None
+    """What the seeds of its samples are made of; None: its `rollout_id`."""
     processor: PartsProcessor | None = None
     """Writes its conversation; None: the engine's."""

@@ -259,7 +259,8 @@ class Episode:
 
 def _sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     """The own seed of one turn: the same for the same config, task and attempt."""
-    parts = f"{seed}/{task.rollout_id}/{attempt}/{turn}"
+    key = task.rollout_id if task.sample_key is None else task.sample_key
+    parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

@@ -1,7 +1,8 @@
 """The tasks of a batch: what each prompt that TRL passes stands for.
 
 Invariant: one task for each prompt, in order. The rollouts of a group share number and seed, also
-where ranks share the group; no two batches of a `rollout_func` share a name.
+where ranks share the group; no two batches of a `rollout_func` share a name. What is drawn in an
+evaluation follows from the place in it, never from the step: equal weights are judged equally.
 """
 
 import random
@@ -30,7 +31,7 @@ class Tasks:
         self._system_prompt = system_prompt
         self._batches: Counter[str] = Counter()
         self._next_group: dict[str, int] = {}
-        self._evaluation: tuple[int, int, int] | None = None
+        self._evaluation: tuple[int, ...] | None = None
 
     def of_batch(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
@@ -56,6 +57,10 @@ class Tasks:
             if columns.get("seed") is not None:
                 seed = str(columns["seed"])
             group = (offset + index) // generations
+            drawn_by, sample_key = f"{batch}/{group}", None
+            if mode == "eval":
+                drawn_by = f"eval/{first_group + group}"
+                sample_key = f"{drawn_by}/{(offset + index) % generations}"
             tasks.append(
                 RolloutTask(
                     index=index,
@@ -63,9 +68,10 @@ class Tasks:
                     make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
                     messages=messages,
                     seed=seed,
-                    episode_seed=_episode_seed(self._seed, batch, group),
+                    episode_seed=_episode_seed(self._seed, drawn_by),
                     columns=columns,
                     group=first_group + group,
+                    sample_key=sample_key,
                 )
             )
         return tasks
@@ -74,13 +80,15 @@ class Tasks:
         """The number of a batch's first group, on all ranks the same.
 
         In training the numbers go on from batch to batch, in a resumed run from about where they
-        were. Each evaluation begins at 0: it is compared with the others. The trainer logs at the
-        end of each, so the batches of one are those between which nothing was logged.
+        were. Each evaluation begins at 0: it is compared with the others. `evaluate` logs at its
+        end, and `predict`, which does not, has a data loader of its own: the batches of one are
+        those between which neither changed.
         """
         step: int = trainer.state.global_step
         first = self._next_group.get(mode, step * groups)
         if mode == "eval":
-            evaluation = (id(trainer), step, len(trainer.state.log_history))
+            loader = getattr(getattr(trainer, "callback_handler", None), "eval_dataloader", None)
+            evaluation = (id(trainer), step, len(trainer.state.log_history), id(loader))
             if evaluation != self._evaluation:
                 first = 0
             self._evaluation = evaluation
@@ -136,5 +144,5 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
-def _episode_seed(seed: int, batch: str, group: int) -> int:
-    return random.Random(f"{seed}/{batch}/{group}").getrandbits(31)
+def _episode_seed(seed: int, drawn_by: str) -> int:
+    return random.Random(f"{seed}/{drawn_by}").getrandbits(31)
