@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +30,8 @@ from abut.envs.foreign import (
     lend_env,
     make_env,
     own_loop,
+    place_of,
+    placed,
     raised_by_env,
 )
 from abut.envs.lent_threads import thread_of
@@ -162,6 +165,16 @@ class LiveEnv:
             lambda *_: env_reward_value(self._env),
         )
 
+    def where(self, method: str) -> str:
+        """Where its thread stands in this call, or else where the method does."""
+        frame = None if self._thread is None else self._thread.frame()
+        frames = traceback.extract_stack(frame) if frame is not None else []
+        ours = [at for at, frame in enumerate(frames) if frame.filename == __file__]
+        theirs = frames[ours[-1] + 1 :] if ours else []
+        if theirs:
+            return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
+        return place_of(self._env, method) if self._env is not None else ""
+
     def end(self) -> None:
         """Close it in the background, behind a call that still runs."""
         with self._lock:
@@ -209,9 +222,12 @@ class LiveEnv:
         """What `reset` said."""
         self._env, reply = check_reply(self._env, "reset", returned)
         if not env_alive(self._env):
-            raise EnvError(
-                f"{type(self._env).__name__}.alive is False after reset\n"
-                "hint: reset must set alive to True, also on an environment that was used before"
+            raise placed(
+                EnvError(
+                    f"{type(self._env).__name__}.alive is False after reset\nhint: reset must set "
+                    "alive to True, also on an environment that was used before"
+                ),
+                place_of(self._env, "reset"),
             )
         return _messages_of(reply)
 
