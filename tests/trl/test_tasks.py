@@ -164,7 +164,7 @@ def test_evaluations_have_the_same_episodes_and_seeds_whatever_the_step(
 def test_equal_weights_give_equal_evaluations(
     how: str, hf_tokenizer: Any, tiny_model: Any, tmp_path: Any
 ) -> None:
-    """In TRL's own loop, at two steps; `predict` logs nothing, and is one evaluation all the same."""
+    """In TRL's own loop, at two steps; `predict`, which logs nothing, is an evaluation too."""
     run = Run(
         hf_tokenizer,
         tiny_model(),
@@ -254,6 +254,18 @@ def test_the_same_config_gives_the_same_rows(called: Any) -> None:
     one, two = called(["a"] * 4), called(["a"] * 4)
     for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id"):
         assert one[name] == two[name]
+
+
+def test_an_image_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:
+    cls = env(Columns, got=[])
+    image = [{"type": "text", "text": "what is it?"}, {"type": "image"}]
+    with pytest.raises(ValueError, match="text only") as raised:
+        called(["a", [user("b"), {"role": "user", "content": image}]], cls)
+    assert not cls.got
+    assert str(raised.value) == (
+        "prompt 1 has content of the type 'image', and abut is text only\n"
+        "hint: leave out rows with images and the like, or write in text what they show"
+    )
 
 
 def test_a_system_message_and_a_system_prompt_are_an_error(called: Any) -> None:

@@ -7,14 +7,20 @@ its methods did what, and what to do; `SystemExit` of an environment ends no tra
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, text_of, trace_of
-from abut.messages import json_copy
+from abut.messages import is_text, json_copy, strange_block
+
+_SET = {
+    "alive": "set self.alive: True in reset, False in the step that ends the episode",
+    "reward": "set self.reward in reset and step; None is no score",
+}
+"""What to do about an attribute that an environment lacks."""
 
 
 def is_pool(env: Any) -> bool:
@@ -109,43 +115,6 @@ def close_env(env: Any) -> None:
         close()
 
 
-def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
-    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
-
-    Raises:
-        EnvError: the env cannot say.
-    """
-    offered = {**columns, "episode_seed": episode_seed}
-    reset = env_attribute(env, "reset")
-    for taken in ("seed", _first_parameter(reset)):  # by position, whatever its name
-        offered.pop(taken, None)
-    return named_keywords(reset, offered)
-
-
-def _first_parameter(function: Callable[..., Any]) -> str:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return ""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return parameters[0].name if parameters and parameters[0].kind in by_position else ""
-
-
-def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the offered a function takes by name; all of it where it takes any."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a callable that Python cannot look into
-        return {}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return {name: value for name, value in offered.items() if isinstance(name, str)}
-    return {
-        parameter.name: offered[parameter.name]
-        for parameter in parameters
-        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in offered
-    }
-
-
 def is_async(env: Any) -> bool:
     """Whether `step` is a coroutine function.
 
@@ -193,14 +162,24 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
         if not _has(following, attribute):
+            what = f"{name} returned {type(following).__name__} without attribute {attribute!r}"
+            hint = _SET.get(attribute, "")
+            if not hint or not _has(following, "step"):
+                hint = "the first of the pair is the environment that goes on, usually self"
+            raise _wrong(env, method, what, hint)
+    if isinstance(reply, str):
+        return following, reply
+    if isinstance(reply, list) and reply and all(map(_is_block, reply)):
+        reply = [{"role": "user", "content": reply}]
+    for message in reply if isinstance(reply, list) else ():
+        block = strange_block(message.get("content") if isinstance(message, dict) else None)
+        if block is not None:
             raise _wrong(
                 env,
                 method,
-                f"{name} returned {type(following).__name__} without attribute {attribute!r}",
-                "the first of the pair is the environment that goes on, usually self",
+                f"{name} replied with content of the type {block!r}, and abut is text only",
+                "reply with text, or with blocks of the type 'text' alone",
             )
-    if isinstance(reply, str):
-        return following, reply
     if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
         raise _wrong(
             env,
@@ -307,8 +286,12 @@ def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        and is_text(message.get("content"))
     )
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, dict) and "type" in value and "role" not in value
 
 
 def _shape(value: Any) -> str:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.env import Reply
 from abut.envs.foreign import (
-    accepted_keywords,
     check_no_awaitable,
     check_reply,
     close_env,
@@ -35,6 +34,12 @@ from abut.envs.foreign import (
     raised_by_env,
 )
 from abut.envs.lent_threads import thread_of
+from abut.envs.reset_keywords import (
+    UnplayableRow,
+    accepted_keywords,
+    check_removed,
+    lacks_column,
+)
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError
 from abut.messages import Message
@@ -104,7 +109,8 @@ class LiveEnv:
 
         Raises:
             EnvError: it failed.
-            ValueError: it is synchronous, and so many at once need too many threads.
+            ValueError: it is synchronous, and so many at once need too many threads; or `reset`
+                takes a column that the row does not have.
         """
         if self._thread is None:
             self._thread = THREADS.lend()
@@ -208,6 +214,7 @@ class LiveEnv:
         """Make it and begin; what `reset` gets where it is an asynchronous one."""
         if self._env is None and not self._make():
             return None
+        check_removed(env_attribute(self._env, "reset"), self._reset_name, self._task)
         keywords = accepted_keywords(self._env, self._task.columns, self._task.episode_seed)
         if is_async(self._env):
             # Not only when the loop hears of it: thousands that begin would need a thread each.
@@ -244,7 +251,17 @@ class LiveEnv:
         except BaseException as error:  # SystemExit of an environment does not end training
             raise self._env_raised(method, error) from error
 
-    def _env_raised(self, method: str, error: BaseException) -> EnvError:
+    @property
+    def _reset_name(self) -> str:
+        return f"{type(self._env).__name__}.reset"
+
+    def _env_raised(self, method: str, error: BaseException) -> Exception:
+        if isinstance(error, UnplayableRow):
+            return error
+        if method == "reset":
+            reset = env_attribute(self._env, "reset")
+            if lacks := lacks_column(reset, self._reset_name, self._task, error):
+                return lacks
         return raised_by_env(f"{type(self._env).__name__}.{method}", error)
 
     def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:

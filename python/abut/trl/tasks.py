@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.messages import Message, last_user_text
-from abut.trl.columns import dataset_columns
-from abut.trl.route import EnvRoute
+from abut.messages import Message, last_user_text, strange_block
+from abut.trl.columns import dataset_columns, removed_columns
+from abut.trl.route import ROUTE, EnvRoute
 
 
 class Tasks:
@@ -37,7 +37,8 @@ class Tasks:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
 
         Raises:
-            ValueError: a prompt is none, or its row names no environment.
+            ValueError: a prompt is none or holds more than text, its row names no environment, or
+                the trainer took a column out of it that abut reads.
         """
         generations = trainer.num_generations
         if mode == "eval":
@@ -50,6 +51,8 @@ class Tasks:
         first_group = self._first_group(mode, trainer, groups)
         tasks = []
         rows = dataset_columns(trainer, prompts)
+        removed = removed_columns(trainer, mode, rows[0]) if rows else ()
+        self._refuse_removed(removed)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
             messages, seed, row = self._start(prompt, index)
             columns = _joined(dataset_row, row) | {"prompt": prompt}
@@ -72,9 +75,19 @@ class Tasks:
                     columns=columns,
                     group=first_group + group,
                     sample_key=sample_key,
+                    removed_columns=removed,
                 )
             )
         return tasks
+
+    def _refuse_removed(self, removed: Sequence[str]) -> None:
+        for name in ("seed", *[ROUTE] * self.route.is_by_name):
+            if name in removed:
+                raise ValueError(
+                    f"the dataset has a column {name!r}, which the trainer took out of its rows: "
+                    "GRPOConfig(remove_unused_columns=True)\n"
+                    "hint: leave that out; False is GRPOConfig's own"
+                )
 
     def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
         """The number of a batch's first group, on all ranks the same.
@@ -119,6 +132,12 @@ class Tasks:
                 'messages, {"role": …, "content": …}\n'
                 "hint: see the dataset's column `prompt`"
             )
+        for message in prompt:
+            if (block := strange_block(message.get("content"))) is not None:
+                raise ValueError(
+                    f"prompt {index} has content of the type {block!r}, and abut is text only\n"
+                    "hint: leave out rows with images and the like, or write in text what they show"
+                )
         messages = [dict(message) for message in prompt]
         row: Mapping[str, Any] = {}
         if messages and isinstance(messages[-1].get("row"), Mapping):
