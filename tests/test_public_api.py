@@ -135,6 +135,7 @@ Rollout
   error = None
   attempts = 1
   attempt_errors = <class 'list'>
+  attempt_tracebacks = <class 'list'>
   seconds = 0.0
   failed
   sampled_tokens

@@ -60,6 +60,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "error": rollout.error,
         "attempts": rollout.attempts,
         "attempt_errors": rollout.attempt_errors,
+        "attempt_tracebacks": rollout.attempt_tracebacks,
         "seconds": round(rollout.seconds, 6),
     }
 

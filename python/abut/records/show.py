@@ -60,6 +60,8 @@ def render(record: Mapping[str, Any], tokenizer: Tokenizer, *, color: bool) -> I
     )
     if record["error"]:
         yield f"error {_printable(record['error'])}"
+        if traces := record.get("attempt_tracebacks"):  # older records have none
+            yield _printable(traces[-1])
     for number, turn in enumerate(record["turns"]):
         yield (
             f"turn {number}  tokens {turn['start']}:{turn['end']}  {turn['finish_reason']}  "

@@ -75,6 +75,8 @@ class Rollout:
     attempts: int = 1
     attempt_errors: list[str] = field(default_factory=list)
     """The errors of the attempts that failed, also where a later one succeeded."""
+    attempt_tracebacks: list[str] = field(default_factory=list)
+    """Where each of them came from, with the environment's file and line."""
     seconds: float = 0.0
 
     @property
