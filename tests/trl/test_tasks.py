@@ -247,13 +247,17 @@ def test_no_two_batches_share_a_name(stage: Stage, hf_tokenizer: Any) -> None:
     for trainer, step in ((one, 0), (other, 1), (one, 0), (one, 1), (one, 0)):
         trainer.state.global_step = step
         names += rollout_func(["a"], trainer)["rollout_id"]
-    assert names == ["train-0-0-0", "train-1-0-0", "train-0-1-0", "train-1-1-0", "train-0-2-0"]
+    of_step = [name.rpartition("-")[0] for name in names]
+    assert of_step == ["train-0-0-0", "train-1-0-0", "train-0-1-0", "train-1-1-0", "train-0-2-0"]
+    assert len({name.rpartition("-")[2] for name in names}) == 1
 
 
 def test_the_same_config_gives_the_same_rows(called: Any) -> None:
     one, two = called(["a"] * 4), called(["a"] * 4)
-    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id"):
+    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
         assert one[name] == two[name]
+    both = zip(one["rollout_id"], two["rollout_id"], strict=True)
+    assert all(a != b and a.rpartition("-")[0] == b.rpartition("-")[0] for a, b in both)
 
 
 def test_an_image_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:

@@ -47,6 +47,8 @@ class RolloutTask:
     """The other columns of the dataset's row."""
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
+    place: int = 0
+    """Which one of its group it is, over all ranks."""
     sample_key: str | None = None
     """What the seeds of its samples are made of; None: its `rollout_id`."""
     removed_columns: Sequence[str] = ()

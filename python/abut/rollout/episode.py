@@ -186,6 +186,7 @@ class Episode:
                 stop_token=turn.stop_token,
                 stop_string=turn.stop_string,
                 stop_inside=turn.stop_inside,
+                model_version=sample.model_version,
             )
         )
         if turn.start == turn.end:

@@ -6,6 +6,7 @@ evaluation follows from the place in it, never from the step: equal weights are 
 """
 
 import random
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class Tasks:
         self._seed = seed
         self._system_prompt = system_prompt
         self._batches: Counter[str] = Counter()
+        self.run_id = ""
         self._next_group: dict[str, int] = {}
         self._evaluation: tuple[int, ...] | None = None
 
@@ -46,6 +48,7 @@ class Tasks:
         # A rank's slice may cut a group, so groups are counted over all ranks.
         offset = trainer.accelerator.process_index * len(prompts)
         step = trainer.state.global_step
+        self.run_id = self.run_id or _run_id(trainer)
         batch = self._name_batch(mode, step)
         groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
         first_group = self._first_group(mode, trainer, groups)
@@ -60,20 +63,21 @@ class Tasks:
             if columns.get("seed") is not None:
                 seed = str(columns["seed"])
             group = (offset + index) // generations
-            drawn_by, sample_key = f"{batch}/{group}", None
+            drawn_by, sample_key = f"{batch}/{group}", f"{batch}-{offset + index}"
             if mode == "eval":
                 drawn_by = f"eval/{first_group + group}"
                 sample_key = f"{drawn_by}/{(offset + index) % generations}"
             tasks.append(
                 RolloutTask(
                     index=index,
-                    rollout_id=f"{batch}-{offset + index}",
+                    rollout_id=f"{batch}-{offset + index}-{self.run_id}",
                     make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
                     messages=messages,
                     seed=seed,
                     episode_seed=_episode_seed(self._seed, drawn_by),
                     columns=columns,
                     group=first_group + group,
+                    place=(offset + index) % generations,
                     sample_key=sample_key,
                     removed_columns=removed,
                 )
@@ -111,8 +115,8 @@ class Tasks:
     def _name_batch(self, mode: str, step: int) -> str:
         """Name the batch by the trainer's step and how many this step has had, of any trainer.
 
-        So a resumed run repeats only the names of the steps that it takes again. All ranks get
-        their batches in the same order, so they agree on the name.
+        All ranks get their batches in the same order, so they agree on the name. A resumed run
+        takes steps again: only with the run's id is a rollout's name its own.
         """
         name = f"{mode}-{step}"
         nth = self._batches[name]
@@ -148,6 +152,22 @@ class Tasks:
                 "hint: give one of the two"
             )
         return [*system, *messages], last_user_text(messages), row
+
+
+def _run_id(trainer: Any) -> str:
+    """An id for this start of this run, on all ranks the same."""
+    run_id = uuid.uuid4().hex[:8]
+    if trainer.accelerator.num_processes > 1 and _ranks_can_talk():
+        from accelerate.utils import broadcast_object_list
+
+        run_id = broadcast_object_list([run_id])[0]
+    return run_id
+
+
+def _ranks_can_talk() -> bool:
+    import torch
+
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
