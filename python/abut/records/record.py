@@ -28,6 +28,20 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     Raises:
         TypeError: `extra` holds what is no field of a record.
     """
+    record = with_arrays(rollout, **extra)
+    for of_branch in (record, *record["branches"]):
+        of_branch |= {
+            "prompt_ids": _list(of_branch["prompt_ids"]),
+            "completion_ids": _list(of_branch["completion_ids"]),
+            "env_mask": _list(of_branch["env_mask"]),
+            "logprobs": [round(p, 6) for p in _list(of_branch["logprobs"]) or ()],
+            "provenance": _list(of_branch["provenance"]),
+        }
+    return record
+
+
+def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
+    """As `to_record`, with the rollout's own arrays in the place of lists of numbers."""
     if strange := sorted(extra.keys() - ROLLOUT.keys()):
         raise TypeError(
             f"{strange[0]!r} is no field of a record\nhint: docs/records.md has those that are"
@@ -36,8 +50,8 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     traces = rollout.attempt_tracebacks
     of_branch = _columns(columns, rollout.provenance)
     if columns is None:
-        of_branch["prompt_ids"] = _list(rollout.prompt_ids)
-    record = dict.fromkeys(ROLLOUT) | {
+        of_branch["prompt_ids"] = rollout.prompt_ids
+    return dict.fromkeys(ROLLOUT) | {
         "schema_version": SCHEMA_VERSION,
         "rollout_id": rollout.rollout_id,
         "time": round(time.time(), 3),
@@ -74,7 +88,6 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "attempt_tracebacks": traces,
         "seconds": round(rollout.seconds, 6),
     }
-    return record
 
 
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,11 +107,11 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(columns: Columns | None, provenance: Any) -> dict[str, Any]:
     """The columns of a branch; empty ones where nothing was sampled."""
     return {
-        "prompt_ids": _list(columns.prompt_ids) if columns else None,
-        "completion_ids": _list(columns.completion_ids) if columns else [],
-        "env_mask": _list(columns.env_mask) if columns else [],
-        "logprobs": [round(p, 6) for p in columns.logprobs.tolist()] if columns else [],
-        "provenance": _list(provenance),
+        "prompt_ids": columns.prompt_ids if columns else None,
+        "completion_ids": columns.completion_ids if columns else [],
+        "env_mask": columns.env_mask if columns else [],
+        "logprobs": columns.logprobs if columns else [],
+        "provenance": provenance,
     }
 
 

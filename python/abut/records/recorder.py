@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from abut.records.record import to_record
+import numpy as np
+
+from abut.records.record import to_record, with_arrays
 from abut.records.schema import ROLLOUT, SCORES, Type, arrow_schema, import_pyarrow
 from abut.rollout.rollout import Rollout
 
@@ -120,7 +122,7 @@ class ParquetRecorder:
             TypeError: `extra` holds what is no field of a record.
             FileExistsError: as `flush`.
         """
-        record = to_record(rollout, **extra)
+        record = with_arrays(rollout, **extra)
         with self._lock:
             self._waiting.append(record)
             if record["step"] is not None:
@@ -229,9 +231,9 @@ def _write_file(
     pyarrow = import_pyarrow()
     schema = arrow_schema(fields)
     try:
-        table = pyarrow.Table.from_pylist(list(records), schema=schema)
+        table = _table(records, schema)
     except UnicodeEncodeError:  # half a surrogate pair
-        table = pyarrow.Table.from_pylist(_each_text(list(records), _whole), schema=schema)
+        table = _table(_each_text(list(records), _whole), schema)
     # Hidden, and of another name: whatever reads the folder meanwhile passes it over.
     begun = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -242,6 +244,31 @@ def _write_file(
         _publish(begun, path)
     finally:
         begun.unlink(missing_ok=True)
+
+
+def _table(records: Sequence[Mapping[str, Any]], schema: Any) -> Any:
+    pyarrow = import_pyarrow()
+    columns = []
+    for field in schema:
+        values = [record[field.name] for record in records]
+        if any(isinstance(value, np.ndarray) for value in values):
+            columns.append(_list_column(values, field.type))
+        else:
+            columns.append(pyarrow.array(values, type=field.type))
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _list_column(values: Sequence[Any], type_: Any) -> Any:
+    """Lists of numbers, without an object for each."""
+    pyarrow = import_pyarrow()
+    lengths = [0 if value is None else len(value) for value in values]
+    ends = np.cumsum([0, *lengths]).tolist()
+    # A null is a list that begins nowhere.
+    begins = [None if value is None else end for value, end in zip(values, ends, strict=False)]
+    arrays = [np.asarray(value) for value in values if value is not None and len(value)]
+    numbers = pyarrow.array(np.concatenate(arrays), type=type_.value_type)
+    offsets = pyarrow.array([*begins, ends[-1]], type=pyarrow.int32())
+    return pyarrow.ListArray.from_arrays(offsets, numbers, type=type_)
 
 
 def _publish(begun: Path, path: Path) -> None:
