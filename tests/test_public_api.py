@@ -93,6 +93,7 @@ EnvPool (protocol)
 InvalidAction(AbutError, ValueError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+  write_scores(records)
 MalformedCall
   start
   end
@@ -104,6 +105,10 @@ Merge
   right_ids
   right_text
 MissingExtraError(AbutError, ImportError)
+ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
+  flush()
+  write(rollout, /, **extra)
+  write_scores(records)
 ParsedCalls
   content
   calls
@@ -126,6 +131,7 @@ Rollout
   columns = None
   provenance = ()
   prompt_ids = None
+  branches = ()
   reward = None
   turns = <class 'list'>
   seams = <class 'list'>
