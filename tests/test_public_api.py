@@ -169,6 +169,7 @@ Sample
   logprobs
   finish_reason
   stop_string = None
+  model_version = None
 SampleRequest
   prompt_ids
   max_tokens
