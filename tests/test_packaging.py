@@ -255,6 +255,15 @@ USES = {
         else:
             raise AssertionError
     """,
+    "parquet": """
+        import abut
+        from abut.rollout.rollout import Rollout
+        recorder = abut.ParquetRecorder("rollouts")
+        recorder.write(Rollout("r0", 0))
+        recorder.flush()
+        (record,) = abut.read_records("rollouts")
+        assert record["rollout_id"] == "r0"
+    """,
     "fast": """
         from abut.concurrency.loop import new_loop
         loop = new_loop()
@@ -337,6 +346,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "trl",
         "vllm",
         "openenv",
+        "parquet",
         "testing",
         "dev",
     }

@@ -93,6 +93,7 @@ EnvPool (protocol)
 InvalidAction(AbutError, ValueError)
 JsonlRecorder(path)
   write(rollout, /, **extra)
+  write_scores(records)
 MalformedCall
   start
   end
@@ -104,6 +105,10 @@ Merge
   right_ids
   right_text
 MissingExtraError(AbutError, ImportError)
+ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
+  flush()
+  write(rollout, /, **extra)
+  write_scores(records)
 ParsedCalls
   content
   calls
@@ -126,6 +131,7 @@ Rollout
   columns = None
   provenance = ()
   prompt_ids = None
+  branches = ()
   reward = None
   turns = <class 'list'>
   seams = <class 'list'>
@@ -135,6 +141,7 @@ Rollout
   error = None
   attempts = 1
   attempt_errors = <class 'list'>
+  attempt_tracebacks = <class 'list'>
   seconds = 0.0
   failed
   sampled_tokens
@@ -162,6 +169,7 @@ Sample
   logprobs
   finish_reason
   stop_string = None
+  model_version = None
 SampleRequest
   prompt_ids
   max_tokens

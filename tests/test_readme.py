@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from abut.envs.foreign import check_env_factory, check_reply, make_env
-from abut.records.record import read_records
+from abut.records.read import read_records
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

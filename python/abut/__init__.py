@@ -33,7 +33,8 @@ from abut.errors import (
 )
 from abut.parts import PROVENANCE, Content, Part, Scaffold
 from abut.processor import PartsProcessor, Processor
-from abut.records.record import JsonlRecorder, read_records
+from abut.records.read import read_records
+from abut.records.recorder import JsonlRecorder, ParquetRecorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
@@ -60,6 +61,7 @@ __all__ = [
     "MalformedCall",
     "Merge",
     "MissingExtraError",
+    "ParquetRecorder",
     "ParsedCalls",
     "Part",
     "PartsProcessor",

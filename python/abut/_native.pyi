@@ -73,7 +73,7 @@ class Merge:
 
     @property
     def right_ids(self) -> NDArray[np.int64]:
-        """`(R,)` int64: tokens of the right side alone; its first ones, where the left changes too."""
+        """`(R,)` int64: tokens of the right side alone; its first, where the left changes too."""
 
     @property
     def merged_ids(self) -> NDArray[np.int64]:

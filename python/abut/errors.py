@@ -16,6 +16,8 @@ Each is also the builtin exception that it stands for. Messages say what, where 
 last line `hint: …` says what to do.
 """
 
+import traceback
+
 
 class AbutError(Exception):
     """Base of all errors that abut raises on purpose."""
@@ -44,6 +46,9 @@ class TemplateError(AbutError, ValueError):
 class EnvError(AbutError, RuntimeError):
     """An environment that failed, was too slow, or returned the wrong thing."""
 
+    trace: str = ""
+    """Where in the environment: the traceback of what it raised, or the place that is meant."""
+
 
 class InvalidAction(AbutError, ValueError):
     """An action that its environment cannot take: the policy's fault, so it is never retried.
@@ -65,6 +70,7 @@ class MissingExtraError(AbutError, ImportError):
 
 
 _LONGEST_TEXT = 2_000
+_LONGEST_TRACE = 20_000
 
 
 def text_of(error: BaseException) -> str:
@@ -85,3 +91,25 @@ def text_of(error: BaseException) -> str:
 def printable(text: str) -> str:
     """A text for a terminal, which must not obey what somebody else wrote; line ends stay."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def trace_of(error: BaseException, *, own: bool = False) -> str:
+    """The traceback of an error, with what caused it: always a text, and a bounded one.
+
+    Args:
+        error: it, or anything that foreign code raised.
+        own: it is one of ours, and what caused it may be foreign. No method of that is called, so
+            this is quick wherever it runs; the cause is left out.
+    """
+    try:
+        if own:
+            frames = traceback.format_tb(error.__traceback__)
+            text = "".join(["Traceback (most recent call last):\n", *frames, text_of(error)])
+        else:
+            text = "".join(traceback.format_exception(error)).rstrip()
+    except BaseException as second:  # what it says of itself is foreign code as well
+        text = f"(a traceback that raises {type(second).__name__})"
+    if len(text) <= _LONGEST_TRACE:
+        return text
+    half = _LONGEST_TRACE // 2
+    return f"{text[:half]}\n… ({len(text):,} characters)\n{text[-half:]}"

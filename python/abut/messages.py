@@ -19,6 +19,27 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def is_text(content: Any) -> bool:
+    """Whether a content is text: a string, or a list of text blocks."""
+    if isinstance(content, str):
+        return True
+    return isinstance(content, list) and all(
+        isinstance(block, Mapping)
+        and block.get("type") == "text"
+        and isinstance(block.get("text"), str)
+        for block in content
+    )
+
+
+def strange_block(content: Any) -> str | None:
+    """The type of the first block that holds something else than text, an image say."""
+    for block in content if isinstance(content, list | tuple) else ():
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if isinstance(kind, str) and kind != "text":
+            return kind
+    return None
+
+
 def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:
     """Return what the last user message says; an empty string where there is none."""
     users = [message for message in messages if message.get("role") == "user"]

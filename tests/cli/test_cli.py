@@ -9,7 +9,8 @@ import pytest
 
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS
-from abut.records.record import to_record
+from abut.records.read import _UNSCORED as UNSCORED
+from abut.records.record import from_record, to_record
 from abut.records.show import load_tokenizer, render
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 from tokenizers_made import template, with_close
@@ -121,20 +122,27 @@ def test_show_colors_tokens_by_who_wrote_them(records, capsys):
 
 def test_show_prints_a_failed_rollout(tokenizer):
     failed = Rollout("r", 0, error="EnvError: dead", turns=[TurnRecord(0, 1, "stop", 0.1)])
-    lines = list(render(to_record(failed), tokenizer, color=False))
-    assert "error EnvError: dead" in lines
+    failed.messages = [
+        {"role": "user", "content": "Say\x1b."},
+        {"role": "assistant", "content": "a"},
+    ]
+    for known in (tokenizer, None):
+        lines = list(render(from_record(to_record(failed)) | UNSCORED, known, color=False))
+        assert "error EnvError: dead" in lines
+        at = lines.index("[user]")
+        assert lines[at : at + 4] == ["[user]", "Say\\x1b.", "[assistant]", "a"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "1"], "no rollout 1, the file has 1"),
+        (["--index", "1"], "no rollout 1, there are 1"),
         (["--id", "x"], "no rollout 'x' among 1"),
     ],
 )
 def test_show_says_which_rollout_is_missing(records, capsys, arguments, message):
     assert main(["show", str(records), *arguments]) == 1
-    assert capsys.readouterr().err == f"abut show: {records}: {message}\n"
+    assert capsys.readouterr().err == f"abut show: {message}\n"
 
 
 def test_show_refuses_a_file_that_holds_no_records(tmp_path, capsys):
@@ -143,15 +151,48 @@ def test_show_refuses_a_file_that_holds_no_records(tmp_path, capsys):
     assert main(["show", str(path)]) == 1
     assert capsys.readouterr().err == (
         f"abut show: {path}:1: not a record of a rollout\n"
-        "hint: pass a .jsonl file that JsonlRecorder wrote\n"
+        "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder\n"
     )
 
 
-def test_show_needs_to_know_the_tokenizer(tmp_path, tokenizer, capsys):
+def test_show_needs_no_tokenizer(tmp_path, tokenizer, capsys):
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(record(tokenizer, tokenizer=None)) + "\n")
-    assert main(["show", str(path)]) == 1
-    assert "hint: pass --tokenizer" in capsys.readouterr().err
+    said = [{"role": "user", "content": "hi", "extra": '{"name": "Ann"}'}]
+    for source in (None, str(tmp_path / "nowhere")):
+        path.write_text(json.dumps(record(tokenizer, tokenizer=source, messages=said)) + "\n")
+        assert main(["show", str(path)]) == 0
+        printed = capsys.readouterr()
+        assert "[user]\nhi\n{'name': 'Ann'}\n" in printed.out
+        ids = [*tokenizer.encode("hi"), *tokenizer.encode("a\x1b[2Jb")]
+        assert printed.out.endswith(f"\nids {' '.join(map(str, ids))}\n")
+        assert bool(printed.err) == (source is not None)
+    assert main(["show", str(path), "--tokenizer", str(tmp_path / "nowhere")]) == 1
+
+
+def test_show_lists_and_sums_up_what_is_asked_for(tmp_path, tokenizer, capsys):
+    path = tmp_path / "x.jsonl"
+    rows = [
+        record(tokenizer, rollout_id=f"r{k}", step=k // 2, mode="train", group=k // 2, place=k % 2)
+        | {"reward": [0.0, 1.0, None, 0.5][k], "error": [None, None, "Timeout\x1b: x", None][k]}
+        for k in range(4)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["show", str(path), "--where", "reward>=0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["0", "train", "0.1", "1", "0", "8", "env_done", "r1"],
+        ["1", "train", "1.1", "0.5", "0", "8", "env_done", "r3"],
+    ]
+    assert main(["show", str(path), "--list", "--where", "error:timeout"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("r2  Timeout\\x1b: x")
+    assert main(["show", str(path), str(path), "--steps"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines[1:]] == [
+        ["0", "train", "4", "0.5", "0", "0.0"],
+        ["1", "train", "4", "0.5", "2", "0.0"],
+    ]
+    assert main(["show", str(path), "--where", "step:1", "--index", "0"]) == 0
+    assert capsys.readouterr().out.startswith("rollout r2  step 1")
 
 
 def test_check_says_that_a_model_is_exact(capsys):

@@ -10,7 +10,7 @@ pytest.importorskip("trl", reason="abut demo needs the extra trl")
 from abut.cli.__main__ import main
 from abut.demo.recipe import DemoRecipe
 from abut.demo.run import Summary, load_env
-from abut.records.record import read_records
+from abut.records.read import read_records
 
 ENV = """
 class Echo:

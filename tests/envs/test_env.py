@@ -1,11 +1,11 @@
 """What is an environment, and what is said where it is none."""
 
+import functools
 from typing import Any
 
 import pytest
 
 from abut.envs.foreign import (
-    accepted_keywords,
     check_env_factory,
     check_reply,
     close_env,
@@ -14,8 +14,9 @@ from abut.envs.foreign import (
     is_async,
     make_env,
 )
+from abut.envs.reset_keywords import accepted_keywords
 from abut.errors import EnvError
-from stage import Stage, Talk, asynced, env
+from stage import BOTH, Stage, Talk, asynced, env
 
 
 def reply_error(returned: Any, method: str = "step") -> str:
@@ -115,6 +116,54 @@ def test_columns_and_episode_seed_reach_reset(stage: Stage) -> None:
     assert got == [("s", 2, 5)]
 
 
+class Needs(Talk):
+    """Cannot be reset without a level."""
+
+    def reset(self, seed: str, *, level: int, other: int = 0) -> Any:  # type: ignore[override]
+        return Talk.reset(self, seed)
+
+
+@BOTH
+def test_a_column_that_reset_needs_and_the_row_lacks_ends_the_batch(
+    stage: Stage, twin: Any
+) -> None:
+    """No episode of such a row can ever be played, so it is none of the failures."""
+    columns = {"prompt": "p", "levle": 3}
+    with pytest.raises(ValueError, match="column") as raised:
+        stage.play(Talk, needing(twin), Talk, task={"columns": columns}, max_failed_frac=1.0)
+    assert str(raised.value) == (
+        "Needs.reset needs the column 'level', which the row of prompt 1 does not have; its "
+        "columns: 'prompt', 'levle'\n"
+        "hint: add the column to the dataset, or prompt[-1]['row']['level'], or give the parameter "
+        "a default"
+    )
+
+
+def needing(twin: Any) -> Any:
+    if twin is not asynced:
+        return Needs
+
+    async def reset(self: Any, seed: str, *, level: int) -> Any: ...
+
+    return env(asynced(Needs), reset=reset)
+
+
+def test_a_decorator_may_fill_in_what_the_signature_asks_for(stage: Stage) -> None:
+    @functools.wraps(Needs.reset)
+    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Needs.reset(self, *args, **{"level": 1} | kwargs)
+
+    assert stage.play(env(reset=reset)).one.error is None
+
+
+def test_an_error_inside_of_reset_is_none_of_the_row(stage: Stage) -> None:
+    def reset(self: Any, seed: str) -> Any:
+        raise TypeError("bad operand for 'level'")
+
+    rollout = stage.play(env(reset=reset), Talk, retries=0).rollouts[0]
+    assert rollout.error == "EnvError: Talk.reset raised TypeError: bad operand for 'level'"
+
+
 # ---- replies
 
 
@@ -122,6 +171,20 @@ def test_a_reply_is_text_or_messages() -> None:
     talk = Talk()
     for reply in "text", "", [], [{"role": "tool", "name": "f", "content": "x"}]:
         assert check_reply(talk, "step", (talk, reply)) == (talk, reply)
+
+
+def test_a_reply_may_be_text_blocks_as_a_prompt_may(stage: Stage) -> None:
+    """Alone, which is a user turn, or as the content of messages."""
+    blocks = [{"type": "text", "text": "go "}, {"type": "text", "text": "on"}]
+    rows = []
+    for texts in (["go on"], [blocks], [[{"role": "user", "content": blocks}]]):
+        rollout = stage.play(env(texts=texts)).one
+        assert rollout.error is None
+        rows.append([*rollout.columns.prompt_ids, *rollout.columns.completion_ids])
+    assert rows[0] == rows[1] == rows[2]
+    prompt = {"messages": [{"role": "user", "content": blocks}]}
+    silent = stage.play(env(texts=[""]), task=prompt).one
+    assert list(silent.columns.prompt_ids) == list(rollout.columns.prompt_ids)
 
 
 PAIR = "Talk.step must return (env, reply), got "
@@ -149,9 +212,29 @@ PAIR = "Talk.step must return (env, reply), got "
             "hint: the first of the pair is the environment that goes on, usually self",
         ),
         (
+            (type("Mute", (), {"reward": 0.0, "step": 1})(), "text"),
+            "Talk.step returned Mute without attribute 'alive'\n"
+            "hint: set self.alive: True in reset, False in the step that ends the episode",
+        ),
+        (
+            (type("Mute", (), {"alive": True, "step": 1})(), "text"),
+            "Talk.step returned Mute without attribute 'reward'\n"
+            "hint: set self.reward in reset and step; None is no score",
+        ),
+        (
             (type("Half", (), {"reward": 0.0, "alive": True})(), "text"),
             "Talk.step returned Half without attribute 'step'\n"
             "hint: the first of the pair is the environment that goes on, usually self",
+        ),
+        (
+            (Talk(), [{"type": "image", "image": "…"}]),
+            "Talk.step replied with content of the type 'image', and abut is text only\n"
+            "hint: reply with text, or with blocks of the type 'text' alone",
+        ),
+        (
+            (Talk(), [{"role": "tool", "content": [{"type": "image_url", "image_url": {}}]}]),
+            "Talk.step replied with content of the type 'image_url', and abut is text only\n"
+            "hint: reply with text, or with blocks of the type 'text' alone",
         ),
         (
             (Talk(), 5),

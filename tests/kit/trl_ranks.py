@@ -63,6 +63,7 @@ def main() -> None:
     rollout_func = make_rollout_func(
         Noted,
         config=RolloutConfig(max_turn_tokens=3, retries=0, on_failure=on_failure),  # type: ignore[arg-type]
+        recorder=folder / "rollouts",
     )
     outputs: list[dict[str, Any]] = []
 

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abut.records.record import SCHEMA_VERSION, JsonlRecorder, read_records, to_record
+from abut.records.read import read_records
+from abut.records.record import from_record, to_record
+from abut.records.recorder import JsonlRecorder
+from abut.records.schema import SCHEMA_VERSION
 from stage import Stage, Talk, env, row
 
 
@@ -30,7 +33,7 @@ def test_a_record_replays_the_rollout(stage: Stage, tmp_path: Path) -> None:
     assert record["env_mask"] == rollout.columns.env_mask.tolist()
     assert record["logprobs"] == pytest.approx(rollout.columns.logprobs.tolist(), abs=1e-6)
     assert len(record["provenance"]) == len(row(rollout))
-    assert (record["step"], record["mode"], record["schema_version"]) == (3, "train", 1)
+    assert (record["step"], record["mode"], record["schema_version"]) == (3, "train", 2)
     for turn in record["turns"]:
         assert row(rollout)[turn["start"] : turn["start"] + 2] == [11, 12]
         assert turn["generate_s"] >= 0
@@ -67,7 +70,9 @@ def test_what_json_cannot_hold_is_kept_as_text(stage: Stage, tmp_path: Path) -> 
     nan = float("nan")
     more = {"weight": nan, "path": [{"at": (1, -nan, None)}], (1, 2): True, "seen": {2.5}}
     rollout = stage.play(env(texts=[[{"role": "user", "content": "hi", **more}]])).one
-    assert to_record(rollout)["messages"][0] == {
+    portable = to_record(rollout)
+    assert portable["messages"][0].keys() == {"role", "content", "extra"}
+    assert from_record(portable)["messages"][0] == {
         "role": "user",
         "content": "hi",
         "weight": "nan",
@@ -106,13 +111,16 @@ def test_what_is_no_record_is_named_with_its_line(
     with pytest.raises(ValueError, match="not a record") as raised:
         next(records)
     assert str(raised.value) == (
-        f"{path}:2: not a record of a rollout\nhint: pass a .jsonl file that JsonlRecorder wrote"
+        f"{path}:2: not a record of a rollout\nhint: pass a .jsonl file that JsonlRecorder wrote, "
+        "or a folder of ParquetRecorder"
     )
 
 
 def test_another_schema_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text('{"schema_version": 2}\n')
+    path.write_text('{"schema_version": 3}\n')
     with pytest.raises(ValueError, match="schema_version") as raised:
         list(read_records(path))
-    assert str(raised.value) == f"{path}:1: schema_version 2, this abut reads 1"
+    assert str(raised.value) == (
+        f"{path}:1: schema_version 3, this abut reads 1 to 2\nhint: pip install --upgrade abut"
+    )

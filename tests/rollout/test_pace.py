@@ -21,7 +21,7 @@ import pytest
 
 from abut.concurrency.threads import _IDLE_S as IDLE_S
 from abut.envs.task import RolloutTask
-from abut.records.record import JsonlRecorder
+from abut.records.recorder import JsonlRecorder
 from abut.samplers.sampler import Sample, SampleRequest
 from stage import SOAK, Recording, Stage, Talk, assert_done, asynced, check_exact, env
 

@@ -98,6 +98,69 @@ class Everything(Talk):
         return super().reset(seed)
 
 
+class Optional(Talk):
+    """Would play without its column, and something else."""
+
+    def reset(self, seed: str, *, level: int = 1) -> Any:
+        return super().reset(seed)
+
+
+class ForTRL:
+    """As TRL takes it."""
+
+    def reset(self, level: int = 1) -> str:
+        return "go"
+
+    def look(self) -> str:
+        """Look around."""
+        return "nothing"
+
+
+REMOVED = {
+    "a default": (Optional, "Optional.reset takes the column 'level'"),
+    "all": (env(Everything, got=[]), "Everything.reset takes the column 'level'"),
+    "a class for TRL": (ForTRL, "ForTRL.reset takes the column 'level'"),
+    "the route": ({"a": Talk}, "the dataset has a column 'environment'"),
+    "the seed": (Talk, "the dataset has a column 'seed'"),
+}
+
+
+@pytest.mark.parametrize("what", REMOVED)
+def test_columns_that_the_trainer_took_away_are_an_error(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Path, what: str
+) -> None:
+    column = {"the route": "environment", "the seed": "seed"}.get(what, "level")
+    cls, text = REMOVED[what]
+    run = Run(
+        hf_tokenizer,
+        tiny_model(),
+        tmp_path,
+        cls,
+        columns={column: ["a"] * 8},
+        remove_unused_columns=True,
+    )
+    with pytest.raises(ValueError, match="remove_unused_columns=True") as raised:
+        run.trainer.train()
+    assert str(raised.value).startswith(text)
+    assert str(raised.value).endswith("\nhint: leave that out; False is GRPOConfig's own")
+
+
+def test_columns_that_nobody_takes_may_be_removed(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    run = Run(
+        hf_tokenizer,
+        tiny_model(),
+        tmp_path,
+        Talk,
+        columns={"level": [1] * 8},
+        remove_unused_columns=True,
+        max_steps=1,
+    )
+    run.trainer.train()
+    assert run.outputs[0]["error"] == [None] * 8
+
+
 def test_the_row_in_the_prompt_wins_where_it_has_a_value(batch: Any) -> None:
     prompt = [user("p", row={"level": 1, "name": None, "only": None})]
     (got,) = batch([{"prompt": prompt, "level": 2, "name": "n"}], base=Everything)

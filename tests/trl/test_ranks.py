@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from assets import KIT
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from abut.records.read import read_records
 from abut.trl.version import NONE_IS_UNSCORED, trl_version
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,16 @@ def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    got = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    got[0]["records"] = list(read_records(folder / "rollouts"))
+    return got
+
+
+@pytest.fixture(scope="module")
+def recorded(ranks: Any) -> list[Any]:
+    """The records of both."""
+    records: list[Any] = ranks[0]["records"]
+    return records
 
 
 def test_each_prompt_of_each_rank_has_a_row_of_its_own(ranks: Any) -> None:
@@ -61,6 +71,31 @@ def test_a_group_that_the_ranks_share_has_one_seed(ranks: Any) -> None:
                 seeds[step, reset["seed"]].add(reset["episode_seed"])
     assert [len(group) for group in seeds.values()] == [1] * 6
     assert len(set.union(*seeds.values())) == 6
+
+
+def test_the_records_of_both_ranks_are_one_run(ranks: Any, recorded: Any) -> None:
+    ids = {i for rank in ranks for output in rank["outputs"] for i in output["rollout_id"]}
+    assert {record["rollout_id"] for record in recorded} == ids
+    assert len({record["run_id"] for record in recorded}) == 1
+    groups = Counter((r["step"], r["mode"], r["group"]) for r in recorded)
+    assert set(groups.values()) == {2}
+    played_by = defaultdict(set)
+    for record in recorded:
+        played_by[record["step"], record["mode"], record["group"]].add(record["rank"])
+    assert {0, 1} in played_by.values(), "the ranks share a group"
+
+
+def test_scores_are_those_of_the_ranks_own_rollouts(recorded: Any) -> None:
+    for record in recorded:
+        if record["mode"] == "train" and record["reward"] is not None:
+            assert record["rewards"] == {"env_reward": pytest.approx(record["reward"])}
+    groups = defaultdict(list)
+    for record in recorded:
+        if record["mode"] == "train" and record["reward"] is not None:
+            groups[record["step"], record["group"]].append(record)
+    for one, two in (group for group in groups.values() if len(group) == 2):
+        better = one["reward"] - two["reward"]
+        assert (one["advantage"] - two["advantage"]) * better > 0 or better == 0
 
 
 def test_columns_are_those_of_the_ranks_own_rows(ranks: Any) -> None:

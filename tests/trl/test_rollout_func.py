@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 import abut
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError
-from abut.records.record import read_records
+from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.vllm import VLLMServerSampler

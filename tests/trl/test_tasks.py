@@ -15,7 +15,7 @@ from abut.trl import make_rollout_func
 from abut.trl.route import EnvRoute
 from abut.trl.tasks import Tasks
 from stage import Recording, Stage, Talk, env
-from trl_run import Columns, a_trainer, user
+from trl_run import Columns, Run, a_trainer, user
 
 
 def test_the_prompts_text_is_the_seed(called: Any) -> None:
@@ -127,6 +127,69 @@ def test_evaluation_has_groups_of_its_own_size(stage: Stage, hf_tokenizer: Any) 
     assert len({seed for _, seed, _ in cls.got}) == 2
 
 
+def test_evaluations_have_the_same_episodes_and_seeds_whatever_the_step(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    """Two batches each, all "Start task": as many episodes as groups, and in training others."""
+    cls = env(Columns, got=[])
+    sampler = Recording(stage.says())
+    rollout_func = make_rollout_func(cls, sampler=sampler)
+    trainer = a_trainer(hf_tokenizer, num_generations_eval=2)
+    names: list[str] = []
+
+    def drawn() -> tuple[list[int], list[int]]:
+        cls.got.clear()
+        sampler.calls.clear()
+        for _ in range(2):
+            names.extend(rollout_func(["Start task"] * 4, trainer)["rollout_id"])
+        seeds = sorted(request.seed for request, _ in sampler.calls)
+        return sorted(seed for _, seed, _ in cls.got), seeds
+
+    trained = drawn()
+    trainer.model.training = False
+    evaluations = []
+    for step in (10, 10, 20):
+        trainer.state.global_step = step
+        evaluations.append(drawn())
+        trainer.state.log_history.append({"eval_loss": 0.0, "step": step})
+    episodes, seeds = evaluations[0]
+    assert [len(set(episodes)), len(episodes)] == [4, 8]
+    assert len(set(seeds)) == len(seeds) == 8 * Columns.turns
+    assert evaluations[1] == evaluations[2] == evaluations[0]
+    assert not {*episodes, *seeds} & {*trained[0], *trained[1]}
+    assert len(set(names)) == len(names), "records tell the evaluations apart"
+
+
+@pytest.mark.parametrize("how", ["evaluate", "predict"])
+def test_equal_weights_give_equal_evaluations(
+    how: str, hf_tokenizer: Any, tiny_model: Any, tmp_path: Any
+) -> None:
+    """In TRL's own loop, at two steps; `predict`, which logs nothing, is an evaluation too."""
+    run = Run(
+        hf_tokenizer,
+        tiny_model(),
+        tmp_path,
+        Talk,
+        prompts=("go",) * 4,
+        per_device_eval_batch_size=4,
+        num_generations_eval=2,
+    )
+    evaluate = {
+        "evaluate": run.trainer.evaluate,
+        "predict": lambda: run.trainer.predict(run.trainer.eval_dataset),
+    }[how]
+    for _ in range(2):
+        evaluate()
+    run.trainer.state.global_step = 7
+    evaluate()
+    assert len(run.outputs) == 6, "three evaluations of four prompts, each twice, in fours"
+    first, *others = (run.outputs[at : at + 2] for at in (0, 2, 4))
+    for other in others:
+        for name in ("completion_ids", "env_reward"):
+            assert [out[name] for out in other] == [out[name] for out in first]
+    assert first[0]["completion_ids"] != first[1]["completion_ids"]
+
+
 class Counting:
     """A pool that notes the groups of its tasks."""
 
@@ -184,13 +247,29 @@ def test_no_two_batches_share_a_name(stage: Stage, hf_tokenizer: Any) -> None:
     for trainer, step in ((one, 0), (other, 1), (one, 0), (one, 1), (one, 0)):
         trainer.state.global_step = step
         names += rollout_func(["a"], trainer)["rollout_id"]
-    assert names == ["train-0-0-0", "train-1-0-0", "train-0-1-0", "train-1-1-0", "train-0-2-0"]
+    of_step = [name.rpartition("-")[0] for name in names]
+    assert of_step == ["train-0-0-0", "train-1-0-0", "train-0-1-0", "train-1-1-0", "train-0-2-0"]
+    assert len({name.rpartition("-")[2] for name in names}) == 1
 
 
 def test_the_same_config_gives_the_same_rows(called: Any) -> None:
     one, two = called(["a"] * 4), called(["a"] * 4)
-    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id"):
+    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
         assert one[name] == two[name]
+    both = zip(one["rollout_id"], two["rollout_id"], strict=True)
+    assert all(a != b and a.rpartition("-")[0] == b.rpartition("-")[0] for a, b in both)
+
+
+def test_an_image_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:
+    cls = env(Columns, got=[])
+    image = [{"type": "text", "text": "what is it?"}, {"type": "image"}]
+    with pytest.raises(ValueError, match="text only") as raised:
+        called(["a", [user("b"), {"role": "user", "content": image}]], cls)
+    assert not cls.got
+    assert str(raised.value) == (
+        "prompt 1 has content of the type 'image', and abut is text only\n"
+        "hint: leave out rows with images and the like, or write in text what they show"
+    )
 
 
 def test_a_system_message_and_a_system_prompt_are_an_error(called: Any) -> None:

@@ -46,6 +46,7 @@ class Scale:
     reply_tokens: int = 1_024
     reply_rounds: int = 50
     load_rounds: int = 5
+    recorded_rollouts: int = 64
     memory_rollouts: int = 64
     memory_tokens: int = 120_000
 
@@ -88,6 +89,7 @@ class Scale:
             reply_tokens=16,
             reply_rounds=2,
             load_rounds=1,
+            recorded_rollouts=2,
             memory_rollouts=2,
             memory_tokens=1_000,
         )

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from abut.concurrency.mailbox import HandOver, settles, settles_on_loop
@@ -100,6 +101,11 @@ class DaemonThread:
         """Lend it to others once the call that runs now has returned; for that call itself."""
         self._ends_with_call = True
 
+    def frame(self) -> FrameType | None:
+        """What it runs at this moment; None where it has no thread of the system."""
+        worker = self._worker
+        return None if worker is None else sys._current_frames().get(worker.ident)
+
     def wake(self, alarm: "_Alarm | None" = None) -> None:
         """Have its calls begun, and the alarm that woke it told so.
 
@@ -169,7 +175,9 @@ class _Worker:
     def __init__(self, idle: "_Idle", name: str) -> None:
         self._idle = idle
         self._bell: queue.SimpleQueue[tuple[DaemonThread, _Alarm | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self.ident: int = thread.ident or 0
 
     def begin(self, thread: DaemonThread, alarm: "_Alarm | None") -> None:
         """Run what it has to do, and tell the alarm that it runs."""

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from abut.demo.model import build_demo_model, load_demo_tokenizer
 from abut.demo.recipe import DemoRecipe
 from abut.errors import MissingExtraError, TemplateError
-from abut.records.record import read_records
+from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 
 _FEW_STEPS = 10

@@ -7,14 +7,20 @@ its methods did what, and what to do; `SystemExit` of an environment ends no tra
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
-from abut.errors import EnvError, text_of
-from abut.messages import json_copy
+from abut.errors import EnvError, text_of, trace_of
+from abut.messages import is_text, json_copy, strange_block
+
+_SET = {
+    "alive": "set self.alive: True in reset, False in the step that ends the episode",
+    "reward": "set self.reward in reset and step; None is no score",
+}
+"""What to do about an attribute that an environment lacks."""
 
 
 def is_pool(env: Any) -> bool:
@@ -60,6 +66,7 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
 def raised_by_env(what: str, error: BaseException) -> EnvError:
     """What says that a call of an environment failed; one that says it already, as it is."""
     if isinstance(error, EnvError):
+        error.trace = error.trace or trace_of(error)
         return error
     hint = ""
     if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
@@ -67,7 +74,22 @@ def raised_by_env(what: str, error: BaseException) -> EnvError:
             "\nhint: an environment runs on a thread of its own, where there are no signals; "
             "step_timeout_s bounds a step"
         )
-    return EnvError(f"{what} raised {text_of(error)}{hint}")
+    return placed(EnvError(f"{what} raised {text_of(error)}{hint}"), trace_of(error))
+
+
+def placed(error: EnvError, trace: str) -> EnvError:
+    """The same error, which says where in the environment it comes from."""
+    error.trace = trace
+    return error
+
+
+def place_of(env: Any, method: str) -> str:
+    """File and line of a method, found without running any of the environment's code."""
+    function = inspect.getattr_static(type(env), method, None)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return ""
+    return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_qualname}'
 
 
 async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
@@ -80,7 +102,7 @@ async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        raise EnvError(f"{name} raised {text_of(error)}") from error
+        raise raised_by_env(name, error) from error
     return _with_methods(env, name)
 
 
@@ -91,43 +113,6 @@ def close_env(env: Any) -> None:
         asyncio.run(close())
     elif close is not None:
         close()
-
-
-def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
-    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
-
-    Raises:
-        EnvError: the env cannot say.
-    """
-    offered = {**columns, "episode_seed": episode_seed}
-    reset = env_attribute(env, "reset")
-    for taken in ("seed", _first_parameter(reset)):  # by position, whatever its name
-        offered.pop(taken, None)
-    return named_keywords(reset, offered)
-
-
-def _first_parameter(function: Callable[..., Any]) -> str:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return ""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return parameters[0].name if parameters and parameters[0].kind in by_position else ""
-
-
-def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the offered a function takes by name; all of it where it takes any."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a callable that Python cannot look into
-        return {}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return {name: value for name, value in offered.items() if isinstance(name, str)}
-    return {
-        parameter.name: offered[parameter.name]
-        for parameter in parameters
-        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in offered
-    }
 
 
 def is_async(env: Any) -> bool:
@@ -158,7 +143,7 @@ def env_attribute(env: Any, name: str) -> Any:
     try:
         return getattr(env, name, None)
     except BaseException as error:  # a property, or `__getattr__`
-        raise EnvError(f"{type(env).__name__}.{name} raised {text_of(error)}") from error
+        raise raised_by_env(f"{type(env).__name__}.{name}", error) from error
 
 
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
@@ -173,26 +158,42 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
             hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
-        raise EnvError(f"{name} must return (env, reply), got {_shape(returned)}\nhint: {hint}")
+        raise _wrong(env, method, f"{name} must return (env, reply), got {_shape(returned)}", hint)
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
         if not _has(following, attribute):
-            raise EnvError(
-                f"{name} returned {type(following).__name__} without attribute {attribute!r}\n"
-                "hint: the first of the pair is the environment that goes on, usually self"
-            )
+            what = f"{name} returned {type(following).__name__} without attribute {attribute!r}"
+            hint = _SET.get(attribute, "")
+            if not hint or not _has(following, "step"):
+                hint = "the first of the pair is the environment that goes on, usually self"
+            raise _wrong(env, method, what, hint)
     if isinstance(reply, str):
         return following, reply
+    if isinstance(reply, list) and reply and all(map(_is_block, reply)):
+        reply = [{"role": "user", "content": reply}]
+    for message in reply if isinstance(reply, list) else ():
+        block = strange_block(message.get("content") if isinstance(message, dict) else None)
+        if block is not None:
+            raise _wrong(
+                env,
+                method,
+                f"{name} replied with content of the type {block!r}, and abut is text only",
+                "reply with text, or with blocks of the type 'text' alone",
+            )
     if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
-        raise EnvError(
-            f"{name} must reply with a str or a list of messages, got {_shape(reply)}\n"
-            'hint: a message is {"role": "tool", "name": …, "content": "text"}'
+        raise _wrong(
+            env,
+            method,
+            f"{name} must reply with a str or a list of messages, got {_shape(reply)}",
+            'a message is {"role": "tool", "name": …, "content": "text"}',
         )
     # A copy: the environment may use its message again for the next turn.
     try:
         return following, [json_copy(message) for message in reply]
     except BaseException as error:  # a message that holds itself, a value that has no text
-        raise EnvError(f"{name} replied with a message that raised {text_of(error)}") from error
+        raise placed(
+            EnvError(f"{name} replied with a message that raised {text_of(error)}"), trace_of(error)
+        ) from error
 
 
 def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
@@ -205,9 +206,11 @@ def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
         return
     if inspect.iscoroutine(returned):
         returned.close()
-    raise EnvError(
-        f"{type(env).__name__}.{method} returned an awaitable\n"
-        "hint: make reset and step both `async def`"
+    raise _wrong(
+        env,
+        method,
+        f"{type(env).__name__}.{method} returned an awaitable",
+        "make reset and step both `async def`",
     )
 
 
@@ -222,10 +225,12 @@ def env_alive(env: Any) -> bool:
         try:
             return bool(alive)
         except BaseException as error:  # an array of several values
-            raise EnvError(f"{type(env).__name__}.alive raised {text_of(error)}") from error
-    raise EnvError(
-        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}\n"
-        "hint: set it in reset and step; a method needs @property"
+            raise raised_by_env(f"{type(env).__name__}.alive", error) from error
+    raise _wrong(
+        env,
+        "step",
+        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}",
+        "set it in reset and step; a method needs @property",
     )
 
 
@@ -243,13 +248,14 @@ def env_reward_value(env: Any) -> float | None:
     except OverflowError:
         value = math.inf
     except BaseException:
-        raise EnvError(
-            f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
-        ) from None
+        what = f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
+        raise _wrong(env, "step", what) from None
     if math.isinf(value):
-        raise EnvError(
-            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken\n"
-            "hint: set it to None for an episode without a score"
+        raise _wrong(
+            env,
+            "step",
+            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
+            "set it to None for an episode without a score",
         )
     return None if math.isnan(value) else value
 
@@ -268,15 +274,24 @@ def _has(env: Any, attribute: str) -> bool:
     try:
         return hasattr(env, attribute)
     except BaseException as error:
-        raise EnvError(f"{type(env).__name__}.{attribute} raised {text_of(error)}") from error
+        raise raised_by_env(f"{type(env).__name__}.{attribute}", error) from error
+
+
+def _wrong(env: Any, method: str, what: str, hint: str | None = None) -> EnvError:
+    """An error about what a method returned or left behind, which says where that stands."""
+    return placed(EnvError(what + f"\nhint: {hint}" * (hint is not None)), place_of(env, method))
 
 
 def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
+        and is_text(message.get("content"))
     )
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, dict) and "type" in value and "role" not in value
 
 
 def _shape(value: Any) -> str:

@@ -47,5 +47,11 @@ class RolloutTask:
     """The other columns of the dataset's row."""
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
+    place: int = 0
+    """Which one of its group it is, over all ranks."""
+    sample_key: str | None = None
+    """What the seeds of its samples are made of; None: its `rollout_id`."""
+    removed_columns: Sequence[str] = ()
+    """What the trainer took out of that row, so that no environment can have it."""
     processor: PartsProcessor | None = None
     """Writes its conversation; None: the engine's."""

@@ -1,43 +1,63 @@
-"""Records of rollouts: one JSON object per line, everything that is needed to replay it.
+"""A rollout as a record, and a record as it is read: everything that is needed to replay it.
 
 Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and sampled, and
 `env_mask`, `logprobs` and `completion_ids` are aligned.
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from abut.messages import json_copy
+from abut._native import Columns
+from abut.messages import Message, json_copy
+from abut.records.schema import ROLLOUT, SCHEMA_VERSION
 from abut.rollout.rollout import Rollout
-
-SCHEMA_VERSION = 1
-
-
-class Recorder(Protocol):
-    """What keeps rollouts."""
-
-    def write(self, rollout: Rollout, /, **extra: Any) -> None:
-        """Keep one rollout; `extra` says which step and mode it belongs to."""
-        ...
 
 
 def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
-    """Return the rollout as plain JSON values."""
-    columns = rollout.columns
-    return {
+    """Return the rollout as plain JSON values, every field of `ROLLOUT` among them.
+
+    Args:
+        rollout: what came of it.
+        **extra: fields that say where it belongs: `run_id`, `step`, `mode`, `group`, …; `columns`
+            is the dataset's row, a mapping.
+
+    Raises:
+        TypeError: `extra` holds what is no field of a record.
+    """
+    record = with_arrays(rollout, **extra)
+    for of_branch in (record, *record["branches"]):
+        of_branch |= {
+            "prompt_ids": _list(of_branch["prompt_ids"]),
+            "completion_ids": _list(of_branch["completion_ids"]),
+            "env_mask": _list(of_branch["env_mask"]),
+            "logprobs": [round(p, 6) for p in _list(of_branch["logprobs"]) or ()],
+            "provenance": _list(of_branch["provenance"]),
+        }
+    return record
+
+
+def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
+    """As `to_record`, with the rollout's own arrays in the place of lists of numbers."""
+    if strange := sorted(extra.keys() - ROLLOUT.keys()):
+        raise TypeError(
+            f"{strange[0]!r} is no field of a record\nhint: docs/records.md has those that are"
+        )
+    columns, row = rollout.columns, extra.pop("columns", None)
+    traces = rollout.attempt_tracebacks
+    of_branch = _columns(columns, rollout.provenance)
+    if columns is None:
+        of_branch["prompt_ids"] = rollout.prompt_ids
+    return dict.fromkeys(ROLLOUT) | {
         "schema_version": SCHEMA_VERSION,
         "rollout_id": rollout.rollout_id,
+        "time": round(time.time(), 3),
         **extra,
-        "prompt_ids": _list(columns.prompt_ids if columns else rollout.prompt_ids),
-        "completion_ids": _list(columns.completion_ids) if columns else [],
-        "env_mask": _list(columns.env_mask) if columns else [],
-        "logprobs": [round(p, 6) for p in columns.logprobs.tolist()] if columns else [],
-        "provenance": _list(rollout.provenance),
+        "columns": None if row is None else _json(row),
+        **of_branch,
         "turns": [
             {
                 "start": turn.start,
@@ -49,63 +69,76 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "stop_token": turn.stop_token,
                 "stop_string": turn.stop_string,
                 "stop_inside": turn.stop_inside,
+                "model_version": turn.model_version,
             }
             for turn in rollout.turns
         ],
+        "branches": [_columns(branch, ()) for branch in rollout.branches],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
-        "messages": [json_copy(message) for message in rollout.messages],
-        "control_spellings": rollout.control_spellings,
+        "messages": [_portable(message) for message in rollout.messages],
+        "control_spellings": [
+            {"token": token, "count": count} for token, count in rollout.control_spellings.items()
+        ],
         "reward": rollout.reward,
         "stop_reason": rollout.stop_reason.value,
         "error": rollout.error,
+        "traceback": traces[-1] if rollout.failed and traces else None,
         "attempts": rollout.attempts,
         "attempt_errors": rollout.attempt_errors,
+        "attempt_tracebacks": traces,
         "seconds": round(rollout.seconds, 6),
     }
 
 
-class JsonlRecorder:
-    """Appends one line per rollout to a file; its folder is made where it is missing.
-
-    Each line is written with one call and flushed, so a record is whole or absent.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(self, rollout: Rollout, /, **extra: Any) -> None:
-        """Append one rollout."""
-        # JSON has no NaN or infinity: a record that holds one is a defect, not a value.
-        line = json.dumps(
-            to_record(rollout, **extra), ensure_ascii=False, allow_nan=False, default=str
-        )
-        with self.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(line + "\n")
+def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as `read_records` yields it: messages, columns and spellings as they were."""
+    read = dict(record)
+    if read["schema_version"] == 1:
+        read = dict.fromkeys(ROLLOUT) | read
+        read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
+        return read
+    read["messages"] = [_message(message) for message in record["messages"] or ()]
+    read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
+    spelled = record["control_spellings"] or ()
+    read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
+    return read
 
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a file.
-
-    Raises:
-        ValueError: a line is no record; names the file and the line.
-    """
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                version = record["schema_version"]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(
-                    f"{path}:{number}: not a record of a rollout\n"
-                    "hint: pass a .jsonl file that JsonlRecorder wrote"
-                ) from None
-            if version != SCHEMA_VERSION:
-                raise ValueError(
-                    f"{path}:{number}: schema_version {version!r}, this abut reads {SCHEMA_VERSION}"
-                )
-            yield record
+def _columns(columns: Columns | None, provenance: Any) -> dict[str, Any]:
+    """The columns of a branch; empty ones where nothing was sampled."""
+    return {
+        "prompt_ids": columns.prompt_ids if columns else None,
+        "completion_ids": columns.completion_ids if columns else [],
+        "env_mask": columns.env_mask if columns else [],
+        "logprobs": columns.logprobs if columns else [],
+        "provenance": provenance,
+    }
 
 
-def _list(numbers: Any) -> list[int] | None:
+def _portable(message: Message) -> dict[str, Any]:
+    """A message in three texts, whatever it holds: so all messages have one type."""
+    rest = json_copy(message)
+    role, content = rest.pop("role", None), rest.get("content")
+    if isinstance(content, str):
+        del rest["content"]
+    return {
+        "role": role,
+        "content": content if isinstance(content, str) else None,
+        "extra": _json(rest) if rest else None,
+    }
+
+
+def _message(portable: Mapping[str, Any]) -> Message:
+    message: Message = {"role": portable["role"]}
+    if portable["content"] is not None:
+        message["content"] = portable["content"]
+    return message | (json.loads(portable["extra"]) if portable["extra"] else {})
+
+
+def _json(value: Any) -> str:
+    """As JSON; ASCII, so that half a surrogate pair survives as well."""
+    return json.dumps(json_copy(value), allow_nan=False)
+
+
+def _list(numbers: Sequence[int] | Any) -> list[int] | None:
     return None if numbers is None else np.asarray(numbers).tolist()

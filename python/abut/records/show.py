@@ -1,46 +1,55 @@
-"""`abut show`: one recorded rollout in the terminal, its tokens coloured by who wrote them."""
+"""`abut show`: records in the terminal: a list, a summary by step, or one with all its tokens."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.errors import printable
+from abut.messages import texts_of
 from abut.parts import PROVENANCE
-from abut.records.record import read_records
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}
 
 
-def pick_record(path: Path, index: int | None, rollout_id: str | None) -> Mapping[str, Any]:
-    """Return one record of a file: by id, or by index (negative: from the end).
+def pick_record(
+    records: Iterable[Mapping[str, Any]], index: int | None, rollout_id: str | None
+) -> Mapping[str, Any]:
+    """Return one record: by id, or by index (negative: from the end); None: the last.
 
     Raises:
         ValueError: there is no such record.
     """
-    records = list(read_records(path))
+    count = 0
+
+    def counted() -> Iterator[Mapping[str, Any]]:
+        nonlocal count
+        for record in records:
+            count += 1
+            yield record
+
     if rollout_id is not None:
-        found = [record for record in records if record["rollout_id"] == rollout_id]
+        of_id = (record for record in counted() if record["rollout_id"] == rollout_id)
+        found = list(deque(of_id, maxlen=1))
         if not found:
-            raise ValueError(f"{path}: no rollout {rollout_id!r} among {len(records)}")
-        return found[-1]
+            raise ValueError(f"no rollout {rollout_id!r} among {count}")
+        return found[0]
     index = -1 if index is None else index
-    if not -len(records) <= index < len(records):
-        raise ValueError(f"{path}: no rollout {index}, the file has {len(records)}")
-    return records[index]
+    if index >= 0:
+        found = list(itertools.islice(counted(), index, index + 1))
+    else:
+        last = deque(counted(), maxlen=-index)
+        found = [last[0]] if len(last) == -index else []
+    if not found:
+        raise ValueError(f"no rollout {index}, there are {count}")
+    return found[0]
 
 
-def load_tokenizer(source: str | None) -> Tokenizer:
-    """Load the tokenizer of a record: a tokenizer.json, a folder, or a model's name.
-
-    Raises:
-        ValueError: the record names none.
-    """
-    if not source:
-        raise ValueError(
-            "the record does not say which tokenizer its ids belong to\nhint: pass --tokenizer"
-        )
+def load_tokenizer(source: str) -> Tokenizer:
+    """Load the tokenizer of a record: a tokenizer.json, a folder, or a model's name."""
     path = Path(source)
     if path.is_dir() and (path / "tokenizer.json").is_file():
         return Tokenizer.from_file(path / "tokenizer.json")
@@ -49,18 +58,108 @@ def load_tokenizer(source: str | None) -> Tokenizer:
     return Tokenizer.from_pretrained(source)
 
 
-def render(record: Mapping[str, Any], tokenizer: Tokenizer, *, color: bool) -> Iterator[str]:
-    """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧."""
-    sampled = sum(record["env_mask"])
-    step, mode = record.get("step"), record.get("mode")
-    yield f"rollout {_field(record['rollout_id'])}  step {_field(step)}  mode {_field(mode)}"
+def list_records(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each record."""
+    titles = ("step", "mode", "group", "reward", "turns", "tokens", "stopped", "rollout")
+    widths = (6, 5, 9, 8, 5, 7, 21, 0)
+    yield _line(titles, widths)
+    for record in records:
+        group, place = record["group"], record["place"]
+        tokens = len(record["prompt_ids"] or ()) + len(record["completion_ids"])
+        error = (record["error"] or "").partition("\n")[0]
+        yield _line(
+            (
+                _field(_or_dash(record["step"])),
+                _field(_or_dash(record["mode"])),
+                "-" if group is None else f"{group}.{place}",
+                _figure(record["reward"]),
+                len(record["turns"]),
+                tokens,
+                _field(record["stop_reason"]),
+                _field(f"{record['rollout_id']}  {error}".rstrip()),
+            ),
+            widths,
+        )
+
+
+def summarize(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each step: means over its rollouts."""
+    steps: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for record in records:
+        steps.setdefault((record["step"], record["mode"]), []).append(
+            {
+                "reward": record["reward"],
+                "failed": record["error"] is not None,
+                "turns": len(record["turns"]),
+                "tokens": len(record["prompt_ids"] or ()) + len(record["completion_ids"]),
+                "seconds": record["seconds"],
+                "stop": record["stop_reason"],
+            }
+        )
+    widths = (6, 5, 8, 8, 7, 6, 8, 9, 0)
+    yield _line(
+        ("step", "mode", "rollouts", "reward", "failed", "turns", "tokens", "seconds", "stopped"),
+        widths,
+    )
+    for (step, mode), rows in steps.items():
+        scored = [row["reward"] for row in rows if row["reward"] is not None]
+        stops = Counter(row["stop"] for row in rows)
+        yield _line(
+            (
+                _field(_or_dash(step)),
+                _field(_or_dash(mode)),
+                len(rows),
+                _figure(fmean(scored) if scored else None),
+                sum(row["failed"] for row in rows),
+                f"{fmean(row['turns'] for row in rows):.1f}",
+                f"{fmean(row['tokens'] for row in rows):.0f}",
+                f"{fmean(row['seconds'] for row in rows):.2f}",
+                ", ".join(f"{_field(stop)} {count}" for stop, count in stops.most_common()),
+            ),
+            widths,
+        )
+
+
+def render(record: Mapping[str, Any], tokenizer: Tokenizer | None, *, color: bool) -> Iterator[str]:
+    """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧.
+
+    Without a tokenizer, and where the rollout failed, the conversation is that of its messages.
+    """
+    yield from _heading(record)
+    ids = [*(record["prompt_ids"] or []), *record["completion_ids"]]
+    yield ""
+    if tokenizer is None or not record["completion_ids"]:
+        for message in record["messages"]:
+            yield f"[{_field(message['role'])}]"
+            rest = {k: v for k, v in message.items() if k not in ("role", "content")}
+            said = "".join(texts_of(message))
+            yield printable(said + (f"\n{rest}" if rest else ""))
+    if tokenizer is None:
+        yield ""
+        yield f"ids {' '.join(map(str, ids)) or 'none'}"
+        return
+    if record["completion_ids"] or not record["messages"]:
+        if color:
+            legend = "  ".join(f"\x1b[{_COLORS[name]}m{name}\x1b[0m" for name in PROVENANCE)
+            yield f"{legend}\n"
+        yield "".join(_pieces(ids, record["provenance"], tokenizer, color))
+
+
+def _heading(record: Mapping[str, Any]) -> Iterator[str]:
+    where = f"step {_field(record['step'])}  mode {_field(record['mode'])}"
+    yield f"rollout {_field(record['rollout_id'])}  {where}"
     yield (
         f"reward {_field(record['reward'])}  stop_reason {_field(record['stop_reason'])}  "
         f"turns {len(record['turns'])}  attempts {_field(record['attempts'])}  "
         f"{record['seconds']:.2f} s"
     )
+    if record["rewards"]:
+        given = "  ".join(f"{_field(k)} {_figure(v)}" for k, v in record["rewards"].items())
+        yield f"rewards {given}  advantage {_figure(record['advantage'])}"
     if record["error"]:
         yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
+    if traces := record["attempt_tracebacks"]:
+        yield printable(str(traces[-1])).replace("\n", "\n  ")
     for number, turn in enumerate(record["turns"]):
         yield (
             f"turn {number}  tokens {_field(turn['start'])}:{_field(turn['end'])}  "
@@ -72,20 +171,14 @@ def render(record: Mapping[str, Any], tokenizer: Tokenizer, *, color: bool) -> I
         _field(seam["kind"]) + ("" if seam["exact"] else " (inexact)") for seam in record["seams"]
     )
     yield f"seams {verdicts or 'none'}"
-    ids = [*(record["prompt_ids"] or []), *record["completion_ids"]]
     yield (
         f"{len(record['prompt_ids'] or [])} prompt tokens, "
-        f"{len(record['completion_ids'])} completion tokens, {_field(sampled)} sampled"
+        f"{len(record['completion_ids'])} completion tokens, {sum(record['env_mask'])} sampled"
     )
-    yield ""
-    if color:
-        legend = "  ".join(f"\x1b[{_COLORS[name]}m{name}\x1b[0m" for name in PROVENANCE)
-        yield f"{legend}\n"
-    yield "".join(_pieces(ids, record["provenance"], tokenizer, color))
 
 
 def _pieces(
-    ids: list[int], provenance: list[int], tokenizer: Tokenizer, color: bool
+    ids: list[int], provenance: Sequence[int], tokenizer: Tokenizer, color: bool
 ) -> Iterator[str]:
     # A failed rollout has a prompt but no provenance.
     codes = provenance or [PROVENANCE.index("prompt")] * len(ids)
@@ -101,6 +194,19 @@ def _pieces(
             yield f"⟦{text}⟧" if name == "sampled" else text
 
 
+def _line(values: Sequence[Any], widths: Sequence[int]) -> str:
+    cells = (f"{value!s:<{width}}" for value, width in zip(values, widths, strict=True))
+    return "  ".join(cells).rstrip()
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _or_dash(value: Any) -> Any:
+    return "-" if value is None else value
+
+
 def _field(value: Any) -> str:
-    """A field that belongs into one line: a line of its own would pass for one of ours."""
-    return printable(str(value)).replace("\n", r"\n")
+    """What belongs in one line, whatever somebody wrote there."""
+    return printable(str(value)).replace("\n", "\\n")

@@ -79,12 +79,13 @@ class Batch:
         env_loop: KeptLoop,
         progress: bool,
         closes_hang: bool,
+        logged_failures: set[str],
     ) -> None:
         self.tokenizer = tokenizer
         self.config = config
         self.env_loop = env_loop
         self.closes_hang = closes_hang
-        self.failures = Failures()
+        self.failures = Failures(logged_failures)
         self.ended: list[Rollout] = []
         self.env_slots = Slots(config.max_env_steps)
         # Asked once: a look at a protocol costs as much as an append.
@@ -267,7 +268,7 @@ class Batch:
                 raise RolloutError(
                     f"rollout {task.rollout_id} failed after {rollout.attempts} attempts: "
                     f"{rollout.error}"
-                )
+                ) from self.failures.cause_of(rollout.error)
             return rollout
 
         async with AsyncExitStack() as stack:

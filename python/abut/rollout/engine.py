@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from abut._native import Tokenizer
 from abut.concurrency.loop import KeptLoop
+from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
 from abut.pickling import stays
@@ -62,6 +63,7 @@ class Engine:
         # One for all batches: what environments and tools keep from batch to batch belongs to it.
         self._env_loop = KeptLoop("abut-env-loop")
         self._closes_hang = False
+        self._logged_failures: set[str] = set()
         self._unended: Batch | None = None
 
     def run(
@@ -96,6 +98,7 @@ class Engine:
             env_loop=self._env_loop,
             progress=self._progress,
             closes_hang=self._closes_hang,
+            logged_failures=self._logged_failures,
         )
         try:
             rollouts = batch.run(functools.partial(self._play, batch))
@@ -122,27 +125,37 @@ class Engine:
         """Play one rollout: whole episodes until one succeeds or the retries are used up."""
         began = time.monotonic()
         errors: list[str] = []
+        traces: list[str] = []
         for attempt in range(self.config.retries + 1):
             episode = Episode(batch, task, attempt)
+            failed = functools.partial(self._failed, batch, episode, attempt)
             try:
                 async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
                     rollout = await episode.run(deadline)
             except _ROLLOUT_ERRORS as error:
-                rollout = episode.failed(batch.failures.note(error))
+                rollout = failed(error)
             except TimeoutError:
                 if not deadline.expired():
                     raise
                 limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
                 slow = EnvError(f"the rollout took longer than {limit}")
-                rollout = episode.failed(batch.failures.note(slow))
+                rollout = failed(placed(slow, episode.where()))
             finally:
                 episode.end()
             if rollout.error is not None:
                 errors.append(rollout.error)
+                traces += rollout.attempt_tracebacks
             rollout.attempts, rollout.attempt_errors = attempt + 1, errors
+            rollout.attempt_tracebacks = traces
             rollout.seconds = time.monotonic() - began
             if not rollout.failed:
                 break
         if rollout.failed and self.config.on_failure == "zero":
             rollout.reward = 0.0
+        return rollout
+
+    def _failed(self, batch: Batch, episode: Episode, attempt: int, error: Exception) -> Rollout:
+        text, trace = batch.failures.note(error, episode.rollout.rollout_id, attempt)
+        rollout = episode.failed(text)
+        rollout.attempt_tracebacks = [trace]
         return rollout

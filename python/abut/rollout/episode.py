@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from abut.concurrency.deadline import Deadline, DeadlineExpired
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import is_pool
+from abut.envs.foreign import is_pool, placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, SamplerError, TrajectoryError
 from abut.messages import Message, container_copy
@@ -76,6 +76,10 @@ class Episode:
         """End the attempt, and close its environment in the background."""
         self._deadline.close()
         self._env.end()
+
+    def where(self) -> str:
+        """Where its environment is, if that is what takes so long."""
+        return self._env.where("step")
 
     def failed(self, error: str) -> Rollout:
         """What there is of a rollout that failed; what a thread still does to it stays out."""
@@ -182,6 +186,7 @@ class Episode:
                 stop_token=turn.stop_token,
                 stop_string=turn.stop_string,
                 stop_inside=turn.stop_inside,
+                model_version=sample.model_version,
             )
         )
         if turn.start == turn.end:
@@ -250,16 +255,16 @@ class Episode:
             return await self._deadline.keep(call(), timeout_s)
         except DeadlineExpired:
             limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
-            raise EnvError(
-                f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}"
-            ) from None
+            slow = EnvError(f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}")
+            raise placed(slow, self._env.where(what)) from None
         finally:
             slots.give()
 
 
 def _sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     """The own seed of one turn: the same for the same config, task and attempt."""
-    parts = f"{seed}/{task.rollout_id}/{attempt}/{turn}"
+    key = task.rollout_id if task.sample_key is None else task.sample_key
+    parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

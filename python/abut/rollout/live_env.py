@@ -11,13 +11,13 @@ import asyncio
 import inspect
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.env import Reply
 from abut.envs.foreign import (
-    accepted_keywords,
     check_no_awaitable,
     check_reply,
     close_env,
@@ -29,9 +29,17 @@ from abut.envs.foreign import (
     lend_env,
     make_env,
     own_loop,
+    place_of,
+    placed,
     raised_by_env,
 )
 from abut.envs.lent_threads import thread_of
+from abut.envs.reset_keywords import (
+    UnplayableRow,
+    accepted_keywords,
+    check_removed,
+    lacks_column,
+)
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError
 from abut.messages import Message
@@ -101,7 +109,8 @@ class LiveEnv:
 
         Raises:
             EnvError: it failed.
-            ValueError: it is synchronous, and so many at once need too many threads.
+            ValueError: it is synchronous, and so many at once need too many threads; or `reset`
+                takes a column that the row does not have.
         """
         if self._thread is None:
             self._thread = THREADS.lend()
@@ -162,6 +171,16 @@ class LiveEnv:
             lambda *_: env_reward_value(self._env),
         )
 
+    def where(self, method: str) -> str:
+        """Where its thread stands in this call, or else where the method does."""
+        frame = None if self._thread is None else self._thread.frame()
+        frames = traceback.extract_stack(frame) if frame is not None else []
+        ours = [at for at, frame in enumerate(frames) if frame.filename == __file__]
+        theirs = frames[ours[-1] + 1 :] if ours else []
+        if theirs:
+            return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
+        return place_of(self._env, method) if self._env is not None else ""
+
     def end(self) -> None:
         """Close it in the background, behind a call that still runs."""
         with self._lock:
@@ -195,6 +214,7 @@ class LiveEnv:
         """Make it and begin; what `reset` gets where it is an asynchronous one."""
         if self._env is None and not self._make():
             return None
+        check_removed(env_attribute(self._env, "reset"), self._reset_name, self._task)
         keywords = accepted_keywords(self._env, self._task.columns, self._task.episode_seed)
         if is_async(self._env):
             # Not only when the loop hears of it: thousands that begin would need a thread each.
@@ -209,9 +229,12 @@ class LiveEnv:
         """What `reset` said."""
         self._env, reply = check_reply(self._env, "reset", returned)
         if not env_alive(self._env):
-            raise EnvError(
-                f"{type(self._env).__name__}.alive is False after reset\n"
-                "hint: reset must set alive to True, also on an environment that was used before"
+            raise placed(
+                EnvError(
+                    f"{type(self._env).__name__}.alive is False after reset\nhint: reset must set "
+                    "alive to True, also on an environment that was used before"
+                ),
+                place_of(self._env, "reset"),
             )
         return _messages_of(reply)
 
@@ -228,7 +251,17 @@ class LiveEnv:
         except BaseException as error:  # SystemExit of an environment does not end training
             raise self._env_raised(method, error) from error
 
-    def _env_raised(self, method: str, error: BaseException) -> EnvError:
+    @property
+    def _reset_name(self) -> str:
+        return f"{type(self._env).__name__}.reset"
+
+    def _env_raised(self, method: str, error: BaseException) -> Exception:
+        if isinstance(error, UnplayableRow):
+            return error
+        if method == "reset":
+            reset = env_attribute(self._env, "reset")
+            if lacks := lacks_column(reset, self._reset_name, self._task, error):
+                return lacks
         return raised_by_env(f"{type(self._env).__name__}.{method}", error)
 
     def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:

@@ -49,6 +49,8 @@ class TurnRecord:
     stop_string: str | None = None
     stop_inside: bool = False
     """Whether the stop string begins inside `stop_token`, not at its first byte."""
+    model_version: str | None = None
+    """Of the weights that sampled it, where the sampler knows."""
 
 
 @dataclass
@@ -63,6 +65,8 @@ class Rollout:
     """One code per token of `columns`, prompt and completion; see `abut.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The first request, where there was one."""
+    branches: Sequence[Columns] = field(default=(), compare=False)
+    """Further rows of a conversation that an agent continued in several ways."""
     reward: float | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     seams: list[tuple[str, bool]] = field(default_factory=list)
@@ -75,6 +79,8 @@ class Rollout:
     attempts: int = 1
     attempt_errors: list[str] = field(default_factory=list)
     """The errors of the attempts that failed, also where a later one succeeded."""
+    attempt_tracebacks: list[str] = field(default_factory=list)
+    """Where each of them came from, with the environment's file and line."""
     seconds: float = 0.0
 
     @property

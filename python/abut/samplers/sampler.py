@@ -51,6 +51,8 @@ class Sample:
     stop_string: str | None = None
     """The stop string on which it ended. `ids` are whole: with the token that it begins inside, and
     with what stands behind it."""
+    model_version: str | None = None
+    """Of the weights that sampled it, where the sampler knows; it is recorded."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.errors import MissingExtraError, TemplateError
-from abut.messages import Message
+from abut.messages import Message, texts_of
 from abut.template.mask import free_stem
 from abut.template.probe import TurnForm, assistant, user
 from abut.template.quote import roles
@@ -22,6 +22,7 @@ class Rendering:
         pattern: matches one of them, in a group.
         in_blocks: the roles whose string contents the template writes only as
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
+        in_strings: the roles whose text blocks the template does not write. They are joined.
     """
 
     def __init__(self, hf_tokenizer: Any, options: dict[str, Any]) -> None:
@@ -32,14 +33,18 @@ class Rendering:
         self.control = dict(sorted(added.items(), key=lambda item: -len(item[0])))
         self.pattern = re.compile(f"({'|'.join(map(re.escape, self.control)) or '(?!)'})")
         self.in_blocks: frozenset[str] = frozenset()
+        self.in_strings: frozenset[str] = frozenset()
         for role, before, after in (
             ("user", [], []),
             ("assistant", [user()], []),
             ("system", [], [user()]),
             ("tool", [user(), assistant()], []),
         ):
-            if self._only_in_blocks(role, before, after):
+            as_string, as_blocks = self._written(role, before, after)
+            if as_blocks and not as_string:
                 self.in_blocks |= {role}
+            if as_string and not as_blocks:
+                self.in_strings |= {role}
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The text of the whole conversation.
@@ -50,7 +55,7 @@ class Rendering:
         """
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [self._in_blocks(message) for message in messages],
+                [self._in_its_form(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **self._options,
@@ -124,20 +129,28 @@ class Rendering:
         """What follows the first `count` control tokens in `text`."""
         return self.pattern.split(text, maxsplit=count)[-1]
 
-    def _in_blocks(self, message: Message) -> Message:
+    def _in_its_form(self, message: Message) -> Message:
         content = message.get("content")
-        if message.get("role") not in self.in_blocks or not isinstance(content, str):
-            return message
-        return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, str) and message.get("role") in self.in_blocks:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
+            return {**message, "content": "".join(texts_of(message))}
+        return message
 
-    def _only_in_blocks(self, role: str, before: list[Message], after: list[Message]) -> bool:
+    def _written(self, role: str, before: list[Message], after: list[Message]) -> tuple[bool, bool]:
+        """Whether the template writes a content that is a string, and one that is blocks.
+
+        One that writes the list itself, brackets and keys, knows nothing of blocks.
+        """
+
         def written(content: Any) -> bool:
             try:
-                return "abutWritten" in self([*before, {"role": role, "content": content}, *after])
+                text = self([*before, {"role": role, "content": content}, *after])
             except TemplateError:
                 return False
+            return "abutWritten" in text and not re.search(r"[\"']text\\?[\"']", text)
 
-        return not written("abutWritten") and written([{"type": "text", "text": "abutWritten"}])
+        return written("abutWritten"), written([{"type": "text", "text": "abutWritten"}])
 
 
 def schema_of(tool: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from abut.concurrency.threads import THREADS
 from abut.envs.env import Reply
-from abut.envs.foreign import named_keywords
+from abut.envs.reset_keywords import check_removed, lacks_column, named_keywords
 from abut.envs.source import BoundSource, TaskEnvs, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
@@ -146,9 +146,14 @@ class EnvironmentFactory:
                 environment = episode.environment = await toolbox.ask(f"{name}()", self.make)
                 functions.update((method, getattr(environment, method)) for method in self.methods)
                 row = {"prompt": list(task.messages) or question_of(task), **task.columns}
-                columns = named_keywords(environment.reset, row)
                 what = f"{type(environment).__name__}.reset"
-                said = await toolbox.ask(what, environment.reset, **columns)
+                check_removed(environment.reset, what, task, gets_seed=False)
+                columns = named_keywords(environment.reset, row)
+                try:
+                    said = await toolbox.ask(what, environment.reset, **columns)
+                except EnvError as error:
+                    cause = error.__cause__ or error
+                    raise lacks_column(environment.reset, what, task, cause) or error from cause
                 last = _history_and_last(task)[1]
                 content = last["content"] + ("" if said is None else _text(said))
                 return [{**last, "content": content}] if content else ""

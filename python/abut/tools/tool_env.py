@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from abut.envs.env import Reply
-from abut.envs.foreign import named_keywords
+from abut.envs.reset_keywords import named_keywords
 from abut.envs.source import BoundSource, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import MissingExtraError

@@ -41,6 +41,22 @@ def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, A
     return list(inputs)
 
 
+def removed_columns(trainer: Any, mode: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of the dataset that the trainer took out of its rows.
+
+    Args:
+        trainer: has `remove_unused_columns`, and the dataset as it was given.
+        mode: "train" or "eval".
+        row: one of those that `dataset_columns` returned.
+    """
+    if not row or not getattr(trainer.args, "remove_unused_columns", False):
+        return ()
+    dataset = getattr(trainer, f"{mode}_dataset", None)
+    parts = dataset.values() if isinstance(dataset, Mapping) else [dataset]
+    names = [name for part in parts for name in getattr(part, "column_names", None) or ()]
+    return tuple(name for name in dict.fromkeys(names) if name not in row)
+
+
 def _frame_of(trainer: Any) -> FrameType | None:
     """The innermost call of the trainer's method on this thread; a subclass's may be around it."""
     frame: FrameType | None = sys._getframe(1)

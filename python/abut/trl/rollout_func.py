@@ -14,9 +14,10 @@ from typing import Any
 
 from abut._native import Tokenizer
 from abut.envs.source import ForTask, bind_all
+from abut.envs.task import RolloutTask
 from abut.pickling import stays
 from abut.processor import PartsProcessor, Processor
-from abut.records.record import JsonlRecorder, Recorder
+from abut.records.recorder import Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
@@ -29,6 +30,7 @@ from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument, EnvRoute
 from abut.trl.rows import rows_of
 from abut.trl.sampler import sampler_of
+from abut.trl.scores import Scores
 from abut.trl.tasks import Tasks
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
 
@@ -57,7 +59,8 @@ def make_rollout_func(
         sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
             vLLM samples with the trainer's model.
         system_prompt: for prompts that have no system message.
-        recorder: keeps every rollout; a path is that of a JSONL file.
+        recorder: keeps every rollout, and what reward functions and TRL made of it. A path that
+            ends in `.jsonl` is that of JSON lines, any other one a folder of Parquet files.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these.
@@ -68,7 +71,7 @@ def make_rollout_func(
     if isinstance(sampler, str) and sampler != "auto":
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
     if isinstance(recorder, str | os.PathLike):
-        recorder = JsonlRecorder(recorder)
+        recorder = recorder_at(recorder)
     if config is not None and not isinstance(config, RolloutConfig):
         raise TypeError(
             f"config must be a RolloutConfig, got {type(config).__name__}\n"
@@ -105,6 +108,8 @@ class RolloutFunc:
         self._processor = processor
         self._sampler = sampler
         self._recorder = recorder
+        writes_scores = getattr(recorder, "write_scores", None)
+        self._scores = None if writes_scores is None else Scores(writes_scores)
         self._engine: Engine | None = None
         self._trainer: Any = None
 
@@ -118,20 +123,45 @@ class RolloutFunc:
             trainer.accelerator.wait_for_everyone()
         mode = "train" if trainer.model.training else "eval"
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
-        rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode))
+        if self._scores is not None:
+            self._scores.collect()  # those of the batch before: TRL keeps no more than one
+        try:
+            rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode, tasks))
+        finally:
+            if (flush := getattr(self._recorder, "flush", None)) is not None:
+                flush()
+        if self._scores is not None:
+            self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
         rows = rows_of(rollouts, tasks, self._engine)
         return rows | environments_of(tasks, self._tasks.route.kinds)
 
-    def _record(self, trainer: Any, mode: str) -> Callable[[Rollout], None] | None:
-        if self._recorder is None:
+    def _record(
+        self, trainer: Any, mode: str, tasks: Sequence[RolloutTask]
+    ) -> Callable[[Rollout], None] | None:
+        recorder = self._recorder
+        if recorder is None:
             return None
-        hf_tokenizer = _tokenizer_of(trainer)
-        return functools.partial(
-            self._recorder.write,
-            step=trainer.state.global_step,
-            mode=mode,
-            tokenizer=hf_tokenizer.name_or_path,
-        )
+        of_batch = {
+            "run_id": self._tasks.run_id,
+            "rank": trainer.accelerator.process_index,
+            "step": trainer.state.global_step,
+            "mode": mode,
+            "tokenizer": _tokenizer_of(trainer).name_or_path,
+        }
+
+        def write(rollout: Rollout) -> None:
+            task = tasks[rollout.index]
+            recorder.write(
+                rollout,
+                **of_batch,
+                group=task.group,
+                place=task.place,
+                seed=task.seed,
+                episode_seed=task.episode_seed,
+                columns=task.columns,
+            )
+
+        return write
 
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""

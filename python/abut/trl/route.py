@@ -49,6 +49,11 @@ class EnvRoute:
         self._named = {name: _checked(name, kind) for name, kind in env.items()}
 
     @property
+    def is_by_name(self) -> bool:
+        """Whether each row has to name its environment."""
+        return self._named is not None
+
+    @property
     def kinds(self) -> list[EnvKind]:
         """All environments that rows can name."""
         return [self._only] if self._named is None else list(self._named.values())

@@ -1,18 +1,20 @@
 """The tasks of a batch: what each prompt that TRL passes stands for.
 
 Invariant: one task for each prompt, in order. The rollouts of a group share number and seed, also
-where ranks share the group; no two batches of a `rollout_func` share a name.
+where ranks share the group; no two batches of a `rollout_func` share a name. What is drawn in an
+evaluation follows from the place in it, never from the step: equal weights are judged equally.
 """
 
 import random
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.messages import Message, last_user_text
-from abut.trl.columns import dataset_columns
-from abut.trl.route import EnvRoute
+from abut.messages import Message, last_user_text, strange_block
+from abut.trl.columns import dataset_columns, removed_columns
+from abut.trl.route import ROUTE, EnvRoute
 
 
 class Tasks:
@@ -29,14 +31,16 @@ class Tasks:
         self._seed = seed
         self._system_prompt = system_prompt
         self._batches: Counter[str] = Counter()
+        self.run_id = ""
         self._next_group: dict[str, int] = {}
-        self._evaluation: tuple[int, int, int] | None = None
+        self._evaluation: tuple[int, ...] | None = None
 
     def of_batch(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
 
         Raises:
-            ValueError: a prompt is none, or its row names no environment.
+            ValueError: a prompt is none or holds more than text, its row names no environment, or
+                the trainer took a column out of it that abut reads.
         """
         generations = trainer.num_generations
         if mode == "eval":
@@ -44,11 +48,14 @@ class Tasks:
         # A rank's slice may cut a group, so groups are counted over all ranks.
         offset = trainer.accelerator.process_index * len(prompts)
         step = trainer.state.global_step
+        self.run_id = self.run_id or _run_id(trainer)
         batch = self._name_batch(mode, step)
         groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
         first_group = self._first_group(mode, trainer, groups)
         tasks = []
         rows = dataset_columns(trainer, prompts)
+        removed = removed_columns(trainer, mode, rows[0]) if rows else ()
+        self._refuse_removed(removed)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
             messages, seed, row = self._start(prompt, index)
             columns = _joined(dataset_row, row) | {"prompt": prompt}
@@ -56,31 +63,49 @@ class Tasks:
             if columns.get("seed") is not None:
                 seed = str(columns["seed"])
             group = (offset + index) // generations
+            drawn_by, sample_key = f"{batch}/{group}", f"{batch}-{offset + index}"
+            if mode == "eval":
+                drawn_by = f"eval/{first_group + group}"
+                sample_key = f"{drawn_by}/{(offset + index) % generations}"
             tasks.append(
                 RolloutTask(
                     index=index,
-                    rollout_id=f"{batch}-{offset + index}",
+                    rollout_id=f"{batch}-{offset + index}-{self.run_id}",
                     make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
                     messages=messages,
                     seed=seed,
-                    episode_seed=_episode_seed(self._seed, batch, group),
+                    episode_seed=_episode_seed(self._seed, drawn_by),
                     columns=columns,
                     group=first_group + group,
+                    place=(offset + index) % generations,
+                    sample_key=sample_key,
+                    removed_columns=removed,
                 )
             )
         return tasks
+
+    def _refuse_removed(self, removed: Sequence[str]) -> None:
+        for name in ("seed", *[ROUTE] * self.route.is_by_name):
+            if name in removed:
+                raise ValueError(
+                    f"the dataset has a column {name!r}, which the trainer took out of its rows: "
+                    "GRPOConfig(remove_unused_columns=True)\n"
+                    "hint: leave that out; False is GRPOConfig's own"
+                )
 
     def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
         """The number of a batch's first group, on all ranks the same.
 
         In training the numbers go on from batch to batch, in a resumed run from about where they
-        were. Each evaluation begins at 0: it is compared with the others. The trainer logs at the
-        end of each, so the batches of one are those between which nothing was logged.
+        were. Each evaluation begins at 0: it is compared with the others. `evaluate` logs at its
+        end, and `predict`, which does not, has a data loader of its own: the batches of one are
+        those between which neither changed.
         """
         step: int = trainer.state.global_step
         first = self._next_group.get(mode, step * groups)
         if mode == "eval":
-            evaluation = (id(trainer), step, len(trainer.state.log_history))
+            loader = getattr(getattr(trainer, "callback_handler", None), "eval_dataloader", None)
+            evaluation = (id(trainer), step, len(trainer.state.log_history), id(loader))
             if evaluation != self._evaluation:
                 first = 0
             self._evaluation = evaluation
@@ -90,8 +115,8 @@ class Tasks:
     def _name_batch(self, mode: str, step: int) -> str:
         """Name the batch by the trainer's step and how many this step has had, of any trainer.
 
-        So a resumed run repeats only the names of the steps that it takes again. All ranks get
-        their batches in the same order, so they agree on the name.
+        All ranks get their batches in the same order, so they agree on the name. A resumed run
+        takes steps again: only with the run's id is a rollout's name its own.
         """
         name = f"{mode}-{step}"
         nth = self._batches[name]
@@ -111,6 +136,12 @@ class Tasks:
                 'messages, {"role": …, "content": …}\n'
                 "hint: see the dataset's column `prompt`"
             )
+        for message in prompt:
+            if (block := strange_block(message.get("content"))) is not None:
+                raise ValueError(
+                    f"prompt {index} has content of the type {block!r}, and abut is text only\n"
+                    "hint: leave out rows with images and the like, or write in text what they show"
+                )
         messages = [dict(message) for message in prompt]
         row: Mapping[str, Any] = {}
         if messages and isinstance(messages[-1].get("row"), Mapping):
@@ -121,6 +152,22 @@ class Tasks:
                 "hint: give one of the two"
             )
         return [*system, *messages], last_user_text(messages), row
+
+
+def _run_id(trainer: Any) -> str:
+    """An id for this start of this run, on all ranks the same."""
+    run_id = uuid.uuid4().hex[:8]
+    if trainer.accelerator.num_processes > 1 and _ranks_can_talk():
+        from accelerate.utils import broadcast_object_list
+
+        run_id = broadcast_object_list([run_id])[0]
+    return run_id
+
+
+def _ranks_can_talk() -> bool:
+    import torch
+
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,5 +183,5 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
-def _episode_seed(seed: int, batch: str, group: int) -> int:
-    return random.Random(f"{seed}/{batch}/{group}").getrandbits(31)
+def _episode_seed(seed: int, drawn_by: str) -> int:
+    return random.Random(f"{seed}/{drawn_by}").getrandbits(31)

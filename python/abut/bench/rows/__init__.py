@@ -16,6 +16,7 @@ from abut.bench.rows import (
     memory,
     open_text,
     pace,
+    records,
     rollouts,
     seam,
     stitch,
@@ -38,4 +39,5 @@ ROWS: dict[str, Measure] = {
     "engine_reply": engine_reply.measure,
     "load": load.measure,
     "memory": memory.measure,
+    "records": records.measure,
 }

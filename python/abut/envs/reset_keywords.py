@@ -1,0 +1,115 @@
+"""What `reset` gets besides the seed: the columns that it names.
+
+Invariant: a column that `reset` cannot do without, or that was taken out of the row, is an error
+that says what the row has; no environment is played with less than it asks for.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from abut.envs.foreign import env_attribute
+from abut.envs.task import RolloutTask
+from abut.errors import text_of
+
+
+class UnplayableRow(ValueError):
+    """A row that its environment cannot be played with: no failure of a rollout, but an end."""
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
+    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
+
+    Raises:
+        EnvError: the env cannot say.
+    """
+    offered = {**columns, "episode_seed": episode_seed}
+    reset = env_attribute(env, "reset")
+    for taken in ("seed", _seed_name(reset)):  # by position, whatever its name
+        offered.pop(taken, None)
+    return named_keywords(reset, offered)
+
+
+def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the offered a function takes by name; all of it where it takes any."""
+    parameters = _parameters(function)
+    if _takes_any(parameters):
+        return {name: value for name, value in offered.items() if isinstance(name, str)}
+    return {
+        parameter.name: offered[parameter.name]
+        for parameter in parameters
+        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in offered
+    }
+
+
+def check_removed(
+    reset: Callable[..., Any], name: str, task: RolloutTask, *, gets_seed: bool = True
+) -> None:
+    """Refuse a `reset` that takes a column which the trainer took out of the row.
+
+    Args:
+        reset: of an environment.
+        name: what errors call it.
+        task: has the row.
+        gets_seed: whether its first parameter is the seed, whatever that is called.
+
+    Raises:
+        UnplayableRow: names the column, and says how to keep it.
+    """
+    parameters = _parameters(reset)
+    names = {parameter.name for parameter in parameters}
+    if gets_seed:
+        names.discard(_seed_name(reset))
+    taken = [column for column in task.removed_columns if column in names or _takes_any(parameters)]
+    if taken:
+        raise UnplayableRow(
+            f"{name} takes the column {taken[0]!r}, which the trainer took out of the dataset's "
+            "rows: GRPOConfig(remove_unused_columns=True)\n"
+            "hint: leave that out; False is GRPOConfig's own"
+        )
+
+
+def lacks_column(
+    reset: Callable[..., Any], name: str, task: RolloutTask, error: BaseException
+) -> UnplayableRow | None:
+    """What says that `reset` raised since its row lacks a column; None where it did not.
+
+    Only where the call itself failed: a decorator may fill in what a signature asks for.
+    """
+    if not isinstance(error, TypeError):
+        return None
+    said = text_of(error)
+    for parameter in _parameters(reset):
+        column = parameter.name
+        needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if needed and column not in task.columns and f"{column!r}" in said:
+            has = ", ".join(map(repr, task.columns)) or "none"
+            return UnplayableRow(
+                f"{name} needs the column {column!r}, which the row of prompt {task.index} does "
+                f"not have; its columns: {has}\n"
+                f"hint: add the column to the dataset, or prompt[-1]['row'][{column!r}], or give "
+                "the parameter a default"
+            )
+    return None
+
+
+def _seed_name(reset: Callable[..., Any]) -> str:
+    parameters = _parameters(reset)
+    return parameters[0].name if parameters and parameters[0].kind in _BY_POSITION else ""
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that Python cannot look into
+        return []
+
+
+def _takes_any(parameters: list[inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

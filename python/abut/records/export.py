@@ -1,0 +1,109 @@
+"""Records as data for other trainers: what `SFTTrainer` takes, prompts, or records to hand on."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from abut.records.schema import ROLLOUT, TOGETHER, import_pyarrow
+
+Kind = Literal["ids", "messages", "prompts", "records"]
+
+
+def export(
+    records: Iterable[Mapping[str, Any]], kind: Kind, *, without: Iterable[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows that records make.
+
+    Args:
+        records: as `read_records` yields them.
+        kind: `"ids"`: `input_ids` and `assistant_masks`, of which only sampled tokens are learnt;
+            `"messages"`: `messages`; `"prompts"`: `prompt` and the dataset's columns, each prompt
+            once; `"records"`: the records. Rollouts that failed or sampled nothing make no row of
+            the first two.
+        without: fields that are left out, `columns` and `traceback` say: answers and paths stand
+            in them.
+
+    Raises:
+        ValueError: `without` names what is no field.
+    """
+    left_out = _fields(without)
+    if kind == "prompts":
+        yield from _prompts(records, with_columns="columns" not in left_out)
+        return
+    for record in records:
+        if kind == "records":
+            yield {name: value for name, value in record.items() if name not in left_out}
+        elif record["error"] is None and record["completion_ids"]:
+            yield _ids(record) if kind == "ids" else {"messages": record["messages"]}
+
+
+def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, stdout: TextIO) -> int:
+    """Write them to a file, JSON lines or Parquet by its name, or to `stdout`; returns how many.
+
+    Raises:
+        FileExistsError: the file is there.
+        ValueError: its name ends in neither `.jsonl` nor `.parquet`.
+        MissingExtraError: Parquet, and pyarrow is not installed.
+    """
+    if out is None:
+        return _write_lines(rows, stdout)
+    if out.exists():
+        raise FileExistsError(f"{out} is there already\nhint: name a new file")
+    if out.suffix == ".parquet":
+        pyarrow = import_pyarrow()
+        table = pyarrow.Table.from_pylist(list(rows))
+        pyarrow.parquet.write_table(table, out, compression="zstd")
+        return int(table.num_rows)
+    if out.suffix != ".jsonl":
+        raise ValueError(f"{out}: expected a name that ends in .jsonl or .parquet")
+    with out.open("x", encoding="utf-8", errors="replace") as file:
+        return _write_lines(rows, file)
+
+
+def _write_lines(rows: Iterable[dict[str, Any]], file: TextIO) -> int:
+    count = 0
+    for row in rows:
+        file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        count += 1
+    return count
+
+
+def _fields(without: Iterable[str]) -> set[str]:
+    left_out = {field for name in without for field in TOGETHER.get(name, (name,))}
+    if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "advantage"}):
+        raise ValueError(
+            f"a record has no field {strange[0]!r}\nhint: docs/records.md has those that there are"
+        )
+    return left_out
+
+
+def _ids(record: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = record["prompt_ids"]
+    return {
+        "input_ids": [*prompt, *record["completion_ids"]],
+        "assistant_masks": [0] * len(prompt) + list(record["env_mask"]),
+    }
+
+
+def _prompts(
+    records: Iterable[Mapping[str, Any]], *, with_columns: bool
+) -> Iterator[dict[str, Any]]:
+    seen: set[str] = set()
+    for record in records:
+        columns = dict(record["columns"] or {})
+        prompt = columns.pop("prompt", None) or _opening(record["messages"])
+        row = {"prompt": prompt, **(columns if with_columns else {})}
+        key = json.dumps(row, sort_keys=True, default=str)
+        if prompt and key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _opening(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    opening = []
+    for message in messages:
+        if message["role"] == "assistant":
+            break
+        opening.append(message)
+    return opening

@@ -1,0 +1,122 @@
+"""Which records are meant: `reward<0.5 step:100 error:timeout turns>3`.
+
+All words must hold. `:` is "is" for a number and "has in it" for a text; `none` is what is absent.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from abut.messages import texts_of
+
+Record: TypeAlias = Mapping[str, Any]
+Filter: TypeAlias = Callable[[Record], bool]
+
+_NUMBERS: dict[str, Callable[[Record], Any]] = {
+    **{
+        name: operator.itemgetter(name)
+        for name in (
+            *("reward", "advantage", "step", "group", "place", "rank", "attempts", "seconds"),
+            *("episode_seed", "time"),
+        )
+    },
+    "turns": lambda record: len(record["turns"]),
+    "tokens": lambda record: len(record["prompt_ids"] or ()) + len(record["completion_ids"]),
+    "completion_tokens": lambda record: len(record["completion_ids"]),
+    "sampled_tokens": lambda record: sum(record["env_mask"]),
+}
+_TEXTS: dict[str, Callable[[Record], Any]] = {
+    **{
+        name: operator.itemgetter(name)
+        for name in ("error", "mode", "stop_reason", "rollout_id", "run_id", "seed", "traceback")
+    },
+    "text": lambda record: "\n".join(
+        t for message in record["messages"] for t in texts_of(message)
+    ),
+}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ":": operator.eq,
+}
+_WORD = re.compile(r"([a-z_]+(?:\.[^<>=!:]+)?)(<=|>=|!=|<|>|=|:)(.*)", re.DOTALL)
+_HINT = (
+    "hint: write NAME and a value with one of : = != < <= > >= between them; names are "
+    f"{', '.join([*_NUMBERS, *_TEXTS])}, rewards.FUNCTION and columns.COLUMN"
+)
+
+
+def parse_filter(words: str) -> Filter:
+    """The filter that these words are, parted by spaces; none of them lets everything pass.
+
+    Raises:
+        ValueError: a word is none; says which, and what there is.
+    """
+    tests = [_test(word) for word in words.split()]
+    return lambda record: all(test(record) for test in tests)
+
+
+def _test(word: str) -> Filter:
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise ValueError(f"{word!r} is no condition on a record\n{_HINT}")
+    name, sign, wanted = match.groups()
+    of, is_number = _getter(name, word)
+    if wanted == "none":
+        if sign in ("=", ":", "!="):
+            return lambda record: (of(record) is None) is (sign != "!=")
+        raise ValueError(f"{word!r} compares with none\nhint: {name}:none or {name}!=none")
+    if is_number is None:
+        is_number = _number(wanted) is not None
+    if not is_number:
+        return _text_test(of, sign, wanted, word)
+    number = _number(wanted)
+    if number is None:
+        raise ValueError(f"{word!r}: {name} is a number, and {wanted!r} is none\n{_HINT}")
+    compare = _COMPARE[sign]
+
+    def test(record: Record) -> bool:
+        value = of(record)
+        if isinstance(value, int | float):
+            return compare(value, number)
+        return sign == "!="
+
+    return test
+
+
+def _text_test(of: Callable[[Record], Any], sign: str, wanted: str, word: str) -> Filter:
+    if sign == ":":
+        return lambda record: wanted.casefold() in str(_or_empty(of(record))).casefold()
+    if sign not in ("=", "!="):
+        raise ValueError(f"{word!r} orders texts\nhint: texts take : = and !=")
+    return lambda record: (str(_or_empty(of(record))) == wanted) is (sign == "=")
+
+
+def _getter(name: str, word: str) -> tuple[Callable[[Record], Any], bool | None]:
+    """What a name stands for, and whether it is a number; None: that depends."""
+    if name in _NUMBERS:
+        return _NUMBERS[name], True
+    if name in _TEXTS:
+        return _TEXTS[name], False
+    field, _, key = name.partition(".")
+    if field == "rewards" and key:
+        return lambda record: (record["rewards"] or {}).get(key), True
+    if field == "columns" and key:
+        return lambda record: (record["columns"] or {}).get(key), None
+    raise ValueError(f"{word!r}: a record has no {name!r}\n{_HINT}")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _or_empty(value: Any) -> Any:
+    return "" if value is None else value

@@ -1,0 +1,98 @@
+"""Records, read again: of files and folders, of both forms, with the scores that belong to them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from abut.records.record import from_record
+from abut.records.recorder import scores_path
+from abut.records.schema import SCHEMA_VERSION, import_pyarrow
+
+_HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
+
+
+def read_records(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a file, a folder, or several of them.
+
+    Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are as
+    they were, not as text. `rewards` and `advantage` are those of the scores beside it, None where
+    there are none. A last line that a killed process left is passed over.
+
+    Raises:
+        ValueError: a line or file holds no record; names it.
+        FileNotFoundError: there is no such file or folder.
+        MissingExtraError: it is a folder, and pyarrow is not installed.
+    """
+    several = [path] if isinstance(path, str | os.PathLike) else path
+    for one in map(Path, several):
+        scores = _scores(scores_path(one))
+        for record in _rows(one):
+            yield from_record(record) | scores.get(record["rollout_id"], _UNSCORED)
+
+
+_UNSCORED: dict[str, Any] = {"rewards": None, "advantage": None}
+
+
+def _scores(path: Path) -> dict[str, dict[str, Any]]:
+    """By rollout; where one has several, the last."""
+    if not path.exists():
+        return {}
+    return {
+        row["rollout_id"]: {
+            "rewards": {entry["name"]: entry["value"] for entry in row["rewards"]},
+            "advantage": row["advantage"],
+        }
+        for row in _rows(path)
+    }
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.is_dir() or path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    else:
+        yield from _json_rows(path)
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    pyarrow = import_pyarrow()
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path}: no records, the folder has no Parquet file\n{_HINT}")
+    for file in files:
+        try:
+            parquet = pyarrow.parquet.ParquetFile(file)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{file}: not a file of records: {error}\n{_HINT}") from None
+        with parquet:
+            if "schema_version" not in parquet.schema_arrow.names:
+                raise ValueError(f"{file}: not a file of records\n{_HINT}")
+            for batch in parquet.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    _check_version(row["schema_version"], str(file))
+                    yield row
+
+
+def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                version = row["schema_version"]
+            except (ValueError, KeyError, TypeError):
+                if number > 1 and not line.endswith("\n"):
+                    return  # a process was killed while it wrote, or one writes now
+                raise ValueError(f"{path}:{number}: not a record of a rollout\n{_HINT}") from None
+            _check_version(version, f"{path}:{number}")
+            yield row
+
+
+def _check_version(version: Any, where: str) -> None:
+    if version not in (1, SCHEMA_VERSION):
+        raise ValueError(
+            f"{where}: schema_version {version!r}, this abut reads 1 to {SCHEMA_VERSION}\n"
+            "hint: pip install --upgrade abut"
+        )

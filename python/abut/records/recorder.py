@@ -1,0 +1,300 @@
+"""What keeps rollouts: JSON lines, or a folder of Parquet files.
+
+Invariant: a reader never sees a part of a line that ends, nor a part of a file, whenever the
+writing process was killed.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from abut.records.record import to_record, with_arrays
+from abut.records.schema import ROLLOUT, SCORES, Type, arrow_schema, import_pyarrow
+from abut.rollout.rollout import Rollout
+
+Path_ = str | os.PathLike[str]
+
+
+class Recorder(Protocol):
+    """What keeps rollouts.
+
+    One may also have `flush()`, called when a batch is over, and `write_scores(records)`, which
+    gets the fields of `docs/records.md` for rollouts that were written before.
+    """
+
+    def write(self, rollout: Rollout, /, **extra: Any) -> None:
+        """Keep one rollout; `extra` says where it belongs, in fields of a record."""
+        ...
+
+
+def recorder_at(path: Path_) -> "JsonlRecorder | ParquetRecorder":
+    """The recorder for a path: JSON lines where it ends in `.jsonl`, else a folder of Parquet.
+
+    Raises:
+        MissingExtraError: it is a folder, and pyarrow is not installed.
+    """
+    return JsonlRecorder(path) if Path(path).suffix == ".jsonl" else ParquetRecorder(path)
+
+
+def scores_path(path: Path_) -> Path:
+    """Where the scores of the records at `path` are: beside them."""
+    path = Path(path)
+    if path.suffix == ".jsonl":
+        return path.with_suffix(".scores.jsonl")
+    return path.with_name(f"{path.name}.scores")
+
+
+class JsonlRecorder:
+    """Appends one line for each rollout to a file; its folder is made where it is missing.
+
+    Processes may share the file. What a killed one left of a line goes before the next is written.
+    """
+
+    def __init__(self, path: Path_) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, rollout: Rollout, /, **extra: Any) -> None:
+        """Append one rollout.
+
+        Raises:
+            TypeError: `extra` holds what is no field of a record.
+            ValueError: a number of it is NaN or infinite, which JSON has not.
+        """
+        _append(self.path, [to_record(rollout, **extra)])
+
+    def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append scores, to a file beside this one."""
+        _append(scores_path(self.path), records)
+
+
+class ParquetRecorder:
+    """Writes a folder of Parquet files: one for each batch that is flushed, whole or absent.
+
+    Rollouts that belong to no step are written without a flush too: so many together, or when the
+    first of them is so old.
+    """
+
+    def __init__(
+        self, path: Path_, *, rollouts_per_file: int = 256, seconds_per_file: float = 60.0
+    ) -> None:
+        """Make the folder where it is missing.
+
+        Args:
+            path: the folder.
+            rollouts_per_file: of those without a step.
+            seconds_per_file: for those without a step.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            ValueError: `path` is a file, or a limit is not above 0.
+        """
+        import_pyarrow()
+        if rollouts_per_file < 1 or not seconds_per_file > 0:
+            raise ValueError(
+                f"rollouts_per_file={rollouts_per_file!r}, seconds_per_file={seconds_per_file!r}: "
+                "expected at least 1, and seconds above 0"
+            )
+        self.path = Path(path)
+        if self.path.is_file():
+            raise ValueError(
+                f"{self.path} is a file, and records in Parquet are a folder\n"
+                "hint: name a folder, or a file that ends in .jsonl for JSON lines"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._rollouts_per_file = rollouts_per_file
+        self._seconds_per_file = seconds_per_file
+        self._lock = threading.Lock()
+        self._waiting: list[dict[str, Any]] = []
+        self._files = 0
+        self._timer: threading.Timer | None = None
+
+    def write(self, rollout: Rollout, /, **extra: Any) -> None:
+        """Keep one rollout for the next file.
+
+        Raises:
+            TypeError: `extra` holds what is no field of a record.
+            FileExistsError: as `flush`.
+        """
+        record = with_arrays(rollout, **extra)
+        with self._lock:
+            self._waiting.append(record)
+            if record["step"] is not None:
+                return
+            full = len(self._waiting) >= self._rollouts_per_file
+            if not full and self._timer is None:
+                self._timer = threading.Timer(self._seconds_per_file, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+        if full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write a file of those that wait.
+
+        Raises:
+            FileExistsError: there is a file of that name.
+        """
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._waiting:
+                path = self.path / self._name(self._waiting[0])
+                _write_file(path, self._waiting, ROLLOUT)
+                self._waiting = []  # only now: what could not be written waits for the next time
+
+    def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write a file of scores, in a folder beside this one.
+
+        Raises:
+            FileExistsError: there is a file of that name.
+        """
+        if not records:
+            return
+        with self._lock:
+            folder = scores_path(self.path)
+            folder.mkdir(exist_ok=True)
+            name = f"{_slug(records[0]['rollout_id'])}.parquet"
+            _write_file(folder / name, records, SCORES)
+
+    def _name(self, first: Mapping[str, Any]) -> str:
+        """By step, rank and run; in the order of steps, or of time where there are none."""
+        self._files += 1
+        when = f"{int(first['time']):012d}" if first["step"] is None else f"{first['step']:08d}"
+        rank = first["rank"] or 0
+        run = _slug(first["run_id"] or f"pid{os.getpid()}")
+        return f"{when}-{first['mode'] or 'play'}-{run}-rank{rank:04d}-{self._files:06d}.parquet"
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
+def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append lines, whole ones, behind whole ones."""
+    # JSON has no NaN or infinity: a record that holds one is a defect, not a value.
+    lines = [json.dumps(r, ensure_ascii=False, allow_nan=False, default=str) for r in records]
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+    with path.open("a+b", buffering=0) as file, _locked(file):
+        end = file.seek(0, os.SEEK_END)
+        if end and _byte_before(file, end) != b"\n":
+            file.truncate(_last_line(file, end))
+        while data:  # one call is enough unless the disk is full, which raises with the next
+            data = data[file.write(data) :]
+
+
+def _last_line(file: Any, end: int) -> int:
+    """Where the last line begins."""
+    while end > 0:
+        begin = max(0, end - 65536)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return int(begin + found + 1)
+        end = begin
+    return 0
+
+
+def _byte_before(file: Any, end: int) -> bytes:
+    file.seek(end - 1)
+    return bytes(file.read(1))
+
+
+class _locked:
+    """Holds the lock of a file that processes share; where there are none, it is one's own."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._do("LOCK_EX")
+
+    def __exit__(self, *_: object) -> None:
+        self._do("LOCK_UN")
+
+    def _do(self, what: str) -> None:
+        with suppress(ImportError, OSError):  # Windows, and file systems without locks
+            import fcntl
+
+            fcntl.flock(self._file, getattr(fcntl, what))
+
+
+def _write_file(
+    path: Path, records: Sequence[Mapping[str, Any]], fields: Mapping[str, Type]
+) -> None:
+    pyarrow = import_pyarrow()
+    schema = arrow_schema(fields)
+    try:
+        table = _table(records, schema)
+    except UnicodeEncodeError:  # half a surrogate pair
+        table = _table(_each_text(list(records), _whole), schema)
+    # Hidden, and of another name: whatever reads the folder meanwhile passes it over.
+    begun = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with begun.open("xb") as file:
+            pyarrow.parquet.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        _publish(begun, path)
+    finally:
+        begun.unlink(missing_ok=True)
+
+
+def _table(records: Sequence[Mapping[str, Any]], schema: Any) -> Any:
+    pyarrow = import_pyarrow()
+    columns = []
+    for field in schema:
+        values = [record[field.name] for record in records]
+        if any(isinstance(value, np.ndarray) for value in values):
+            columns.append(_list_column(values, field.type))
+        else:
+            columns.append(pyarrow.array(values, type=field.type))
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _list_column(values: Sequence[Any], type_: Any) -> Any:
+    """Lists of numbers, without an object for each."""
+    pyarrow = import_pyarrow()
+    lengths = [0 if value is None else len(value) for value in values]
+    ends = np.cumsum([0, *lengths]).tolist()
+    # A null is a list that begins nowhere.
+    begins = [None if value is None else end for value, end in zip(values, ends, strict=False)]
+    arrays = [np.asarray(value) for value in values if value is not None and len(value)]
+    numbers = pyarrow.array(np.concatenate(arrays), type=type_.value_type)
+    offsets = pyarrow.array([*begins, ends[-1]], type=pyarrow.int32())
+    return pyarrow.ListArray.from_arrays(offsets, numbers, type=type_)
+
+
+def _publish(begun: Path, path: Path) -> None:
+    """Give a file its name, unless there is one of that name."""
+    try:
+        os.link(begun, path)
+    except FileExistsError:
+        raise FileExistsError(
+            f"{path} is there already: nothing of it was changed\n"
+            "hint: let each run write into a folder of its own"
+        ) from None
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: nothing of it was changed") from None
+        begun.rename(path)
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _each_text(item, change) for key, item in value.items()}
+    return value

@@ -1,0 +1,106 @@
+"""What reward functions and TRL made of recorded rollouts.
+
+They are known only after the `rollout_func` has returned. Each reward function sees its own values,
+and none the advantages: TRL has no public door to all of them. They are read where its table of
+completions comes from, `trainer._logs`, which is private and holds the last batch of all ranks, in
+their order. Whatever is not there, in a TRL that keeps it elsewhere, is recorded as absent.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from abut.records.schema import SCHEMA_VERSION
+
+
+class _Batch(NamedTuple):
+    trainer: Any
+    rollout_ids: list[str]
+    run_id: str
+    before: list[Any]
+    """The completions that were there: the same objects are there until the batch is scored."""
+
+
+class Scores:
+    """Hands on the scores of one batch after the other.
+
+    Args:
+        write: gets them as records.
+    """
+
+    def __init__(self, write: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        self._write = write
+        self._batch: _Batch | None = None
+        self._followed: Any = None
+
+    def expect(self, trainer: Any, rollout_ids: list[str], run_id: str) -> None:
+        """Note this rank's rollouts, which TRL scores next."""
+        self._follow(trainer)
+        self._batch = _Batch(trainer, rollout_ids, run_id, _completions(trainer))
+
+    def collect(self) -> None:
+        """Write the scores of the batch that was noted, if it has been scored since."""
+        batch, self._batch = self._batch, None
+        if batch is None or not _is_scored(batch):
+            return
+        logs, count = batch.trainer._logs, len(batch.rollout_ids)
+        accelerator = batch.trainer.accelerator
+        ranks, rank = accelerator.num_processes, accelerator.process_index
+
+        def ours(of_all_ranks: Any) -> list[float | None]:
+            last = list(of_all_ranks or ())[-ranks * count :]
+            if len(last) < ranks * count:
+                return [None] * count
+            return [_finite(value) for value in last[rank * count : (rank + 1) * count]]
+
+        rewards = {name: ours(values) for name, values in (logs.get("rewards") or {}).items()}
+        advantages = ours(logs.get("advantages"))
+        now = round(time.time(), 3)
+        self._write(
+            [
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "run_id": batch.run_id,
+                    "rollout_id": rollout_id,
+                    "time": now,
+                    "rewards": [{"name": name, "value": v[k]} for name, v in rewards.items()],
+                    "advantage": advantages[k],
+                }
+                for k, rollout_id in enumerate(batch.rollout_ids)
+            ]
+        )
+
+    def _follow(self, trainer: Any) -> None:
+        """Be told when a step, an evaluation or training is over: no batch may follow."""
+        if self._followed is trainer or not hasattr(trainer, "add_callback"):
+            return
+        from transformers import TrainerCallback
+
+        collect = self.collect
+
+        class Collect(TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                collect()
+
+            on_evaluate = on_predict = on_train_end = on_step_end
+
+        trainer.add_callback(Collect())
+        self._followed = trainer
+
+
+def _completions(trainer: Any) -> list[Any]:
+    logs = getattr(trainer, "_logs", None) or {}
+    return list(logs.get("completion") or ())
+
+
+def _is_scored(batch: _Batch) -> bool:
+    now = _completions(batch.trainer)
+    pairs = itertools.zip_longest(batch.before, now)
+    return any(before is not after for before, after in pairs)
+
+
+def _finite(value: Any) -> float | None:
+    """None where a reward function had none, which TRL keeps as NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
