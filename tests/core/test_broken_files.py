@@ -7,6 +7,7 @@ quadratic once took hours for these files: the timeout of the suite is what woul
 import base64
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,3 +211,35 @@ def test_of_tokens_that_normalize_to_the_same_the_first_is_found() -> None:
     added = [{"content": spelled(index), "normalized": True} for index in range(MANY)]
     tokenizer = abut.Tokenizer.from_str(file(None, *added, normalizer={"type": "Lowercase"}))
     assert tokenizer.encode(spelled(9)).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("json", "reason"),
+    [
+        (file({"?": 0, "a": 2**32 - 1}), 'the token "a" has id 4294967295'),
+        (file(unigram("a" * 10**6)), "piece 1 of the model has 1000000 bytes"),
+        (file(bpe({}, ["a", "b"])), "model: the vocabulary and the merges contradict"),
+    ],
+)
+def test_transformers_never_sees_a_broken_file(json: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
+    with pytest.raises(TokenizerError) as raised:
+        abut.Tokenizer.from_pretrained(tmp_path)
+    assert str(raised.value).startswith(
+        f"{tmp_path}/tokenizer.json: not a tokenizer.json: {reason}"
+    )
+
+
+def test_a_panic_of_the_tokenizers_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    panicking = file(normalizer={"type": "Precompiled", "precompiled_charsmap": "!"})
+
+    def load(name: str, **_: Any) -> Any:
+        return tokenizers.Tokenizer.from_str(panicking)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    with pytest.raises(TokenizerError, match=r"^owner/model: the tokenizers package panicked at"):
+        abut.Tokenizer.from_pretrained("owner/model")
