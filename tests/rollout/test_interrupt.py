@@ -106,7 +106,7 @@ def test_in_a_model_of_this_process(stage: Stage, hanging: Hanging) -> None:
     closed: list[Any] = []
     envs = [env(close=lambda self: closed.append(self))] * 4
     interrupt(stage, Slow(stage.says()), envs, hanging.begun.is_set)
-    assert len(closed) == 4
+    assert eventually(lambda: len(closed) == 4)
 
 
 @pytest.mark.parametrize("fault", [hang, BUSY], ids=["sample", "retry"])
@@ -119,7 +119,7 @@ def test_while_a_server_is_waited_for(stage: Stage, fault: Any) -> None:
         interrupt(stage, sampler, envs, lambda: len(server.requests) >= 1)
         assert eventually(lambda: server.hanging == 0)
     assert eventually(lambda: not own_threads()), own_threads()
-    assert len(closed) == 4
+    assert eventually(lambda: len(closed) == 4)
 
 
 def test_while_a_server_is_looked_for(stage: Stage) -> None:

@@ -280,6 +280,16 @@ def restart(on_restart: Any) -> Any:
             second.__exit__()
 
 
+def test_who_waits_for_requests_in_flight_notices_that_all_are_answered(server: FakeServer) -> None:
+    async def run() -> bool:
+        async with VLLMServerSampler(server.url) as sampler:
+            waiting = asyncio.ensure_future(sampler.sample(request()))
+            await waiting
+            return await in_flight(server.url, [waiting])
+
+    assert asyncio.run(run()) is False
+
+
 def test_a_server_that_is_started_again_goes_on_with_a_warning(caplog: Any) -> None:
     url, sample = restart("resume")
     assert sample.ids.tolist() == [26, 27, 28, 29]

@@ -100,9 +100,10 @@ def test_a_failed_rollout_carries_no_weight_and_the_step_goes_on(run: Any) -> No
         for first in range(0, len(advantages), 4):
             rows = [i for i in range(first, first + 4) if i != k]
             rewards = np.array([output["env_reward"][i] for i in rows])
-            # Rounded: the mean of equal rewards is not quite theirs.
-            above = np.round(rewards - rewards.mean(), 9)
-            assert np.sign([advantages[i] for i in rows]).tolist() == np.sign(above).tolist()
+            # Rounded: a reward that is the mean of all is not quite that, least in float32.
+            above = np.round(rewards - rewards.mean(), 4)
+            better = np.round([advantages[i] for i in rows], 4)
+            assert np.sign(better).tolist() == np.sign(above).tolist()
 
 
 def test_the_metrics_of_the_batch_are_logged(run: Any) -> None:
