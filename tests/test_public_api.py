@@ -333,6 +333,7 @@ trl_env.Tokenizer (protocol)
   processing_class
 trl_env.TransformerDecoderFactory(temperature, eos_token_set, max_completion_length)
   check_trainer(trainer)
+  make_decoder(trainer)
 trl_env.TransformerTokenizer(processing_class)
   decode(token_list)
   encode(text)

@@ -1,7 +1,9 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -93,3 +95,40 @@ def test_the_summary_names_what_it_measured():
     )
     few = dataclasses.replace(summary, steps=6)
     assert few.lines()[0] == "reward          0.100 (first 6 steps) -> 0.900 (last 6 of 6)"
+
+
+@pytest.mark.slow
+def test_where_stderr_is_no_terminal_each_tenth_step_is_a_line_and_no_bar_moves(tmp_path):
+    """With a model that is loaded, too, which transformers shows a bar for."""
+    from abut.demo.model import build_demo_model, load_demo_tokenizer
+
+    tokenizer = load_demo_tokenizer()
+    build_demo_model(tokenizer, DemoRecipe()).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    _, progress = abut_demo(
+        "--model", "model", "--env", "abut.envs:EchoEnv", "--steps", "12", "--batch", "8",
+        "--max-turn-tokens", "1", "--max-turns", "1", cwd=tmp_path,
+    )  # fmt: skip
+    steps = [line.split()[1] for line in progress.splitlines() if line.startswith("step ")]
+    assert steps == ["10", "12"]
+    assert "\r" not in progress
+    assert "it/s" not in progress
+    assert "step/s" not in progress
+
+
+@pytest.mark.slow
+def test_on_a_terminal_each_step_is_a_line_over_a_bar(tmp_path):
+    ours, theirs = pytest.importorskip("pty").openpty()
+    pytest.importorskip("termios").tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "abut.cli", "demo", "--steps", "2", "--batch", "8"]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=400
+    )
+    assert done.returncode == 0
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the other end is closed, and all is read
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    assert b"2/2 [" in shown
+    assert [line.split()[1] for line in done.stdout.splitlines()[:2]] == ["1", "2"]
