@@ -20,7 +20,6 @@ from abut.demo.model import build_demo_model, load_demo_tokenizer
 from abut.demo.recipe import DemoRecipe
 from abut.trl import env_reward, make_rollout_func
 
-
 if __name__ == "__main__":  # --help says what stands above
     formatter = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()

@@ -4,16 +4,19 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl", reason="abut demo needs the extra trl")
 
 from abut.cli.__main__ import main
-from abut.demo.recipe import DemoRecipe
+from abut.demo import recipe
+from abut.demo.recipe import LAST_REWARD, DemoRecipe
 from abut.demo.run import Summary, load_env
 from abut.records.record import read_records
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 ENV = """
 class Echo:
     def __init__(self):
@@ -38,8 +41,17 @@ def abut_demo(*arguments, cwd):
 @pytest.mark.slow
 def test_the_reward_really_rises(tmp_path):
     summary, _ = abut_demo(cwd=tmp_path)
-    assert summary["last_mean_reward"] >= summary["first_mean_reward"] + 0.3
+    lowest, highest = LAST_REWARD
+    assert summary["first_mean_reward"] < 0.01
+    assert lowest <= summary["last_mean_reward"] <= highest
     assert summary["seconds"] < 240
+
+
+def test_all_that_say_where_the_reward_ends_say_the_same():
+    lowest, highest = LAST_REWARD
+    row = next(line for line in README.splitlines() if "mean reward of the demo" in line)
+    assert f"0.00, then {lowest} to {highest}" in row
+    assert f"ends between {lowest} and {highest}" in recipe.__doc__
 
 
 @pytest.mark.slow
