@@ -7,6 +7,8 @@ The fixtures come from abut's pytest plugin. Hypothesis searches for a text or a
 breaks; what it finds is made small before it is shown.
 """
 
+import argparse
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,3 +29,10 @@ def test_texts_append_as_if_they_were_one(abut_tokenizer, abut_hf_tokenizer, dat
 def test_conversations_append_as_the_template_writes_them(abut_tokenizer, abut_hf_tokenizer, data):
     """Turn by turn, the ids are those of the chat template's full render."""
     assert_appendable(abut_hf_tokenizer, data.draw(conversations(abut_tokenizer, stripped=True)))
+
+
+if __name__ == "__main__":
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.parse_args()
+    parser.error("pytest runs this: see --help")

@@ -7,6 +7,7 @@ Needs no GPU and no network: the model is a small one with random weights. Three
 all is connected. To learn something, put in a model of yours, and leave out what is for the CPU.
 """
 
+import argparse
 import random
 import re
 import tempfile
@@ -18,6 +19,10 @@ from abut import RolloutConfig
 from abut.demo.model import build_demo_model, load_demo_tokenizer
 from abut.demo.recipe import DemoRecipe
 from abut.trl import env_reward, make_rollout_func
+
+if __name__ == "__main__":  # --help says what stands above
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
 
 
 class GuessTheDigit:

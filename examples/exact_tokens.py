@@ -5,6 +5,8 @@
 Needs NumPy only. The engine is a list of answers; the tokenizer is the one that ships with abut.
 """
 
+import argparse
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,4 +88,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
     main()

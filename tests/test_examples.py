@@ -96,6 +96,20 @@ def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
+@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST])
+def test_help_is_printed_and_nothing_is_run(name: str, tmp_path: Path) -> None:
+    if name in TRAINING:
+        pytest.importorskip("trl")
+    done = run(EXAMPLES / name, "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told, _, rest = done.stdout.partition("\n\n")
+    assert told.startswith(f"usage: {name} [-h]")
+    assert source(name).partition('"""')[2].splitlines()[0] in rest
+    assert "mean reward" not in rest.rpartition("options:")[2]
+    assert "tokens are trained" not in rest
+    assert not list(tmp_path.iterdir())
+
+
 def test_wordle_says_what_it_needs(trains: Any, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         trains("wordle_grpo.py", "--help")

@@ -264,6 +264,7 @@ audit.Audit
   template = None
   refused = None
   seams = ()
+  round_trips = ()
   content = None
   fuzz = None
   as_dict()
@@ -340,6 +341,7 @@ trl_env.Tokenizer (protocol)
   processing_class
 trl_env.TransformerDecoderFactory(temperature, eos_token_set, max_completion_length)
   check_trainer(trainer)
+  make_decoder(trainer)
 trl_env.TransformerTokenizer(processing_class)
   decode(token_list)
   encode(text)

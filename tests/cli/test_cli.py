@@ -69,11 +69,15 @@ def test_show_disarms_every_field_that_it_prints(tmp_path, tokenizer, capsys):
     assert len(forged) == 1  # in the text of the rollout, which comes last
 
 
-@pytest.mark.parametrize("changes", [{"schema_version": EVIL}, {"tokenizer": EVIL}])
-def test_an_error_of_the_command_line_disarms_what_it_quotes(tmp_path, tokenizer, capsys, changes):
+@pytest.mark.parametrize(
+    ("changes", "status"), [({"schema_version": EVIL}, 1), ({"tokenizer": EVIL}, 0)]
+)
+def test_an_error_of_the_command_line_disarms_what_it_quotes(
+    tmp_path, tokenizer, capsys, changes, status
+):
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(record(tokenizer, **changes)) + "\n")
-    assert main(["show", str(path)]) == 1
+    assert main(["show", str(path)]) == status
     err = capsys.readouterr().err
     assert "owned" in err
     assert [c for c in err if not c.isprintable() and c != "\n"] == []
@@ -106,10 +110,11 @@ def test_no_code_of_a_model_runs_and_nobody_is_asked(
     path.write_text(json.dumps(record(tokenizer, tokenizer=str(folder))) + "\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
-    assert main([command, str(path if command == "show" else folder)]) != 0
+    assert main([command, str(path if command == "show" else folder)]) == 2 * (command == "check")
     assert not ran.exists()
+    told = "check: " if command == "check" else "show: without its tokenizer: "
     assert capsys.readouterr().err == (
-        f"abut {command}: {folder}: its tokenizer is code that comes with the model\n"
+        f"abut {told}{folder}: its tokenizer is code that comes with the model\n"
         "hint: abut runs no code that comes with a model; where you trust it, load the tokenizer "
         "yourself with trust_remote_code=True, and pass the tokenizer\n"
     )

@@ -146,9 +146,29 @@ def test_every_batch_logs_the_same_names(called: Any) -> None:
 
 def test_what_a_table_needs_is_logged_where_a_table_is_kept() -> None:
     table: dict[str, list[Any]] = {}
-    extras = {"rollout_id": ("a", "b"), "error": (None, "E"), "messages": ([], [])}
+    stops, turns = ["env_done", "error"], [2, 0]
+    more = {"rollout_id": ("a", "b"), "error": (None, "E"), "messages": ([], [])}
+    extras = {"stop_reason": stops, "num_turns": turns, **more}
     env_reward([], env_reward=[0.5, None], log_extra=table.__setitem__, **extras)
-    assert table == {"rollout_id": ["a", "b"], "error": [None, "E"]}
+    assert table == {"stop_reason": stops, "num_turns": turns}
+
+
+def test_the_table_can_be_read_on_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    from trl.trainer.utils import print_prompt_completions_sample
+
+    monkeypatch.setenv("COLUMNS", "80")
+    table: dict[str, list[Any]] = {}
+    extras = {"num_turns": [3], "stop_reason": ["max_turns"], "error": [None], "rollout_id": ["a"]}
+    env_reward([], env_reward=[0.5], log_extra=table.__setitem__, **extras)
+    print_prompt_completions_sample(
+        ["You are a helpful agent."], ["crane"], {"env_reward": [0.5]}, [0.1], 7, None, table
+    )
+    shown = capsys.readouterr().out
+    for whole in ("Completion", "env_reward", "Advantage", "num_turns", "max_turns"):
+        assert whole in shown
 
 
 def test_no_rollouts_log_no_metrics() -> None:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(args: argparse.Namespace) -> Iterator[str]:
-    from abut.errors import AbutError
+    from abut.errors import AbutError, printable
     from abut.records.filter import parse_filter
     from abut.records.read import read_records
     from abut.records.show import list_records, load_tokenizer, pick_record, render, summarize
@@ -68,6 +68,6 @@ def _lines(args: argparse.Namespace) -> Iterator[str]:
         except (AbutError, OSError, ValueError) as error:
             if args.tokenizer:
                 raise
-            sys.stderr.write(f"abut show: its tokenizer {source!r} is not here: {error}\n")
+            sys.stderr.write(printable(f"abut show: without its tokenizer: {error}\n"))
     color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
     yield from render(record, tokenizer, color=color)

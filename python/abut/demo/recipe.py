@@ -1,13 +1,17 @@
 """How the demo trains, and why so: GRPO that gets from random weights to copying in a minute.
 
 The numbers belong together. They were found by running; a comment says what was tried instead, with
-the mean reward of its last ten steps. The recipe itself ends at 1.00 under seeds 0, 1 and 2.
+the mean reward of its last ten steps. The recipe itself ends between 0.7 and 1.0: mostly at 1.00,
+but one of the four symbols may come late, and without it the mean is 0.75.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from abut.envs import CopyRowEnv
+
+LAST_REWARD = (0.7, 1.0)
+"""Where the mean reward of the last ten steps lies, whatever the seed and the machine."""
 
 
 def _option(default: Any, text: str) -> Any:

@@ -20,6 +20,8 @@ from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 
 _FEW_STEPS = 10
+# Where nobody watches a bar: a log of a hundred steps is read, one of ten thousand is not.
+_LOGGED_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def run(
 ) -> Summary:
     """Train, print the reward of each step to `out`, and return the summary.
 
+    Where stderr is no terminal there are no progress bars, and each tenth step is printed.
+
     Args:
         recipe: how to train.
         model: a causal language model by name or folder; None builds the demo's.
@@ -132,6 +136,9 @@ def run(
     """
     began = time.monotonic() if began is None else began
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    watched = sys.stderr.isatty()
+    if not watched:  # read when the hub's package is imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     environment = recipe.env if env is None else load_env(env)
     try:
         import torch
@@ -144,6 +151,8 @@ def run(
     from abut.trl import env_reward, make_rollout_func
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    if not watched:
+        _turn_bars_off()
     if model is None:
         # More threads than one only wait for each other on matrices this small.
         torch.set_num_threads(1)
@@ -174,7 +183,7 @@ def run(
                 ),
                 recorder=str(records),
             ),
-            callbacks=[_progress(recipe.steps, rewards, out)],
+            callbacks=[_progress(recipe.steps, rewards, out, watched=watched)],
         )
         _remove_printer(trainer)
         trainer.train()
@@ -202,8 +211,17 @@ def summarize(records: Path, rewards: Mapping[int, float], seconds: float) -> Su
     )
 
 
-def _progress(steps: int, rewards: dict[int, float], out: TextIO) -> Any:
-    """A callback that keeps and prints the reward of each step, over a progress bar."""
+def _turn_bars_off() -> None:
+    """Those of models that are loaded and of datasets; TRL's own is off anyhow."""
+    import datasets
+    from transformers.utils import logging
+
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+
+
+def _progress(steps: int, rewards: dict[int, float], out: TextIO, *, watched: bool) -> Any:
+    """A callback that keeps and prints the reward of each step, over a bar where it is watched."""
     from tqdm.auto import tqdm
     from transformers import TrainerCallback
 
@@ -211,12 +229,15 @@ def _progress(steps: int, rewards: dict[int, float], out: TextIO) -> Any:
         bar: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.bar = tqdm(total=steps, desc="steps", unit="step")
+            self.bar = tqdm(total=steps, desc="steps", unit="step", disable=not watched)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "reward" in logs:
-                rewards[state.global_step] = logs["reward"]
-                tqdm.write(f"step {state.global_step:>4}  reward {logs['reward']:.3f}", file=out)
+                step = state.global_step
+                rewards[step] = logs["reward"]
+                if not watched and step % _LOGGED_STEPS and step != steps:
+                    return
+                tqdm.write(f"step {step:>4}  reward {logs['reward']:.3f}", file=out)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.bar.update()

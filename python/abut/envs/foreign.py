@@ -7,7 +7,7 @@ its methods did what, and what to do; `SystemExit` of an environment ends no tra
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
@@ -234,8 +234,12 @@ def env_alive(env: Any) -> bool:
     )
 
 
-def env_reward_value(env: Any) -> float | None:
+def env_reward_value(env: Any, on_nan: Callable[[], None] | None = None) -> float | None:
     """Return the env's reward; None where it is None or NaN: no score.
+
+    Args:
+        env: has the reward.
+        on_nan: called where it is NaN, which few mean.
 
     Raises:
         EnvError: the reward is no number, or infinite.
@@ -257,7 +261,11 @@ def env_reward_value(env: Any) -> float | None:
             f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
             "set it to None for an episode without a score",
         )
-    return None if math.isnan(value) else value
+    if not math.isnan(value):
+        return value
+    if on_nan is not None:
+        on_nan()
+    return None
 
 
 def _with_methods(env: Any, source: str) -> Env | AsyncEnv:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from abut.pickling import stays
 from abut.records.record import to_record, with_arrays
 from abut.records.schema import ROLLOUT, SCORES, Type, arrow_schema, import_pyarrow
 from abut.rollout.rollout import Rollout
@@ -74,6 +75,7 @@ class JsonlRecorder:
         _append(scores_path(self.path), records)
 
 
+@stays("it holds rollouts that wait for their file", hint="make one there, of the same path")
 class ParquetRecorder:
     """Writes a folder of Parquet files: one for each batch that is flushed, whole or absent.
 

@@ -36,6 +36,7 @@ from abut.processor import PartsProcessor
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.failures import Failures
+from abut.rollout.notices import Notices
 from abut.rollout.progress import Progress
 from abut.rollout.rollout import Rollout
 from abut.samplers.in_process import serve
@@ -63,6 +64,7 @@ class Batch:
         env_loop: for asynchronous environments; it outlives the batch.
         env_slots: for calls of environments.
         failures: what failed so far.
+        notices: what is said once.
         ended: the rollouts that ended, in the order in which they did.
         closes_hang: whether environments that were closed have not returned.
     """
@@ -80,12 +82,14 @@ class Batch:
         progress: bool,
         closes_hang: bool,
         logged_failures: set[str],
+        notices: Notices,
     ) -> None:
         self.tokenizer = tokenizer
         self.config = config
         self.env_loop = env_loop
         self.closes_hang = closes_hang
         self.failures = Failures(logged_failures)
+        self.notices = notices
         self.ended: list[Rollout] = []
         self.env_slots = Slots(config.max_env_steps)
         # Asked once: a look at a protocol costs as much as an append.

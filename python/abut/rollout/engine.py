@@ -19,6 +19,7 @@ from abut.processor import PartsProcessor
 from abut.rollout.batch import AnySampler, Batch
 from abut.rollout.config import RolloutConfig
 from abut.rollout.episode import Episode
+from abut.rollout.notices import Notices
 from abut.rollout.rollout import Rollout
 
 # What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
@@ -64,6 +65,7 @@ class Engine:
         self._env_loop = KeptLoop("abut-env-loop")
         self._closes_hang = False
         self._logged_failures: set[str] = set()
+        self._notices = Notices()
         self._unended: Batch | None = None
 
     def run(
@@ -99,6 +101,7 @@ class Engine:
             progress=self._progress,
             closes_hang=self._closes_hang,
             logged_failures=self._logged_failures,
+            notices=self._notices,
         )
         try:
             rollouts = batch.run(functools.partial(self._play, batch))
@@ -110,6 +113,8 @@ class Engine:
                 for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
         batch.failures.judge(rollouts, self.config.max_failed_frac)
+        max_turns = self.config.max_turns
+        self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
         return rollouts
 
     def _wait_for_interrupted(self) -> None:

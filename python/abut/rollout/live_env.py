@@ -161,14 +161,14 @@ class LiveEnv:
         def score() -> float | None:
             returned = self._call_env("score_episode", messages)
             check_no_awaitable(self._env, "score_episode", returned)
-            return env_reward_value(self._env)
+            return self._reward()
 
         if self._thread is not None:
             return self._on_own_thread(score)
         return self._on_loop(
             "score_episode",
             lambda: self._env.score_episode(messages),
-            lambda *_: env_reward_value(self._env),
+            lambda *_: self._reward(),
         )
 
     def where(self, method: str) -> str:
@@ -242,8 +242,12 @@ class LiveEnv:
         """What `step` said, asked of the environment where it lives."""
         self._env, reply = check_reply(self._env, "step", returned)
         self._scores_episode = env_attribute(self._env, "score_episode") is not None
-        reward = env_reward_value(self._env)
+        reward = self._reward()
         return Answer(_messages_of(reply), env_alive(self._env), reward, seconds)
+
+    def _reward(self) -> float | None:
+        env = type(self._env).__name__
+        return env_reward_value(self._env, lambda: self._batch.notices.nan_reward(env))
 
     def _call_env(self, method: str, /, *args: Any, **keywords: Any) -> Any:
         try:

@@ -26,6 +26,7 @@ from abut.samplers.turns import StreamSampler
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.tools.environment_factory import environments_of
+from abut.trl.end_tokens import check_end_tokens
 from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument, EnvRoute
 from abut.trl.rows import rows_of
@@ -185,6 +186,7 @@ class RolloutFunc:
         processor, for_task = bind_all(
             self._tasks.route.kinds, functools.partial(self._processor_with, trainer, hf_tokenizer)
         )
+        check_end_tokens(trainer, hf_tokenizer, processor.close_token_id, stacklevel=3)
         eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
         context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
         sampler = self._sampler

@@ -64,6 +64,18 @@ class DecoderSettings:
         self.eos_token_set = eos_token_set
         self.max_completion_length = max_completion_length
 
+    def make_decoder(self, trainer: Any) -> RolloutDecoder:
+        """What `rollout` takes, where there is one.
+
+        Raises:
+            TypeError: these settings are for the trainer's own engine.
+        """
+        raise TypeError(
+            f"{type(self).__name__} makes no decoder: make_rollout_func samples with the trainer's "
+            "engine\nhint: for rollout(…), TransformerDecoderFactory(…).make_decoder(trainer), or "
+            "an object of your own with generate(input_ids)"
+        )
+
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a trainer that would compute other logprobs.
 

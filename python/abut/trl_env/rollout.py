@@ -1,17 +1,101 @@
-"""trl-env's `make_rollout_func` and `make_reward_func`, over abut's engine."""
+"""trl-env's `rollout`, `make_rollout_func` and `make_reward_func`, over abut's engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import abut.trl
+from abut._native import Tokenizer as NativeTokenizer
 from abut.envs.env import Env
+from abut.envs.task import RolloutTask
+from abut.messages import texts_of
 from abut.processor import Processor
 from abut.rollout.config import RolloutConfig
-from abut.trl_env.decoder import DecoderSampler, DecoderSettings, RolloutDecoderFactory
+from abut.rollout.engine import Engine
+from abut.trl_env.decoder import (
+    DecoderSampler,
+    DecoderSettings,
+    RolloutDecoder,
+    RolloutDecoderFactory,
+)
 from abut.trl_env.processor import parts_processor
 from abut.trl_env.tokenizer import Tokenizer
 
 Columns: TypeAlias = dict[str, list[Any]]
+
+
+@dataclass
+class RolloutState:
+    """What came of one rollout."""
+
+    initial_length: int
+    """So many tokens of the conversation are the prompt."""
+    conversation: list[int]
+    """The ids of prompt and completion; the last one was sampled."""
+    env_mask: list[int]
+    """1 for each sampled token of the completion."""
+    logprobs: list[float]
+    """One for each token of the completion."""
+    reward: float | None
+
+
+def rollout(
+    processor: Processor,
+    tokenizer: Tokenizer,
+    decoder: RolloutDecoder,
+    env: Env,
+    system_prompt: str,
+    max_conversation_length: int,
+    seed: str,
+    conversation_logger: Callable[[str, str], None] | None = None,
+) -> RolloutState:
+    """Play one episode without a trainer, to see what a policy does.
+
+    Args:
+        processor: one of the presets, or your own.
+        tokenizer: holds the tokenizer of the decoder's model.
+        decoder: samples the turns: your own, or `TransformerDecoderFactory(…).make_decoder(…)`.
+        env: plays it; it is reset first.
+        system_prompt: begins the conversation.
+        max_conversation_length: tokens of prompt and completion.
+        seed: for `reset`.
+        conversation_logger: gets role and text of each message, once the episode is over.
+
+    Raises:
+        TypeError: `tokenizer` holds no tokenizer.
+        TemplateError: the processor's end of a turn is no token.
+        RolloutError: the environment failed.
+        SamplerError: the decoder did.
+    """
+    hf_tokenizer = _held(tokenizer)
+    sampler = DecoderSampler()
+    sampler.decoder = decoder
+    engine = Engine(
+        NativeTokenizer.from_pretrained(hf_tokenizer),
+        parts_processor(processor, hf_tokenizer, ()),
+        sampler,
+        RolloutConfig(
+            max_turns=max_conversation_length,  # each takes a token, so tokens are the limit
+            max_context_tokens=max_conversation_length,
+            retries=0,
+            on_failure="raise",
+        ),
+    )
+    system = {"role": "system", "content": system_prompt}
+    task = RolloutTask(0, "rollout", lambda: env, [system], seed, 0)
+    (played,) = engine.run([task])
+    for message in played.messages if conversation_logger is not None else ():
+        conversation_logger(message["role"], "".join(texts_of(message)))  # type: ignore[misc]
+    columns = played.columns
+    prompt_ids = played.prompt_ids if columns is None else columns.prompt_ids
+    prompt = [] if prompt_ids is None else [int(i) for i in prompt_ids]
+    return RolloutState(
+        len(prompt),
+        prompt + ([] if columns is None else columns.completion_ids.tolist()),
+        [] if columns is None else columns.env_mask.tolist(),
+        [] if columns is None else columns.logprobs.tolist(),
+        played.reward,
+    )
 
 
 def make_rollout_func(
@@ -37,12 +121,7 @@ def make_rollout_func(
         TypeError: `tokenizer` holds no tokenizer, or `env_factory` makes no environments.
         TemplateError: the processor's end of a turn is no token.
     """
-    hf_tokenizer = getattr(tokenizer, "processing_class", None)
-    if hf_tokenizer is None:
-        raise TypeError(
-            f"tokenizer must hold the trainer's tokenizer, got {type(tokenizer).__name__}\n"
-            "hint: TransformerTokenizer(processing_class)"
-        )
+    hf_tokenizer = _held(tokenizer)
     settings = decoder_factory if isinstance(decoder_factory, DecoderSettings) else None
     own = DecoderSampler()
     play = abut.trl.make_rollout_func(
@@ -74,6 +153,16 @@ def make_rollout_func(
         return columns | {"reward": columns["env_reward"]}
 
     return rollout_func
+
+
+def _held(tokenizer: Tokenizer) -> Any:
+    held = getattr(tokenizer, "processing_class", None)
+    if held is None:
+        raise TypeError(
+            f"tokenizer must hold the trainer's tokenizer, got {type(tokenizer).__name__}\n"
+            "hint: TransformerTokenizer(processing_class)"
+        )
+    return held
 
 
 def make_reward_func() -> Callable[..., list[float | None]]:

@@ -1,7 +1,13 @@
 """trl-env's rollouts in processes of their own; here all rollouts of a batch are played at once."""
 
-from abut.trl_env.rollout import make_reward_func, make_rollout_func
+from abut.trl_env.rollout import RolloutState, make_reward_func, make_rollout_func, rollout
 
-__all__ = ["make_reward_func", "make_rollout_func", "make_rollout_func_mp"]
+__all__ = [
+    "RolloutState",
+    "make_reward_func",
+    "make_rollout_func",
+    "make_rollout_func_mp",
+    "rollout",
+]
 
 make_rollout_func_mp = make_rollout_func

@@ -1,0 +1,108 @@
+"""What shows a mistake of the setup, rather than of a rollout: said once, with what to do.
+
+Each of these trains without an error, and to no purpose.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from abut.envs.task import RolloutTask
+from abut.rollout.conversation import Budget
+from abut.rollout.rollout import Rollout, StopReason
+
+logger = logging.getLogger(__name__)
+
+_NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
+# So many rollouts, and no other among them: a few end like that before the policy has learned.
+_ENOUGH = 32
+
+
+class Notices:
+    """Of one engine, over all of its batches; may be told of something on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        self._same: Counter[str] = Counter()
+        """So many rollouts did what a notice is about, and none did otherwise."""
+        self._refuted: set[str] = set()
+
+    def nan_reward(self, env: str) -> None:
+        """Tell of an environment with a reward of NaN."""
+        self._say(
+            f"nan {env}",
+            f"{env}.reward is NaN, which is taken as no score: what has none trains nothing\n"
+            "hint: see what the reward is made of; None says that there is no score",
+        )
+
+    def ended(
+        self,
+        rollouts: Sequence[Rollout],
+        tasks: Sequence[RolloutTask],
+        *,
+        budget: Budget,
+        max_turns: int,
+    ) -> None:
+        """Tell of a limit that all rollouts run into, those of the batches before too."""
+        for rollout, task in zip(rollouts, tasks, strict=True):
+            if rollout.failed or not rollout.sampled_tokens:
+                continue
+            self._count("first turn", _has_no_room(rollout, budget))
+            if max_turns > 1:  # one turn may be what is wanted, whatever the environment says
+                stopped = rollout.stop_reason is StopReason.MAX_TURNS
+                self._count(f"turns {_name_of(task)}", stopped)
+        for what, count in self._same.items():
+            if count < _ENOUGH or what in self._refuted:
+                continue
+            kind, _, env = what.partition(" ")
+            if kind == "turns":
+                text = (
+                    f"all {count} rollouts of {env} ran into max_turns={max_turns}: it has ended "
+                    "no episode itself\n"
+                    "hint: set self.alive to False in the step that ends an episode; where it "
+                    "takes more turns, raise RolloutConfig.max_turns"
+                )
+            else:
+                completion, context = budget.max_completion_tokens, budget.max_context_tokens
+                limits = f"max_completion_tokens={completion}, max_context_tokens={context}"
+                text = (
+                    f"none of {count} rollouts got beyond its first turn, which was cut or left no "
+                    f"room for a second ({limits})\n"
+                    "hint: raise GRPOConfig.max_completion_length, which is for all turns of a "
+                    "rollout and what is said between them; RolloutConfig.max_turn_tokens bounds "
+                    "one turn"
+                )
+            self._say(what, text)
+
+    def _count(self, what: str, same: bool) -> None:
+        if same:
+            self._same[what] += 1
+        else:
+            self._refuted.add(what)
+
+    def _say(self, what: str, text: str) -> None:
+        with self._lock:
+            if what in self._said:
+                return
+            self._said.add(what)
+        logger.warning("%s", text)
+
+
+def _name_of(task: RolloutTask) -> str:
+    make = getattr(task.make_env, "func", task.make_env)  # what a partial calls
+    name = getattr(make, "__name__", type(make).__name__)
+    return "the environment" if name == "<lambda>" else str(name)
+
+
+def _has_no_room(rollout: Rollout, budget: Budget) -> bool:
+    """Whether completion or context had no room for one turn, or for none behind the first."""
+    turn = rollout.turns[0]
+    if len(rollout.turns) > 1:
+        return False
+    cut = turn.finish_reason == "length" and (
+        turn.end - turn.start == budget.max_completion_tokens
+        or turn.end == budget.max_context_tokens
+    )
+    return cut or rollout.stop_reason in _NO_ROOM

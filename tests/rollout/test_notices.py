@@ -1,0 +1,94 @@
+"""What trains to no purpose is said once, with what to do; what is as it should be, never."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from stage import BOTH, Recording, Stage, Talk, env
+
+pytestmark = pytest.mark.usefixtures("no_thread_stays")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def play(stage: Stage, cls: Any, *, batches: int = 2, script: str = "yes", **options: Any) -> None:
+    engine = stage.engine(Recording(stage.says(script)), **options)
+    for _ in range(batches):
+        engine.run(stage.tasks([cls] * 32))
+
+
+@BOTH
+def test_a_reward_of_nan_is_told_once(stage: Stage, twin: Any, caplog: Any) -> None:
+    class Silent(Talk):
+        reward = property(lambda self: float("nan"), lambda self, value: None)  # type: ignore[assignment]
+
+    play(stage, env(twin(Silent)))
+    assert said(caplog) == [
+        "Silent.reward is NaN, which is taken as no score: what has none trains nothing\n"
+        "hint: see what the reward is made of; None says that there is no score"
+    ]
+
+
+def test_no_score_is_not_told(stage: Stage, caplog: Any) -> None:
+    class Unscored(Talk):
+        reward = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+
+    play(stage, Unscored)
+    assert not said(caplog)
+
+
+def test_an_environment_that_never_ends_an_episode_is_told_once(stage: Stage, caplog: Any) -> None:
+    """Beside one that does."""
+    engine = stage.engine(Recording(stage.says()), max_turns=3)
+    endless, fine = env(turns=99), env(turns=2)
+    endless.__name__ = "Endless"
+    for _ in range(3):
+        engine.run(stage.tasks([endless, fine] * 16))
+    assert said(caplog) == [
+        "all 32 rollouts of Endless ran into max_turns=3: it has ended no episode itself\n"
+        "hint: set self.alive to False in the step that ends an episode; where it takes more "
+        "turns, raise RolloutConfig.max_turns"
+    ]
+
+
+def test_an_environment_that_ended_one_episode_itself_is_not_told(
+    stage: Stage, caplog: Any
+) -> None:
+    engine = stage.engine(Recording(stage.says()), max_turns=3)
+    for turns in (2, *[99] * 40):
+        engine.run(stage.tasks([env(turns=turns)]))
+    assert not said(caplog)
+
+
+def test_one_turn_may_be_all_that_is_wanted(stage: Stage, caplog: Any) -> None:
+    play(stage, Talk, max_turns=1)
+    assert not said(caplog)
+
+
+@pytest.mark.parametrize(
+    ("limits", "shown"),
+    [
+        ({"completion": 2}, "max_completion_tokens=2, max_context_tokens=None"),  # cut
+        ({"completion": 9}, "max_completion_tokens=9, max_context_tokens=None"),  # no second one
+        ({"context": 14}, "max_completion_tokens=2000, max_context_tokens=14"),
+    ],
+)
+def test_a_limit_that_no_turn_fits_into_is_told_once(
+    stage: Stage, caplog: Any, limits: dict[str, int], shown: str
+) -> None:
+    play(stage, Talk, script="yes yes yes", **limits)
+    assert said(caplog) == [
+        "none of 32 rollouts got beyond its first turn, which was cut or left no room for a second "
+        f"({shown})\n"
+        "hint: raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
+        "what is said between them; RolloutConfig.max_turn_tokens bounds one turn"
+    ]
+
+
+def test_turns_that_are_cut_by_their_own_limit_are_not_told(stage: Stage, caplog: Any) -> None:
+    play(stage, Talk, script="yes yes yes", max_turn_tokens=2)
+    play(stage, env(turns=1), script="yes yes yes", max_turn_tokens=2)
+    assert not said(caplog)
