@@ -275,6 +275,10 @@ STAYS = {
         "VLLMColocateSampler is not pickled: its engine is in this process\n"
         "hint: make it where the LLM is; VLLMServerSampler asks a server from anywhere"
     ),
+    abut.ParquetRecorder: (
+        "ParquetRecorder is not pickled: it holds rollouts that wait for their file\n"
+        "hint: make one there, of the same path"
+    ),
     abut.openenv.OpenEnv: (
         "OpenEnv is not pickled: it has sessions on servers, and a loop of this process\n"
         "hint: start the servers once, and make an OpenEnv of their addresses there"
