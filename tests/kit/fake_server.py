@@ -35,8 +35,10 @@ async def drop(server: Any, writer: asyncio.StreamWriter, body: Any) -> None:
 async def hang(server: Any, writer: asyncio.StreamWriter, body: Any) -> None:
     """Never answers; notes whether the client hangs up."""
     server.hanging += 1
-    await server.hung_up(writer)
-    server.hanging -= 1
+    try:
+        await server.hung_up(writer)
+    finally:  # also where the connection is reset
+        server.hanging -= 1
 
 
 def reply(**changes: Any) -> Fault:

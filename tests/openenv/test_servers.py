@@ -17,6 +17,7 @@ import pytest
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.openenv import Docker, OpenEnv, Serve
+from abut.openenv.server_process import ServerProcess
 from abut.openenv.target import hosts_of, space_url
 from abut.openenv.wire import socket_url
 from abut.rollout.rollout import Rollout
@@ -203,6 +204,15 @@ def test_a_python_that_is_not_there_is_named(stage: Stage) -> None:
             "EnvError: serve:a:b cannot be started: [Errno 2] No such file or directory: "
             "'/no/python'"
         )
+
+
+def test_a_start_that_fails_leaves_no_log_open() -> None:
+    (host,) = hosts_of(Serve("a:b", python="/no/python"))
+    for _ in range(2):
+        with pytest.raises(EnvError, match="cannot be started"):
+            asyncio.run(host.url())
+        assert isinstance(host, ServerProcess)
+        assert host._log is None
 
 
 def test_a_server_that_died_is_started_again(

@@ -141,6 +141,7 @@ class ServerProcess:
                     start_new_session=True,
                 )
             except OSError as error:
+                self._end_locked()  # its log is open
                 raise ServerStartError(f"{self.name} cannot be started: {error}") from error
 
     async def _answers(self) -> bool:
