@@ -9,7 +9,6 @@ import pytest
 
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS
-from abut.records.read import _UNSCORED as UNSCORED
 from abut.records.record import from_record, to_record
 from abut.records.show import load_tokenizer, render
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
@@ -132,7 +131,7 @@ def test_show_prints_a_failed_rollout(tokenizer):
         {"role": "assistant", "content": "a"},
     ]
     for known in (tokenizer, None):
-        lines = list(render(from_record(to_record(failed)) | UNSCORED, known, color=False))
+        lines = list(render(from_record(to_record(failed)), known, color=False))
         assert "error EnvError: dead" in lines
         at = lines.index("[user]")
         assert lines[at : at + 4] == ["[user]", "Say\\x1b.", "[assistant]", "a"]

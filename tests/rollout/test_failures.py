@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from abut.errors import EnvError, RolloutError, trace_of
-from abut.records.record import to_record
+from abut.records.record import from_record, to_record
 from abut.records.show import render
 from abut.rollout.failures import _kind_of
 from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
@@ -57,10 +57,10 @@ def test_a_failure_leaves_the_environments_file_and_line(
         assert f'File "{HERE}", line ' in trace
         for name in named:
             assert name in trace
-    record = to_record(rollout)
+    record = from_record(to_record(rollout))
     assert record["attempt_tracebacks"] == rollout.attempt_tracebacks
     shown = "\n".join(render(record | {"step": 0}, stage.tokenizer, color=False))
-    assert rollout.attempt_tracebacks[-1] in shown
+    assert rollout.attempt_tracebacks[-1].replace("\n", "\n  ") in shown
 
 
 def test_an_attempt_that_was_played_again_keeps_its_traceback(stage: Stage) -> None:

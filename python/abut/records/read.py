@@ -31,10 +31,7 @@ def read_records(
     for one in map(Path, several):
         scores = _scores(scores_path(one))
         for record in _rows(one):
-            yield from_record(record) | scores.get(record["rollout_id"], _UNSCORED)
-
-
-_UNSCORED: dict[str, Any] = {"rewards": None, "advantage": None}
+            yield from_record(record) | scores.get(record["rollout_id"], {})
 
 
 def _scores(path: Path) -> dict[str, dict[str, Any]]:

@@ -92,7 +92,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = dict(record)
+    read = {**record, "rewards": None, "advantage": None}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []

@@ -92,7 +92,7 @@ impl PyMerge {
         ids_out(py, &self.0.left_ids)
     }
 
-    /// `(R,)` int64: tokens of the right side alone; its first ones, where the left changes too.
+    /// `(R,)` int64: tokens of the right side alone; its first, where the left changes too.
     #[getter]
     fn right_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.right_ids)
