@@ -67,6 +67,17 @@ def test_what_cannot_be_written_is_raised_by_a_later_call(
         go_on()
 
 
+def test_a_rollout_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    recorder = BackgroundRecorder(JsonlRecorder(tmp_path / "r.jsonl"))
+    for k in range(3):
+        recorder.write(a_rollout(f"r{k}", reward=float("nan") if k == 1 else 0.5))
+    recorder.flush()
+    with pytest.raises(ValueError, match="Out of range float values"):
+        recorder.wait()
+    ids = [record["rollout_id"] for record in read_records(tmp_path / "r.jsonl")]
+    assert ids == ["r0", "r2"]
+
+
 def test_a_process_that_ends_has_written_all(tmp_path: Path) -> None:
     code = f"""
 import sys

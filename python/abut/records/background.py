@@ -56,10 +56,16 @@ class BackgroundRecorder:
             last.result()
 
     def _write(self, batch: Sequence[tuple[Rollout, dict[str, Any]]]) -> None:
+        errors: list[Exception] = []
         for rollout, extra in batch:
-            self._recorder.write(rollout, **extra)
+            try:
+                self._recorder.write(rollout, **extra)
+            except (TypeError, ValueError) as error:  # of this one: the others are written
+                errors.append(error)
         if isinstance(self._recorder, ParquetRecorder):
             self._recorder.flush()
+        if errors:
+            raise errors[0]
 
     def _then(self, write: Callable[[], None]) -> None:
         before = self._last
