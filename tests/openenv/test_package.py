@@ -118,7 +118,10 @@ def test_a_server_killed_in_mid_episode_costs_an_attempt(
             assert heard(rollout) == [f"seed {i} {{}}", "hi", "hi", "hi"]
         assert rollouts[3].attempts == 2
         assert "closed the socket without a word" in rollouts[3].attempt_errors[0]
-    assert caplog.messages[0].startswith("serve:echo_server:app exited with code 3")
+    assert any(
+        message.startswith("serve:echo_server:app exited with code 3")
+        for message in caplog.messages
+    )
 
 
 def test_guess_the_number_shows_the_game_once(stage: Stage) -> None:

@@ -79,6 +79,7 @@ def test_a_crash_in_scoring_loses_no_rollout(
     )
     with pytest.raises(RuntimeError, match="the reward function broke"):
         run.trainer.train()
+    run.rollout_func.flush()
     records = list(read_records(tmp_path / "rollouts"))
     assert [record["step"] for record in records] == [0] * 8 + [1] * 8
     assert [record["rewards"] is None for record in records] == [False] * 8 + [True] * 8

@@ -34,7 +34,8 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             "prompt_ids": _list(of_branch["prompt_ids"]),
             "completion_ids": _list(of_branch["completion_ids"]),
             "env_mask": _list(of_branch["env_mask"]),
-            "logprobs": [round(p, 6) for p in _list(of_branch["logprobs"]) or ()],
+            # Six decimals of nats are more than float32 has of most.
+            "logprobs": np.asarray(of_branch["logprobs"], np.float64).round(6).tolist(),
             "provenance": _list(of_branch["provenance"]),
         }
     return record
@@ -115,8 +116,13 @@ def _columns(columns: Columns | None, provenance: Any) -> dict[str, Any]:
     }
 
 
+_ROLE_AND_TEXT = {"role", "content"}
+
+
 def _portable(message: Message) -> dict[str, Any]:
     """A message in three texts, whatever it holds: so all messages have one type."""
+    if message.keys() == _ROLE_AND_TEXT and isinstance(message["content"], str):
+        return {**message, "extra": None}
     rest = json_copy(message)
     role, content = rest.pop("role", None), rest.get("content")
     if isinstance(content, str):

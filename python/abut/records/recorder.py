@@ -241,8 +241,6 @@ def _write_file(
     try:
         with begun.open("xb") as file:
             pyarrow.parquet.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
         _publish(begun, path)
     finally:
         begun.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from abut.envs.source import ForTask, bind_all
 from abut.envs.task import RolloutTask
 from abut.pickling import stays
 from abut.processor import PartsProcessor, Processor
+from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
@@ -72,7 +73,7 @@ def make_rollout_func(
     if isinstance(sampler, str) and sampler != "auto":
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
     if isinstance(recorder, str | os.PathLike):
-        recorder = recorder_at(recorder)
+        recorder = BackgroundRecorder(recorder_at(recorder))
     if config is not None and not isinstance(config, RolloutConfig):
         raise TypeError(
             f"config must be a RolloutConfig, got {type(config).__name__}\n"
@@ -110,7 +111,7 @@ class RolloutFunc:
         self._sampler = sampler
         self._recorder = recorder
         writes_scores = getattr(recorder, "write_scores", None)
-        self._scores = None if writes_scores is None else Scores(writes_scores)
+        self._scores = None if writes_scores is None else Scores(writes_scores, self.flush)
         self._engine: Engine | None = None
         self._trainer: Any = None
 
@@ -128,13 +129,28 @@ class RolloutFunc:
             self._scores.collect()  # those of the batch before: TRL keeps no more than one
         try:
             rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode, tasks))
-        finally:
-            if (flush := getattr(self._recorder, "flush", None)) is not None:
-                flush()
+        except BaseException:
+            self._end_batch()
+            self.flush()  # training ends here, or begins anew: nothing goes on beside it
+            raise
+        self._end_batch()
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
         rows = rows_of(rollouts, tasks, self._engine)
         return rows | environments_of(tasks, self._tasks.route.kinds)
+
+    def _end_batch(self) -> None:
+        if (flush := getattr(self._recorder, "flush", None)) is not None:
+            flush()
+
+    def flush(self) -> None:
+        """Wait until what was recorded is on disk.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if isinstance(self._recorder, BackgroundRecorder):
+            self._recorder.wait()
 
     def _record(
         self, trainer: Any, mode: str, tasks: Sequence[RolloutTask]

@@ -28,10 +28,14 @@ class Scores:
 
     Args:
         write: gets them as records.
+        finish: called where training or an evaluation is over.
     """
 
-    def __init__(self, write: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+    def __init__(
+        self, write: Callable[[Sequence[Mapping[str, Any]]], None], finish: Callable[[], None]
+    ) -> None:
         self._write = write
+        self._finish = finish
         self._batch: _Batch | None = None
         self._followed: Any = None
 
@@ -78,13 +82,17 @@ class Scores:
             return
         from transformers import TrainerCallback
 
-        collect = self.collect
+        collect, finish = self.collect, self._finish
 
         class Collect(TrainerCallback):  # type: ignore[misc]
             def on_step_end(self, *_: Any, **__: Any) -> None:
                 collect()
 
-            on_evaluate = on_predict = on_train_end = on_step_end
+            def on_train_end(self, *_: Any, **__: Any) -> None:
+                collect()
+                finish()
+
+            on_evaluate = on_predict = on_train_end
 
         trainer.add_callback(Collect())
         self._followed = trainer
