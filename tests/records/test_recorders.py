@@ -77,6 +77,24 @@ def test_scores_are_joined_where_there_are_any(tmp_path: Path, form: str) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_scores_that_are_named_with_their_rollouts_are_passed_over(
+    tmp_path: Path, form: str
+) -> None:
+    recorder = recorder_at(tmp_path / form)
+    recorder.write(a_rollout("r0"), step=1)
+    if isinstance(recorder, ParquetRecorder):
+        recorder.flush()
+    score = {"rollout_id": "r0", "rewards": [], "advantage": 1.0, "time": 1.0, "run_id": "run"}
+    recorder.write_scores([{"schema_version": 2, **score}])
+    found = list(read_records(sorted(tmp_path.glob("*"))))
+    assert [(record["rollout_id"], record["advantage"]) for record in found] == [("r0", 1.0)]
+    scores = scores_path(tmp_path / form)
+    with pytest.raises(ValueError, match="holds scores") as raised:
+        list(read_records(scores))
+    assert str(raised.value).startswith(f"{scores}: holds scores, which are read with their")
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_what_is_no_field_is_refused(tmp_path: Path, form: str) -> None:
     with pytest.raises(TypeError) as raised:
         recorder_at(tmp_path / form).write(a_rollout(), stepp=3)

@@ -254,6 +254,15 @@ def test_a_rollout_without_any_request_still_has_its_prompt(called: Any, hf_toke
     assert out["completion_ids"] == [[505]] * 2
 
 
+def test_what_is_no_recorder_is_refused() -> None:
+    with pytest.raises(TypeError) as raised:
+        make_rollout_func(Talk, recorder=3)  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "recorder must be a path or have write(rollout, **extra), got 3\n"
+        "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+    )
+
+
 def test_a_failed_batch_is_in_the_record(called: Any, tmp_path: Path) -> None:
     cls = env(Vowels, made=2)
     with pytest.raises(RolloutError):

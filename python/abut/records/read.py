@@ -20,17 +20,24 @@ def read_records(
 
     Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are as
     they were, not as text. `rewards` and `advantage` are those of the scores beside it, None where
-    there are none. A last line that a killed process left is passed over.
+    there are none; where scores are among several paths, they are passed over. A last line that a killed process left is passed over.
 
     Raises:
         ValueError: a line or file holds no record; names it.
         FileNotFoundError: there is no such file or folder.
         MissingExtraError: it is a folder, and pyarrow is not installed.
     """
-    several = [path] if isinstance(path, str | os.PathLike) else path
-    for one in map(Path, several):
+    several = list(map(Path, [path] if isinstance(path, str | os.PathLike) else path))
+    beside = {scores_path(one) for one in several}
+    for one in several:
+        if one in beside:  # `runs/*` names both
+            continue
         scores = _scores(scores_path(one))
         for record in _rows(one):
+            if "completion_ids" not in record:
+                raise ValueError(
+                    f"{one}: holds scores, which are read with their rollouts\n{_HINT}"
+                )
             yield from_record(record) | scores.get(record["rollout_id"], {})
 
 

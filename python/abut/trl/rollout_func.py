@@ -65,7 +65,8 @@ def make_rollout_func(
             ends in `.jsonl` is that of JSON lines, any other one a folder of Parquet files.
 
     Raises:
-        TypeError: `env` is no class, factory, pool or dict of these.
+        TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
+            of what it may be.
         ValueError: `sampler` is an unknown name, or `env` an empty dict.
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
@@ -74,6 +75,11 @@ def make_rollout_func(
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
     if isinstance(recorder, str | os.PathLike):
         recorder = BackgroundRecorder(recorder_at(recorder))
+    if recorder is not None and not callable(getattr(recorder, "write", None)):
+        raise TypeError(
+            f"recorder must be a path or have write(rollout, **extra), got {recorder!r}\n"
+            "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+        )
     if config is not None and not isinstance(config, RolloutConfig):
         raise TypeError(
             f"config must be a RolloutConfig, got {type(config).__name__}\n"
