@@ -20,7 +20,8 @@ def read_records(
 
     Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are as
     they were, not as text. `rewards` and `advantage` are those of the scores beside it, None where
-    there are none; where scores are among several paths, they are passed over. A last line that a killed process left is passed over.
+    there are none; scores among several paths are passed over, and so is a last line that a killed
+    process left.
 
     Raises:
         ValueError: a line or file holds no record; names it.
