@@ -16,6 +16,7 @@ from abut._native import (
     collate,
     stitch,
 )
+from abut.agents import Agent, AgentResult, Endpoint, agent
 from abut.envs.env import AsyncEnv, Env
 from abut.envs.task import EnvPool
 from abut.errors import (
@@ -47,12 +48,15 @@ from abut.tools.tool_env import tool_env
 __all__ = [
     "PROVENANCE",
     "AbutError",
+    "Agent",
+    "AgentResult",
     "AsyncEnv",
     "BatchSampler",
     "ChatTemplateProcessor",
     "Columns",
     "Content",
     "ControlTokenError",
+    "Endpoint",
     "Env",
     "EnvError",
     "EnvPool",
@@ -89,6 +93,7 @@ __all__ = [
     "Transition",
     "Turn",
     "__version__",
+    "agent",
     "collate",
     "parse_tool_calls",
     "read_records",

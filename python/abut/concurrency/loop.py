@@ -29,37 +29,17 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
 
 
-class DaemonLoop:
-    """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
+class LoopTasks:
+    """Runs coroutines on an event loop for who is on another one, or on none.
 
-    In between it stands still and keeps what belongs to it, connections of a client for example,
-    so that they can be used when it is opened again.
+    Args:
+        loop: runs them.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._loop = new_loop()
-        self._mailbox = Mailbox.of(self._loop)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._mailbox = Mailbox.of(loop)
         self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._use = _Use()
-        weakref.finalize(self, _discard, self._loop, self._use)
-
-    def open(self) -> None:
-        """Go on, on a thread; nothing where it runs already."""
-        with self._lock:
-            if self._thread is not None:
-                return
-            self._use.runs = True
-            run = functools.partial(_run_until_closed, self._loop, self._tasks, self._use)
-            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-            self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether this is its thread."""
-        return threading.current_thread() is self._thread
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run the coroutine that `call` makes."""
@@ -84,6 +64,56 @@ class DaemonLoop:
         future.add_done_callback(cancel)
         return future
 
+    def cancel(self) -> None:
+        """Cancel what still runs; on the loop."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
+        async def run() -> None:
+            try:
+                result = await call()
+            except BaseException as error:  # out of a task, SystemExit would end the loop
+                hand_over(None, error)
+            else:
+                hand_over(result, None)
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class DaemonLoop(LoopTasks):
+    """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
+
+    In between it stands still and keeps what belongs to it, connections of a client for example,
+    so that they can be used when it is opened again.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(new_loop())
+        self._name = name
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._use = _Use()
+        weakref.finalize(self, _discard, self._loop, self._use)
+
+    def open(self) -> None:
+        """Go on, on a thread; nothing where it runs already."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._use.runs = True
+            run = functools.partial(_run_until_closed, self._loop, self._tasks, self._use)
+            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
+
     def close(self, seconds: float) -> bool:
         """Cancel what it was given and still runs; returns whether it stands still in so long.
 
@@ -104,20 +134,6 @@ class DaemonLoop:
         with self._use.lock:
             self._use.is_over = True
         self.close(seconds)
-
-    def _start(self, call: Callable[[], Awaitable[Any]], hand_over: HandOver) -> asyncio.Task[None]:
-        async def run() -> None:
-            try:
-                result = await call()
-            except BaseException as error:  # out of a task, SystemExit would end the loop
-                hand_over(None, error)
-            else:
-                hand_over(result, None)
-
-        task = self._loop.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 class KeptLoop:

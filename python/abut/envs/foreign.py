@@ -7,10 +7,12 @@ its methods did what, and what to do; `SystemExit` of an environment ends no tra
 import asyncio
 import inspect
 import math
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
+from abut.concurrency.threads import DaemonThread
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, text_of, trace_of
@@ -43,6 +45,7 @@ def check_env_factory(env: Any) -> EnvFactory | EnvPool:
             f"{what}\n"
             "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
         )
+    _refuse_bare_function(env)
     if inspect.isclass(env):
         for method in ("reset", "step"):
             if not callable(getattr(env, method, None)):
@@ -51,6 +54,28 @@ def check_env_factory(env: Any) -> EnvFactory | EnvPool:
                     "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
                 )
     return env  # type: ignore[no-any-return]
+
+
+def _refuse_bare_function(env: Any) -> None:
+    """Refuse a function with parameters: a factory has none, and an agent is marked as one.
+
+    Raises:
+        TypeError: says how.
+    """
+    if not inspect.isfunction(env):
+        return
+    required = [
+        parameter.name
+        for parameter in inspect.signature(env).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if required or inspect.iscoroutinefunction(env):
+        raise TypeError(
+            f"env={env.__name__} is a function that takes {', '.join(required) or 'nothing'}, and "
+            "a factory of environments is called without arguments\n"
+            "hint: a function that plays a whole rollout is an agent: write @abut.agent above it"
+        )
 
 
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
@@ -85,11 +110,31 @@ def placed(error: EnvError, trace: str) -> EnvError:
 
 def place_of(env: Any, method: str) -> str:
     """File and line of a method, found without running any of the environment's code."""
-    function = inspect.getattr_static(type(env), method, None)
+    return place_of_code(inspect.getattr_static(type(env), method, None))
+
+
+def place_of_code(function: Any) -> str:
+    """File and line of a function, `""` where it is none of Python's."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:
         return ""
     return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_qualname}'
+
+
+def stands_at(thread: DaemonThread | None, *, behind: str) -> str | None:
+    """Where foreign code stands that a thread runs; None where it runs none.
+
+    Args:
+        thread: runs it.
+        behind: the file of ours that has called it.
+    """
+    frame = None if thread is None else thread.frame()
+    frames = traceback.extract_stack(frame) if frame is not None else []
+    ours = [at for at, frame in enumerate(frames) if frame.filename == behind]
+    theirs = frames[ours[-1] + 1 :] if ours else []
+    if not theirs:
+        return None
+    return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
 
 
 async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:

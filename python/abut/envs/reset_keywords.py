@@ -26,11 +26,17 @@ def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -
     Raises:
         EnvError: the env cannot say.
     """
+    columns = {name: value for name, value in columns.items() if name != "seed"}
+    return accepted_by(env_attribute(env, "reset"), columns, episode_seed)
+
+
+def accepted_by(
+    function: Callable[..., Any], columns: Mapping[str, Any], episode_seed: int
+) -> dict[str, Any]:
+    """Return what a function takes besides its first argument, which it gets by position."""
     offered = {**columns, "episode_seed": episode_seed}
-    reset = env_attribute(env, "reset")
-    for taken in ("seed", _seed_name(reset)):  # by position, whatever its name
-        offered.pop(taken, None)
-    return named_keywords(reset, offered)
+    offered.pop(_seed_name(function), None)
+    return named_keywords(function, offered)
 
 
 def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,14 @@ ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 
+class Bound(Protocol):
+    """A source, bound to a processor."""
+
+    def complete(self, task: RolloutTask) -> RolloutTask:
+        """The task with what plays it."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundSource:
     """What makes environments for tasks, in conversations that one processor writes."""
@@ -69,8 +77,8 @@ class EnvSource(Protocol):
         """JSON schemas, which the chat template shows to the policy."""
         ...
 
-    def bind(self, processor: PartsProcessor) -> BoundSource:
-        """Return what makes environments, in conversations that `processor` writes.
+    def bind(self, processor: PartsProcessor) -> Bound:
+        """Return what plays tasks, in conversations that `processor` writes.
 
         Raises:
             TypeError: the processor cannot read tool calls.
@@ -101,7 +109,7 @@ def bind_all(
         TypeError, TemplateError: as `EnvSource.bind`.
     """
     processors: dict[int, PartsProcessor] = {}
-    bound: dict[int, BoundSource] = {}
+    bound: dict[int, Bound] = {}
     shown: list[tuple[Tools, PartsProcessor]] = []
     for kind in kinds:
         tools = kind.tools if isinstance(kind, EnvSource) else ()

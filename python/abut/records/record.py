@@ -74,7 +74,14 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             }
             for turn in rollout.turns
         ],
-        "branches": [_columns(branch, ()) for branch in rollout.branches],
+        "branches": [
+            {
+                **_columns(branch.columns, branch.provenance),
+                "cause": branch.cause,
+                "delivered": branch.delivered,
+            }
+            for branch in rollout.branches
+        ],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": [_portable(message) for message in rollout.messages],
         "control_spellings": [
@@ -88,6 +95,10 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "attempt_errors": rollout.attempt_errors,
         "attempt_tracebacks": traces,
         "seconds": round(rollout.seconds, 6),
+        "extras": _json(rollout.extras) if rollout.extras else None,
+        "client_rewrites": [
+            {"rule": rule, "count": count} for rule, count in rollout.client_rewrites.items()
+        ],
     }
 
 
@@ -101,6 +112,9 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     read["messages"] = [_message(message) for message in record["messages"] or ()]
     read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
     spelled = record["control_spellings"] or ()
+    read["extras"] = json.loads(record.get("extras") or "{}")
+    rewrites = record.get("client_rewrites") or ()
+    read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
     return read
 

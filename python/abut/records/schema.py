@@ -49,7 +49,7 @@ ROLLOUT: Mapping[str, Type] = {
             "model_version": "string",
         }
     ],
-    "branches": [_COLUMNS],
+    "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],
     "seams": [{"kind": "string", "exact": "bool_"}],
     "messages": [{"role": "string", "content": "string", "extra": "string"}],
     "control_spellings": [{"token": "string", "count": "int64"}],
@@ -61,6 +61,8 @@ ROLLOUT: Mapping[str, Type] = {
     "attempt_errors": ["string"],
     "attempt_tracebacks": ["string"],
     "seconds": "float64",
+    "extras": "string",
+    "client_rewrites": [{"rule": "string", "count": "int64"}],
 }
 """The fields of a rollout."""
 

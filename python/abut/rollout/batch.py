@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -20,7 +21,7 @@ from contextlib import (
     suppress,
 )
 from inspect import iscoroutinefunction
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from abut._native import Tokenizer
 from abut.concurrency.garbage import rarer_collections
@@ -51,6 +52,40 @@ _CLOSE_S = 5.0
 _CLOSE_LOOP_S = 2.0
 # For each of three things that are waited for: all together within a second of the Ctrl-C.
 _INTERRUPTED_CLOSE_S = 0.25
+
+
+class AnyEpisode(Protocol):
+    """One attempt at a rollout."""
+
+    rollout: Rollout
+
+    async def run(self, clock: asyncio.Timeout) -> Rollout:
+        """Play it to its end, as `Episode.run` does."""
+        ...
+
+    def end(self) -> None:
+        """End it, whatever became of it."""
+        ...
+
+    def where(self) -> str:
+        """Where foreign code is that takes long."""
+        ...
+
+    def failed(self, error: str) -> Rollout:
+        """What there is of a rollout that failed."""
+        ...
+
+
+class OwnLoop(ABC):
+    """What plays a rollout itself, in the place of an environment: an agent behind its gateway."""
+
+    @abstractmethod
+    def for_batch(self, batch: "Batch") -> AbstractAsyncContextManager[None]:
+        """Entered before a batch, on its loop, and left after it."""
+
+    @abstractmethod
+    def episode(self, batch: "Batch", task: RolloutTask, attempt: int) -> AnyEpisode:
+        """One attempt at a task."""
 
 
 class Batch:
@@ -170,9 +205,9 @@ class Batch:
         finally:
             self._request_slots.give()
 
-    def conversation(self, task: RolloutTask) -> Conversation:
-        """The conversation of a task before anything is said."""
-        processor = task.processor or self._processor
+    def conversation(self, processor: PartsProcessor | None = None) -> Conversation:
+        """A conversation before anything is said; None: written by the engine's processor."""
+        processor = processor or self._processor
         own = processor.stop_token_ids
         return Conversation(
             self.tokenizer,
@@ -278,6 +313,9 @@ class Batch:
         async with AsyncExitStack() as stack:
             if isinstance(self._sampler, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._sampler)
+            for played in {id(task.make_env): task.make_env for task in self._tasks}.values():
+                if isinstance(played, OwnLoop):
+                    await stack.enter_async_context(played.for_batch(self))
             playing = [asyncio.ensure_future(play_one(task)) for task in self._tasks]
             try:
                 return list(await asyncio.gather(*playing))

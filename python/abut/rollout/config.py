@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+_ENV_TURNS = 8
+
 
 def _help(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -12,7 +14,11 @@ def _help(default: Any, text: str) -> Any:
 class RolloutConfig:
     """Limits and policies of rollouts. None means: taken from the trainer or the engine."""
 
-    max_turns: int = _help(8, "Turns of one rollout; the last action is still answered.")
+    max_turns: int | None = _help(
+        None,
+        "Turns of one rollout; the last action is still answered. Of an agent: calls of one "
+        "conversation. None: 8 for environments, no limit for agents.",
+    )
     max_turn_tokens: int | None = _help(None, "Sampled tokens of one turn.")
     max_completion_tokens: int | None = _help(
         None,
@@ -45,6 +51,11 @@ class RolloutConfig:
     max_rollouts: int | None = _help(None, "Rollouts in flight at once. None: all of the batch.")
     max_env_steps: int = _help(64, "Environment calls at once; fewest turns played come first.")
     max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
+    branch: Literal["longest", "last"] = _help(
+        "longest",
+        "Which conversation of an agent becomes the row: that with the most sampled tokens, or "
+        "the one that the last answered call ended.",
+    )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
     def __post_init__(self) -> None:
@@ -53,9 +64,10 @@ class RolloutConfig:
         Raises:
             ValueError: names the field, its value and what it may be.
         """
-        for name in ("max_turns", "max_env_steps", "max_requests"):
+        for name in ("max_env_steps", "max_requests"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in (
+            "max_turns",
             "max_turn_tokens",
             "max_completion_tokens",
             "max_context_tokens",
@@ -74,6 +86,12 @@ class RolloutConfig:
             "'unscored', 'zero' or 'raise'",
         )
         self._require("reward", self.reward in ("last", "sum"), "'last' or 'sum'")
+        self._require("branch", self.branch in ("longest", "last"), "'longest' or 'last'")
+
+    @property
+    def max_env_turns(self) -> int:
+        """Turns of one rollout with an environment."""
+        return _ENV_TURNS if self.max_turns is None else self.max_turns
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

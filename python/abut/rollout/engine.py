@@ -16,7 +16,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
-from abut.rollout.batch import AnySampler, Batch
+from abut.rollout.batch import AnyEpisode, AnySampler, Batch, OwnLoop
 from abut.rollout.config import RolloutConfig
 from abut.rollout.episode import Episode
 from abut.rollout.notices import Notices
@@ -113,7 +113,7 @@ class Engine:
                 for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
         batch.failures.judge(rollouts, self.config.max_failed_frac)
-        max_turns = self.config.max_turns
+        max_turns = self.config.max_env_turns
         self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
         return rollouts
 
@@ -132,7 +132,7 @@ class Engine:
         errors: list[str] = []
         traces: list[str] = []
         for attempt in range(self.config.retries + 1):
-            episode = Episode(batch, task, attempt)
+            episode = _episode(batch, task, attempt)
             failed = functools.partial(self._failed, batch, episode, attempt)
             try:
                 async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
@@ -159,8 +159,15 @@ class Engine:
             rollout.reward = 0.0
         return rollout
 
-    def _failed(self, batch: Batch, episode: Episode, attempt: int, error: Exception) -> Rollout:
+    def _failed(self, batch: Batch, episode: AnyEpisode, attempt: int, error: Exception) -> Rollout:
         text, trace = batch.failures.note(error, episode.rollout.rollout_id, attempt)
         rollout = episode.failed(text)
         rollout.attempt_tracebacks = [trace]
         return rollout
+
+
+def _episode(batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
+    played = task.make_env
+    if isinstance(played, OwnLoop):
+        return played.episode(batch, task, attempt)
+    return Episode(batch, task, attempt)

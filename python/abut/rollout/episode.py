@@ -39,7 +39,7 @@ class Episode:
         self._attempt = attempt
         self._env = LiveEnv(batch, task)
         self._deadline = Deadline()
-        self._conversation = talk = batch.conversation(task)
+        self._conversation = talk = batch.conversation(task.processor)
         self.rollout = Rollout(
             task.rollout_id,
             task.index,
@@ -117,7 +117,7 @@ class Episode:
             prompt_ids=self._conversation.request(),
             max_tokens=left,
             stop_token_ids=self._conversation.stop_token_ids,
-            seed=_sample_seed(self._config.seed, self._task, self._attempt, turn),
+            seed=sample_seed(self._config.seed, self._task, self._attempt, turn),
             rollout_id=self._task.rollout_id,
             turn=turn,
         )
@@ -202,7 +202,7 @@ class Episode:
         if not answer.alive:
             self.rollout.stop_reason = StopReason.ENV_DONE
             return True
-        if len(self.rollout.turns) >= self._config.max_turns:
+        if len(self.rollout.turns) >= self._config.max_env_turns:
             self.rollout.stop_reason = StopReason.MAX_TURNS
             return True
         if not answer.messages:
@@ -261,7 +261,7 @@ class Episode:
             slots.give()
 
 
-def _sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
+def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     """The own seed of one turn: the same for the same config, task and attempt."""
     key = task.rollout_id if task.sample_key is None else task.sample_key
     parts = f"{seed}/{key}/{attempt}/{turn}"

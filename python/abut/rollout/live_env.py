@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +31,7 @@ from abut.envs.foreign import (
     place_of,
     placed,
     raised_by_env,
+    stands_at,
 )
 from abut.envs.lent_threads import thread_of
 from abut.envs.reset_keywords import (
@@ -173,12 +173,8 @@ class LiveEnv:
 
     def where(self, method: str) -> str:
         """Where its thread stands in this call, or else where the method does."""
-        frame = None if self._thread is None else self._thread.frame()
-        frames = traceback.extract_stack(frame) if frame is not None else []
-        ours = [at for at, frame in enumerate(frames) if frame.filename == __file__]
-        theirs = frames[ours[-1] + 1 :] if ours else []
-        if theirs:
-            return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
+        if (at := stands_at(self._thread, behind=__file__)) is not None:
+            return at
         return place_of(self._env, method) if self._env is not None else ""
 
     def end(self) -> None:

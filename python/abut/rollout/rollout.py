@@ -3,9 +3,10 @@
 A bad rollout is data, not a crash: it is recorded with its reason, and has no weight in training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ class StopReason(StrEnum):
     """Why a rollout ended."""
 
     ENV_DONE = "env_done"
-    """The environment said that it is over (`alive` is false)."""
+    """The environment said that it is over (`alive` is false), or the agent returned."""
     MAX_TURNS = "max_turns"
     MAX_COMPLETION_TOKENS = "max_completion_tokens"
     """The next turn would not fit into the completion."""
@@ -26,6 +27,8 @@ class StopReason(StrEnum):
     """The next turn would not fit into what the engine can hold."""
     EMPTY_SAMPLE = "empty_sample"
     """The sampler returned no token."""
+    DEADLINE = "deadline"
+    """An agent was still asking when its time was over."""
     ERROR = "error"
     """It failed, after its retries."""
 
@@ -53,6 +56,30 @@ class TurnRecord:
     """Of the weights that sampled it, where the sampler knows."""
 
 
+BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "template"]
+"""Why an agent's conversation branched:
+
+- repeated: another sample was asked for at the same point
+- rewritten: the history that it sent is not the one that was said
+- tools: it asked with other tools, or with other variables for the template
+- new: it began another conversation
+- template: the chat template cannot write such messages behind a turn
+"""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What a rollout sampled besides its row; over row and branches each sampled token once."""
+
+    columns: Columns
+    provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
+    """As in `Rollout`."""
+    cause: BranchCause | None = None
+    """None: it is where the rollout began, and another branch became the row."""
+    delivered: bool = True
+    """Whether somebody got what was sampled here; what nobody heard is no one's action."""
+
+
 @dataclass
 class Rollout:
     """A trajectory with reward, timing and errors."""
@@ -65,8 +92,8 @@ class Rollout:
     """One code per token of `columns`, prompt and completion; see `abut.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The first request, where there was one."""
-    branches: Sequence[Columns] = field(default=(), compare=False)
-    """Further rows of a conversation that an agent continued in several ways."""
+    branches: Sequence[Branch] = field(default=(), compare=False)
+    """What an agent sampled in conversations other than the one that became the row."""
     reward: float | None = None
     turns: list[TurnRecord] = field(default_factory=list)
     seams: list[tuple[str, bool]] = field(default_factory=list)
@@ -82,6 +109,12 @@ class Rollout:
     attempt_tracebacks: list[str] = field(default_factory=list)
     """Where each of them came from, with the environment's file and line."""
     seconds: float = 0.0
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What an agent gives reward functions besides its reward."""
+    client_rewrites: Mapping[str, int] = field(default_factory=dict)
+    """How often an agent's client changed a message of the policy, by rule; see docs/agents.md."""
+    tool_choice_unmet: int = 0
+    """How often an agent asked for a call and none was sampled."""
 
     @property
     def failed(self) -> bool:
@@ -95,5 +128,10 @@ class Rollout:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """How many tokens the policy sampled in the turns of the row."""
         return sum(turn.end - turn.start for turn in self.turns)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """How many it sampled in other branches."""
+        return sum(int(branch.columns.env_mask.sum()) for branch in self.branches)

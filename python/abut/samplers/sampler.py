@@ -31,6 +31,8 @@ class SampleRequest:
     """Own seed of this turn."""
     rollout_id: str
     turn: int
+    stop: tuple[str, ...] = ()
+    """A sample that spells one of these ends there, besides those of the sampler's own settings."""
 
     @property
     def where(self) -> str:

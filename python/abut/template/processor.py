@@ -93,7 +93,7 @@ class ChatTemplateProcessor:
                 "hint: pass one with chat_template=, or use the tokenizer of the chat model"
             )
         self._tokenizer = hf_tokenizer
-        options = {
+        self._options = options = {
             **chat_template_kwargs,
             "tools": None if tools is None else list(tools),
             "chat_template": chat_template,
@@ -126,6 +126,17 @@ class ChatTemplateProcessor:
             opened=self.thinking.opened,
         )
         self._parse_tool_calls: Parse | None = None
+
+    def with_tools(
+        self, tools: Sequence[Any] | None, **chat_template_kwargs: Any
+    ) -> "ChatTemplateProcessor":
+        """One of the same template that shows these tools, with these variables changed.
+
+        Raises:
+            TemplateError: as the constructor.
+        """
+        changed = {**self._options, "tools": tools, **chat_template_kwargs}
+        return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
         """A copy that also stops at `ids`, say those of a generation config."""

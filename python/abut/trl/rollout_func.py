@@ -15,6 +15,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.envs.source import ForTask, bind_all
 from abut.envs.task import RolloutTask
+from abut.gateway.server import Gateway
 from abut.pickling import stays
 from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
@@ -27,11 +28,12 @@ from abut.samplers.turns import StreamSampler
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.tools.environment_factory import environments_of
+from abut.trl.agent_ranks import serve_ranks
 from abut.trl.end_tokens import check_end_tokens
 from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument, EnvRoute
 from abut.trl.rows import rows_of
-from abut.trl.sampler import sampler_of
+from abut.trl.sampler import client_settings, sampler_of
 from abut.trl.scores import Scores
 from abut.trl.tasks import Tasks
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
@@ -47,6 +49,7 @@ def make_rollout_func(
     sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
     system_prompt: str | None = None,
     recorder: Recorder | str | os.PathLike[str] | None = None,
+    gateway: Gateway | None = None,
 ) -> "RolloutFunc":
     """Return a `rollout_func` for `GRPOTrainer`.
 
@@ -54,8 +57,8 @@ def make_rollout_func(
         env: an Env class or a factory without arguments, of which each episode gets a fresh one;
             an environment pool, which lends it one; what `abut.tool_env` returns; a class as TRL's
             `environment_factory` takes it (`reset` and tools, no `step`; see
-            `from_environment_factory`); or a dict of these, of which each row of the dataset names
-            one in its column `environment`.
+            `from_environment_factory`); an agent (`abut.agent`); or a dict of these, of which each
+            row of the dataset names one in its column `environment`.
         config: limits and policies; None takes the defaults.
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
@@ -63,11 +66,13 @@ def make_rollout_func(
         system_prompt: for prompts that have no system message.
         recorder: keeps every rollout, and what reward functions and TRL made of it. A path that
             ends in `.jsonl` is that of JSON lines, any other one a folder of Parquet files.
+        gateway: where agents ask the policy; None: on the loopback, at a free port.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
             of what it may be.
-        ValueError: `sampler` is an unknown name, or `env` an empty dict.
+        ValueError: `sampler` is an unknown name, `env` an empty dict, or agents are given what
+            writes conversations.
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
     check_trl_version(stacklevel=2)
@@ -92,7 +97,15 @@ def make_rollout_func(
             f"{sampler!r}"
         )
     config = config or RolloutConfig()
-    tasks = Tasks(EnvRoute(env), seed=config.seed, system_prompt=system_prompt)
+    if gateway is not None and not isinstance(gateway, Gateway):
+        raise TypeError(
+            f"gateway must be a Gateway, got {type(gateway).__name__}\n"
+            "hint: abut.gateway.Gateway(host=…, port=…)"
+        )
+    route = EnvRoute(env, gateway)
+    if route.agents:
+        _refuse_writers(system_prompt, processor)
+    tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
     return RolloutFunc(tasks, config, processor, sampler, recorder)
 
 
@@ -205,6 +218,10 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = _tokenizer_of(trainer)
+        for source in self._tasks.route.agents:
+            source.sampling = functools.partial(client_settings, trainer)
+        if self._tasks.route.agents:
+            serve_ranks(self._tasks.route.gateway, self._tasks.run_id_of(trainer), trainer)
         processor, for_task = bind_all(
             self._tasks.route.kinds, functools.partial(self._processor_with, trainer, hf_tokenizer)
         )
@@ -238,6 +255,21 @@ class RolloutFunc:
             **(getattr(trainer, "chat_template_kwargs", None) or {}),
         )
         return as_parts_processor(processor, hf_tokenizer)
+
+
+def _refuse_writers(system_prompt: str | None, processor: Any) -> None:
+    """Refuse what would write into an agent's conversations, which are its own."""
+    if system_prompt is not None:
+        raise ValueError(
+            "system_prompt= with an agent: an agent writes its messages itself\n"
+            "hint: let the agent send its system message"
+        )
+    if processor is not None and not isinstance(processor, PartsProcessor):
+        raise ValueError(
+            f"processor={type(processor).__name__}(…) with an agent: it writes text, and the "
+            "messages of an agent need scaffold and content apart\n"
+            "hint: leave processor= out, or give a ChatTemplateProcessor"
+        )
 
 
 def _refuse_tool_loop(trainer: Any) -> None:

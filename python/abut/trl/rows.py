@@ -13,12 +13,18 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.envs.source import question_of
 from abut.envs.task import RolloutTask
-from abut.errors import TemplateError, TokenizerError
+from abut.errors import RolloutError, TemplateError, TokenizerError
 from abut.messages import container_copy
 from abut.processor import PartsProcessor
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
 from abut.trl.metrics import rollout_stats
+
+_TAKEN = frozenset(
+    {"prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward", "env_step_rewards"}
+    | {"num_turns", "stop_reason", "error", "rollout_id", "messages", "rollout_stats"}
+    | {"environments", "prompts", "completions", "trainer_state", "log_extra", "log_metric"}
+)
 
 
 def rows_of(
@@ -37,7 +43,19 @@ def rows_of(
         # Their own: what a reward function does to them reaches no record and no other row.
         "messages": [container_copy(rollout.messages) for rollout in rollouts],
         "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
+        **_extras(rollouts),
     }
+
+
+def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+    """What agents give reward functions, one column for each name that any of them has."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.extras)
+    if taken := sorted(_TAKEN & names.keys()):
+        raise RolloutError(
+            f"AgentResult.extras has {taken[0]!r}, which is a column of abut or TRL\n"
+            "hint: give it another name"
+        )
+    return {name: [rollout.extras.get(name) for rollout in rollouts] for name in names}
 
 
 def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[Any]]:

@@ -41,6 +41,15 @@ def sampler_of(
     return _server(trainer.args, settings, trl_version)
 
 
+def client_settings(trainer: Any) -> dict[str, Any]:
+    """The trainer's settings of sampling by the names that chat clients know, neutral ones too."""
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    settings = {name: getattr(trainer, name) for name in NAMED}
+    settings = {name: neutral.get(name) if v is None else v for name, v in settings.items()}
+    neutral_penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return {**neutral_penalties, **settings, **(trainer.args.generation_kwargs or {})}
+
+
 def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:
     from trl.models import unwrap_model_for_generation
 

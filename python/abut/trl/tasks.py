@@ -48,7 +48,7 @@ class Tasks:
         # A rank's slice may cut a group, so groups are counted over all ranks.
         offset = trainer.accelerator.process_index * len(prompts)
         step = trainer.state.global_step
-        self.run_id = self.run_id or _run_id(trainer)
+        self.run_id_of(trainer)
         batch = self._name_batch(mode, step)
         groups = -(-trainer.accelerator.num_processes * len(prompts) // generations)
         first_group = self._first_group(mode, trainer, groups)
@@ -83,6 +83,11 @@ class Tasks:
                 )
             )
         return tasks
+
+    def run_id_of(self, trainer: Any) -> str:
+        """The id of this run; all ranks ask for it together, the first time."""
+        self.run_id = self.run_id or _run_id(trainer)
+        return self.run_id
 
     def _refuse_removed(self, removed: Sequence[str]) -> None:
         for name in ("seed", *[ROUTE] * self.route.is_by_name):

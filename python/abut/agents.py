@@ -1,0 +1,184 @@
+"""Agents: what owns its loop, and asks the policy at an endpoint that speaks OpenAI's protocol.
+
+Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
+the gateway, which keeps what was said exact to the token.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from abut.envs.foreign import placed
+from abut.envs.reset_keywords import (
+    UnplayableRow,
+    accepted_by,
+    check_removed,
+    lacks_column,
+)
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.messages import Message
+
+if TYPE_CHECKING:
+    pass
+
+AgentFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where one rollout of an agent asks the policy.
+
+    Attributes:
+        base_url: for an OpenAI client; it ends in `/v1`.
+        api_key: opens this rollout alone.
+        model: the name to ask for; any other one is answered as well.
+        rollout_id: its id, with the attempt.
+    """
+
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str
+    rollout_id: str
+    counted: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+
+    @property
+    def calls(self) -> int:
+        """How many calls the policy has answered so far."""
+        return self.counted()
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """What an agent says of its rollout.
+
+    Attributes:
+        reward: None is no score.
+        extras: more columns for reward functions, None for rollouts that have them not.
+        messages: the conversation as the agent tells it; None: as the gateway heard it.
+    """
+
+    reward: float | None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Message] | None = None
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Plays whole rollouts. `@agent` makes one of a function.
+
+    One may also have `async start(gateway)` and `async stop()`, called once for each batch that it
+    plays in: what `start` raises ends the batch.
+    """
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> float | AgentResult | None:
+        """Play one rollout against the endpoint; returns its reward, None for no score."""
+        ...
+
+
+class FunctionAgent:
+    """What `@agent` makes of a function.
+
+    Attributes:
+        function: it.
+        is_async: whether it is a coroutine function; else it has a thread of its own.
+    """
+
+    def __init__(self, function: AgentFunction) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the function itself, in a test say."""
+        return self.function(*args, **keywords)
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Play one rollout."""
+        returned = self.begin(endpoint, task)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    def begin(self, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Call the function with what it names of the row; an async one gives an awaitable.
+
+        Raises:
+            UnplayableRow: the row lacks a column that it needs.
+        """
+        check_removed(self.function, self.__name__, task)
+        keywords = accepted_by(self.function, task.columns, task.episode_seed)
+        try:
+            return self.function(endpoint, **keywords)
+        except TypeError as error:
+            if lacks := lacks_column(self.function, self.__name__, task, error):
+                raise lacks from error
+            raise
+
+
+def agent(function: AgentFunction) -> FunctionAgent:
+    """Make an agent of a function, async or sync, as a decorator.
+
+    It is called with an `Endpoint`, and with those columns of the dataset's row, and
+    `episode_seed`, that it names. What it returns is the reward: a number, None for no score, or an
+    `AgentResult`. A sync function has a thread of its own, an async one shares a loop.
+
+    Raises:
+        TypeError: it is no function that takes an endpoint.
+    """
+    if not callable(function) or inspect.isclass(function):
+        raise TypeError(
+            f"@agent takes a function, got {function!r}\n"
+            "hint: async def solve(endpoint, question): …; a class with `async def run(self, "
+            "endpoint, task)` is an agent without it"
+        )
+    return FunctionAgent(function)
+
+
+def is_agent(env: Any) -> bool:
+    """Whether it owns its loop; the class of an agent does not."""
+    return isinstance(env, Agent) and not inspect.isclass(env)
+
+
+def result_of(
+    returned: Any, name: str, where: str, *, on_nan: Callable[[], None] | None = None
+) -> AgentResult:
+    """What an agent returned, with a reward that is finite or None.
+
+    Args:
+        returned: by `run`.
+        name: what errors call the agent.
+        where: the place of its code, for the error.
+        on_nan: called where the reward is not finite, which few mean.
+
+    Raises:
+        EnvError: it is no reward.
+    """
+    result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
+    reward, extras, messages = result.reward, result.extras, result.messages
+    if reward is not None:
+        try:
+            reward = float(reward)
+        except OverflowError:
+            reward = math.inf
+        except Exception:
+            raise placed(
+                EnvError(
+                    f"{name} returned {type(reward).__name__}: expected a number, None or an "
+                    "AgentResult\nhint: return the reward; None says that there is no score"
+                ),
+                where,
+            ) from None
+        if not math.isfinite(reward):
+            reward = None
+            if on_nan is not None:
+                on_nan()
+    if not isinstance(extras, Mapping) or not all(isinstance(key, str) for key in extras):
+        raise placed(EnvError(f"{name}: AgentResult.extras must be a dict with names"), where)
+    if messages is not None and not all(isinstance(message, Mapping) for message in messages):
+        raise placed(EnvError(f"{name}: AgentResult.messages must be a list of messages"), where)
+    return AgentResult(reward, dict(extras), messages)
+
+
+__all__ = ["Agent", "AgentResult", "Endpoint", "UnplayableRow", "agent"]

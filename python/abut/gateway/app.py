@@ -1,0 +1,269 @@
+"""The routes of the gateway.
+
+Invariant: whatever comes in, what goes out is an answer or a refusal in OpenAI's form; nothing of a
+request is logged, and none is sent anywhere but to the rank that plays its rollout.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+
+from abut.concurrency.threads import THREADS
+from abut.gateway.answer import DONE, completion, event, events
+from abut.gateway.call import Call
+from abut.gateway.refusal import Refusal
+from abut.gateway.request import read_body, read_request
+from abut.gateway.server import MODEL, Gateway
+from abut.gateway.session import Session
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 * 2**20
+# Parsed in about half a millisecond.
+_SMALL_BYTES = 2**18
+_SMALL_TOKENS = 4096
+_COMMENT_S = 15.0
+_BACKLOG = 4096
+# Longer than clients keep a connection that nothing comes over.
+_KEEPALIVE_S = 620.0
+_STARTED = int(time.time())
+_FORWARDED = "x-abut-forwarded"
+_PASSED_ON = ("authorization", "content-type", "x-abut-rollout", "x-stainless-retry-count")
+_GATEWAY = web.AppKey("gateway", Gateway)
+_PEERS = web.AppKey("peers", ClientSession)
+
+
+def make_app(gateway: Gateway) -> web.Application:
+    """The application of a gateway."""
+    app = web.Application(client_max_size=_MOST_BYTES, middlewares=[_refuses])
+    app[_GATEWAY] = gateway
+    app.cleanup_ctx.append(_peers)
+    for path in ("", "/r/{id}"):
+        app.router.add_post(f"{path}/v1/chat/completions", _chat)
+        app.router.add_get(f"{path}/v1/models", _models)
+        app.router.add_post(f"{path}/v1/responses", _responses)
+    app.router.add_get("/health", _health)
+    return app
+
+
+async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+    """Listen; returns what ends it, and the port.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=_BACKLOG, shutdown_timeout=1.0).start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner, runner.addresses[0][1]
+
+
+async def _peers(app: web.Application) -> Any:
+    connector = TCPConnector(limit=0)
+    timeout = ClientTimeout(total=None)
+    async with ClientSession(
+        connector=connector, cookie_jar=DummyCookieJar(), timeout=timeout, trust_env=False
+    ) as session:
+        app[_PEERS] = session
+        yield
+
+
+@web.middleware  # type: ignore[untyped-decorator]
+async def _refuses(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return web.json_response(refusal.body, status=refusal.status)
+    except web.HTTPRequestEntityTooLarge:
+        return _refused(f"the body has more than {_MOST_BYTES} bytes", 400)
+    except web.HTTPException as error:
+        return _refused(
+            f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
+        )
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
+    except Exception:
+        logger.exception("the gateway failed at a request")
+        return _refused("the gateway failed; its log says of what", 500)
+
+
+def _refused(message: str, status: int) -> web.Response:
+    return web.json_response(Refusal(message, status=status).body, status=status)
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+async def _models(request: web.Request) -> web.Response:
+    request.app[_GATEWAY].check_key(_key(request), request.match_info.get("id"))
+    model = {"id": MODEL, "object": "model", "created": _STARTED, "owned_by": "abut"}
+    return web.json_response({"object": "list", "data": [model]})
+
+
+async def _responses(request: web.Request) -> web.Response:
+    raise Refusal(
+        "there is no /responses here\nhint: use your client's chat completions model, such as "
+        "OpenAIChatCompletionsModel or OpenAIChatModel",
+        status=404,
+    )
+
+
+def _key(request: web.Request) -> str | None:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    gateway = request.app[_GATEWAY]
+    key = _key(request)
+    path_id = request.match_info.get("id")
+    if key is None or (path_id is not None and request.headers.get("x-abut-rollout") is None):
+        gateway.check_key(key, path_id)  # before anything is read
+    content = await request.read()
+    body = await _small(len(content) <= _SMALL_BYTES, lambda: read_body(content))
+    rollout = _rollout_of(request, body, path_id)
+    gateway.check_key(key, rollout)
+    if rollout is not None and (rank := gateway.rank_of(rollout)) is not None:
+        return await _pass_on(request, gateway, rank, content)
+    chat = read_request(body, unenforced=gateway.unenforced)
+    session = await gateway.session_of(rollout, chat)
+    is_open = _Connection(request)
+    placing = asyncio.ensure_future(
+        session.call(
+            chat,
+            body=hashlib.blake2b(content, digest_size=16).digest(),
+            retried=_is_retry(request),
+            is_open=is_open,
+        )
+    )
+    placing.add_done_callback(_look_at)
+    try:
+        # What is being written is not left half: a client that goes leaves it to the next.
+        call = await asyncio.shield(placing)
+        model = chat.model or MODEL
+        if chat.stream:
+            return await _stream(request, session, call, model)
+        return await _plain(request, session, call, model)
+    finally:
+        is_open.gone = True
+
+
+def _look_at(placing: asyncio.Future[Call]) -> None:
+    """A refusal that nobody waits for any more is none of the loop's."""
+    if not placing.cancelled():
+        placing.exception()
+
+
+class _Connection:
+    """Whether who asked still listens."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.gone = False
+
+    def __call__(self) -> bool:
+        transport = self._request.transport
+        return not self.gone and transport is not None and not transport.is_closing()
+
+
+def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None) -> str | None:
+    """Which rollout is meant: body, header, path, model, in this order."""
+    model = body.get("model")
+    by_model = model.partition("/")[2] if isinstance(model, str) else ""
+    said = body.get("rollout_id")
+    if said is not None and not isinstance(said, str):
+        raise Refusal("rollout_id must be a text", param="rollout_id")
+    return said or request.headers.get("x-abut-rollout") or path_id or by_model or None
+
+
+def _is_retry(request: web.Request) -> bool:
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return count.isdecimal() and int(count) > 0
+
+
+async def _plain(
+    request: web.Request, session: Session, call: Call, model: str
+) -> web.StreamResponse:
+    answer = await asyncio.shield(call.answered)
+    tokenizer, chat = session.tokenizer, call.request
+    small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
+    body = await _small(
+        small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()
+    )
+    response = web.Response(body=body, content_type="application/json")
+    await response.prepare(request)
+    await response.write_eof()
+    _note_delivery(request, session, call)
+    return response
+
+
+async def _stream(
+    request: web.Request, session: Session, call: Call, model: str
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+    response.content_type = "text/event-stream"
+    await response.prepare(request)
+    while True:
+        try:
+            async with asyncio.timeout(_COMMENT_S):
+                answer = await asyncio.shield(call.answered)
+            break
+        except TimeoutError:
+            await response.write(b": the turn is being sampled\n\n")
+        except Refusal as refusal:
+            await response.write(event(refusal.body) + DONE)
+            return response
+    chat, tokenizer = call.request, session.tokenizer
+    small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
+    sent = await _small(small, lambda: b"".join(events(answer, chat, model, tokenizer)))
+    await response.write(sent + DONE)
+    _note_delivery(request, session, call)  # clients hang up here, before the body's last byte
+    await response.write_eof()
+    return response
+
+
+def _note_delivery(request: web.Request, session: Session, call: Call) -> None:
+    transport = request.transport
+    if transport is not None and not transport.is_closing():
+        session.delivered(call)
+
+
+async def _small(small: bool, work: Callable[[], Any]) -> Any:
+    """Do what is quick here, all else on a thread: every rollout waits for this loop."""
+    return work() if small else await THREADS.ask(work)
+
+
+async def _pass_on(
+    request: web.Request, gateway: Gateway, rank: int, content: bytes
+) -> web.StreamResponse:
+    """Have the rank answer that plays the rollout; it sees where this client hangs up."""
+    url = gateway.peers.get(rank)
+    if url is None or _FORWARDED in request.headers:
+        raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
+    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    headers[_FORWARDED] = "1"
+    async with request.app[_PEERS].post(
+        url + request.rel_url.raw_path, data=content, headers=headers, allow_redirects=False
+    ) as reply:
+        response = web.StreamResponse(status=reply.status)
+        response.content_type = reply.content_type
+        await response.prepare(request)
+        async for chunk in reply.content.iter_any():
+            await response.write(chunk)
+        await response.write_eof()
+        return response

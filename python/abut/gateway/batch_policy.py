@@ -1,0 +1,103 @@
+"""What a session asks, where a batch of rollouts plays it.
+
+Invariant: samples are drawn on the loop of the batch, with its slots, seeds, limits and weights, as
+those of environments are; all else is done on the loop of the gateway.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from abut._native import Tokenizer
+from abut.concurrency.loop import LoopTasks
+from abut.envs.task import RolloutTask
+from abut.gateway.clock import Clock
+from abut.gateway.notes import Notes
+from abut.gateway.processors import Processors, Shown
+from abut.gateway.refusal import over
+from abut.gateway.request import ChatRequest
+from abut.processor import PartsProcessor
+from abut.rollout.batch import Batch
+from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.episode import sample_seed
+from abut.rollout.rollout import StopReason
+from abut.samplers.sampler import Sample, SampleRequest
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the rollouts of an agent share."""
+
+    processors: Processors
+    notes: Notes
+
+
+class BatchPolicy:
+    """The policy of one attempt, made on the loop of the batch.
+
+    Attributes:
+        failure: holds why nothing can go on, where that is so.
+        clock: stands still while a model in this process samples.
+    """
+
+    clock: Clock
+
+    def __init__(self, shared: Shared, batch: Batch, task: RolloutTask, attempt: int) -> None:
+        self.tokenizer: Tokenizer = batch.tokenizer
+        self.max_turns = batch.config.max_turns
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shared = shared
+        self._batch = batch
+        self._task = task
+        self._attempt = attempt
+        self._on_batch = LoopTasks(asyncio.get_running_loop())
+
+    def conversation(self, processor: PartsProcessor) -> Conversation:
+        """One in which nothing is said yet."""
+        return self._batch.conversation(processor)
+
+    def budget(self) -> Budget:
+        """What a conversation may have."""
+        return self._batch.budget()
+
+    def seed(self, number: int) -> int:
+        """That of the sample of one call."""
+        return sample_seed(self._batch.config.seed, self._task, self._attempt, number)
+
+    async def shown(self, request: ChatRequest) -> Shown:
+        """What writes the conversation of a request."""
+        return await self._shared.processors.of(request)
+
+    def note(self, request: ChatRequest) -> None:
+        """See what a request asks for that it does not get."""
+        self._shared.notes.see(request)
+
+    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+        """Draw one turn; the trainer's settings win over the client's.
+
+        Raises:
+            Refusal: not in the time that there is.
+        """
+        seconds = self._batch.config.turn_timeout_s
+        try:
+            async with asyncio.timeout(None if self._batch.in_process else seconds):
+                return await self._on_batch.ask(lambda: self._sampled(request))
+        except TimeoutError:
+            raise over(f"turn_timeout_s={seconds:g} is over", reason=StopReason.DEADLINE) from None
+
+    def failed(self, error: Exception) -> None:
+        """Note that nothing can go on."""
+        self._on_batch.submit(lambda: self._fail(error))
+
+    def end(self) -> None:
+        """Draw nothing any more; on the loop of the batch."""
+        self._on_batch.cancel()
+        if self.failure.done() and not self.failure.cancelled():
+            self.failure.exception()  # seen, or of no concern any more
+
+    async def _sampled(self, request: SampleRequest) -> Sample:
+        with self.clock.stopped(self._batch.in_process):
+            return await self._batch.sample(request)
+
+    async def _fail(self, error: Exception) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)

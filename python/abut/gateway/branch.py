@@ -1,0 +1,183 @@
+"""The branches of a rollout: its conversations, each a line of turns, and what they share.
+
+Invariant: every call stands in the branches that go on from it, as it was sampled, and one of them
+owns it: over all branches a sampled token is trained once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from abut._native import Columns
+from abut.gateway.call import Call
+from abut.gateway.matching import Entry, Match
+from abut.gateway.processors import Shown
+from abut.gateway.values import CallIds, calls_of, form_of_message
+from abut.messages import Message
+from abut.rollout.conversation import Conversation
+from abut.rollout.rollout import Branch as RecordedBranch
+from abut.rollout.rollout import BranchCause
+
+Which: TypeAlias = Literal["longest", "last"]
+
+
+@dataclass(eq=False)
+class Branch:
+    """One conversation of a rollout.
+
+    Attributes:
+        frame: what it is written with, see `ChatRequest.frame`.
+        shown: what writes it.
+        conversation: its tokens.
+        cause: why it is a branch of its own; None for the first.
+        entries: its messages, as the client and the policy have them.
+        calls: those that made its turns.
+        sampling: whether a sample is being drawn at its end.
+    """
+
+    frame: str
+    shown: Shown
+    conversation: Conversation
+    cause: BranchCause | None = None
+    entries: list[Entry] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    sampling: bool = False
+    ids: CallIds = field(default_factory=CallIds)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of the tool that each call id has called."""
+    own_ids: set[str] = field(default_factory=set)
+    """Call ids that the policy wrote itself."""
+
+    def forked(self, entries: int, conversation: Conversation, cause: BranchCause) -> "Branch":
+        """A branch that begins with so many entries of this one."""
+        calls = sum(entry.ours for entry in self.entries[:entries])
+        other = Branch(self.frame, self.shown, conversation, cause, calls=self.calls[:calls])
+        for entry in self.entries[:entries]:
+            other._note(entry)
+        other.own_ids = set(self.own_ids)
+        return other
+
+    def say(self, messages: Iterable[Message]) -> None:
+        """Note what a client said."""
+        for message in messages:
+            self._note(Entry(message, form=form_of_message(message, self.ids)))
+
+    def hear(self, call: Call) -> None:
+        """Note what the policy answered."""
+        answer = call.answered.result()
+        self.calls.append(call)
+        self.own_ids |= answer.own_ids
+        self._note(Entry(answer.message, ours=True, stop=call.request.stop))
+
+    def _note(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if entry.message.get("role") == "assistant":
+            self.ids.add(entry.message)
+            for call in calls_of(entry.message):
+                if isinstance(id_ := call.get("id"), str):
+                    self.names[id_] = call["function"]["name"]
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether it ends on what a client said."""
+        return bool(self.entries) and not self.entries[-1].ours
+
+    @property
+    def delivered(self) -> int:
+        """So many of its calls, from the first on, up to the last one that somebody got."""
+        return max((k + 1 for k, call in enumerate(self.calls) if call.delivered), default=0)
+
+    def agreement(self, messages: Sequence[Message], found: Match) -> tuple[int, int, int]:
+        """How well what a request says of ids agrees with this branch, as far as texts do.
+
+        Returns:
+            for the last answer, 1 where its token ids are ours, -1 where they are not; how many of
+            its calls have our ids; which delivery that answer was.
+        """
+        tokens = ids = place = 0
+        answers = iter(self.entries[: found.entries])
+        call: Call | None = None
+        number = 0
+        for entry in answers:
+            if place >= len(messages):
+                break
+            message = messages[place]
+            if not entry.ours:
+                place += 1
+                continue
+            call = self.calls[number]
+            number += 1
+            if message.get("role") != "assistant":
+                continue  # an empty turn that was left out
+            place += 1
+            ours = [own.get("id") for own in calls_of(entry.message)]
+            theirs = [own.get("id") for own in calls_of(message)]
+            ids += bool(ours) and ours == theirs
+            tokens = _same_tokens(message, call)
+        return tokens, ids, -1 if call is None else call.delivered_as
+
+
+def _same_tokens(message: Message, call: Call) -> int:
+    said = message.get("generation_token_ids")
+    if not isinstance(said, list) or not said or call.sample is None:
+        return 0
+    return 1 if said == call.sample.ids.tolist() else -1
+
+
+def row_of(branches: Sequence[Branch], which: Which) -> Branch | None:
+    """The branch that becomes the row: of those that somebody got a sample of."""
+    heard = [branch for branch in branches if branch.delivered]
+    if not heard:
+        return None
+    if which == "last":
+        return max(heard, key=_last_delivery)
+    return max(heard, key=lambda branch: (_heard_tokens(branch), _last_delivery(branch)))
+
+
+def _last_delivery(branch: Branch) -> int:
+    return branch.calls[branch.delivered - 1].delivered_as
+
+
+def _heard_tokens(branch: Branch) -> int:
+    return sum(call.sampled_tokens for call in branch.calls[: branch.delivered])
+
+
+def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranch]:
+    """What the row does not hold: one branch for each that sampled something of its own."""
+    owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
+    found: list[RecordedBranch] = []
+    # A branch that another one goes on from is a part of it.
+    for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
+        ends = sorted({branch.delivered, len(branch.calls)})
+        for end in ends:
+            own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
+            owned |= {id(branch.calls[k]) for k in own}
+            if any(branch.calls[k].sampled_tokens for k in own):
+                found.append(_recorded(branch, own[0], end))
+    return found
+
+
+def _recorded(branch: Branch, begin: int, end: int) -> RecordedBranch:
+    """The turns from `begin` to `end`, behind what stands before them as a prompt."""
+    trajectory = branch.conversation.trajectory
+    turns = branch.conversation.turns
+    while turns[begin].start == turns[begin].end:
+        begin += 1
+    last = max(k for k in range(begin, end) if turns[k].end > turns[k].start)
+    start, stop = turns[begin].start, turns[last].end
+    ids, mask = trajectory.ids, trajectory.sampled_mask
+    logprobs: Any = np.nan_to_num(trajectory.logprobs[start:stop], nan=0.0)
+    columns = Columns(
+        prompt_ids=ids[:start],
+        completion_ids=ids[start:stop],
+        logprobs=logprobs,
+        env_mask=mask[start:stop],
+    )
+    return RecordedBranch(
+        columns,
+        provenance=trajectory.provenance[:stop],
+        cause=branch.cause,
+        delivered=end <= branch.delivered,
+    )

@@ -1,0 +1,244 @@
+"""One attempt of an agent: its code, its session at the gateway, and the row that comes of both.
+
+Invariant: the agent runs where environments run, never on the loop of the batch or of the gateway;
+what it raises is an `EnvError`; and when the attempt is over, its session answers nothing any more.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from abut import agents
+from abut.agents import Agent, AgentResult, Endpoint, FunctionAgent, result_of
+from abut.concurrency.threads import THREADS, DaemonThread
+from abut.envs.foreign import place_of, place_of_code, placed, raised_by_env, stands_at
+from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.gateway.batch_policy import BatchPolicy, Shared
+from abut.gateway.branch import others, row_of
+from abut.gateway.call import Call
+from abut.gateway.clock import Clock
+from abut.gateway.server import MODEL, Gateway
+from abut.gateway.session import Session
+from abut.messages import container_copy
+from abut.rollout.batch import Batch
+from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+
+_LIMITS = (
+    StopReason.MAX_TURNS,
+    StopReason.MAX_COMPLETION_TOKENS,
+    StopReason.MAX_CONTEXT_TOKENS,
+    StopReason.DEADLINE,
+)
+
+
+class AgentEpisode:
+    """One attempt, on the loop of its batch."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        name: str,
+        gateway: Gateway,
+        shared: Shared,
+        batch: Batch,
+        task: RolloutTask,
+        attempt: int,
+    ) -> None:
+        self._agent = agent
+        self._name = name
+        self._batch = batch
+        self._task = task
+        self._gateway = gateway
+        self._id = str(gateway.id_of(task.rollout_id, attempt))
+        self._policy = BatchPolicy(shared, batch, task, attempt)
+        self.session = Session(self._id, self._policy, gateway.rewrites)
+        self._thread: DaemonThread | None = None
+        self._call: asyncio.Future[Any] | None = None
+        self._clock: Clock | None = None
+        self._is_settled = False
+        self.rollout = Rollout(task.rollout_id, task.index)
+
+    # ---- on the loop of the batch
+
+    async def run(self, clock: asyncio.Timeout) -> Rollout:
+        """Have the agent play, and make a row of what was said.
+
+        Args:
+            clock: the deadline of the attempt. When it is over the gateway answers no more, so
+                that an agent which asks then ends; the clock itself goes off a little later.
+
+        Raises:
+            EnvError: the agent failed.
+            SamplerError: the sampler failed; training must stop.
+        """
+        self._clock = self._policy.clock = Clock(clock, self._time_is_over)
+        endpoint = Endpoint(
+            self._gateway.url_of(self._id),
+            self._gateway.key_of(self._id),
+            MODEL,
+            self._id,
+            counted=lambda: self.session.answered,
+        )
+        await self._at_gateway(self._register)
+        try:
+            self._call = self._begin(endpoint)
+            failed = self._policy.failure
+            await asyncio.wait({self._call, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not failed.done():
+                result = self._result(self._call)
+        finally:
+            await self._at_gateway(self._unregister)
+            self._is_settled = True
+        if failed.done():  # an agent may well have ended of that
+            failed.result()
+        return self._finish(result)
+
+    def end(self) -> None:
+        """End the attempt: nobody is answered any more."""
+        if self._clock is not None:
+            self._clock.close()
+        self._policy.end()
+        hangs = False
+        if self._call is not None and not self._call.done():
+            hangs = True
+            self._call.cancel()
+        if self._thread is not None:
+            self._batch.close_on(self._thread, None, keep=False, hangs=hangs)
+
+    def where(self) -> str:
+        """Where its agent stands, or else where that begins."""
+        if (at := stands_at(self._thread, behind=agents.__file__)) is not None:
+            return at
+        agent = self._agent
+        if isinstance(agent, FunctionAgent):
+            return place_of_code(agent.function)
+        return place_of(agent, "run")
+
+    def failed(self, error: str) -> Rollout:
+        """What there is of a rollout that failed."""
+        row = self._row(AgentResult(None))
+        row.stop_reason, row.error, row.reward = StopReason.ERROR, error, None
+        return row
+
+    def _begin(self, endpoint: Endpoint) -> asyncio.Future[Any]:
+        agent, task = self._agent, self._task
+        if isinstance(agent, FunctionAgent) and not agent.is_async:
+            self._batch.check_thread_limit()
+            self._thread = THREADS.lend()
+            return self._thread.ask(lambda: agent.begin(endpoint, task))
+        return self._batch.env_loop.open().ask(lambda: agent.run(endpoint, task))
+
+    def _result(self, call: asyncio.Future[Any]) -> AgentResult:
+        """What the agent returned.
+
+        Raises:
+            EnvError: it raised, or returned what is no reward.
+        """
+        nan = self._batch.notices.nan_reward
+        try:
+            returned = call.result()
+        except UnplayableRow:
+            raise
+        except BaseException as error:  # SystemExit of an agent does not end training
+            if self.session.refused in _LIMITS:
+                return AgentResult(None)  # it was told that there is no more, and ended of that
+            raise self._raised(error) from error
+        return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
+
+    def _raised(self, error: BaseException) -> EnvError:
+        raised = raised_by_env(self._name, error)
+        if not self.session.calls:
+            return raised
+        return placed(EnvError(f"{raised} (after {self.session.answered} calls)"), raised.trace)
+
+    def _time_is_over(self) -> None:
+        seconds = self._batch.config.rollout_timeout_s
+
+        async def expire() -> None:
+            self.session.end(f"rollout_timeout_s={seconds:g} is over", StopReason.DEADLINE)
+
+        self._gateway.loop.submit(expire)
+
+    def _finish(self, result: AgentResult) -> Rollout:
+        """The row; a session that is over no more changes."""
+        session, name = self.session, self._name
+        if not session.calls:
+            raise placed(
+                EnvError(
+                    f"{name} made no call\nhint: it has to ask endpoint.base_url with "
+                    "endpoint.api_key; is the client another one's?"
+                ),
+                self.where(),
+            )
+        row = self._row(result)
+        if row.columns is None:
+            raise placed(
+                EnvError(f"none of the {len(session.calls)} calls of {name} was answered"),
+                self.where(),
+            )
+        limited = session.refused in _LIMITS or session.refused is StopReason.EMPTY_SAMPLE
+        assert not limited or session.refused is not None
+        row.stop_reason = session.refused if limited else StopReason.ENV_DONE  # type: ignore[assignment]
+        return row
+
+    def _row(self, result: AgentResult) -> Rollout:
+        """What was said, as a rollout."""
+        session, partial = self.session, self.rollout
+        branches = session.branches if self._is_settled else []
+        row = row_of(branches, self._batch.config.branch)
+        rollout = Rollout(
+            partial.rollout_id,
+            partial.index,
+            branches=others(branches, row),
+            reward=result.reward,
+            messages=list(self._task.messages),
+            extras=result.extras,
+            client_rewrites=dict(session.client_rewrites),
+            tool_choice_unmet=session.tool_choice_unmet,
+        )
+        if row is not None:
+            calls = row.calls[: row.delivered]
+            last = row.conversation.turns[len(calls) - 1]
+            talk = row.conversation.fork(last.end)
+            trajectory = talk.trajectory
+            rollout.columns = trajectory.columns()
+            rollout.prompt_ids = rollout.columns.prompt_ids
+            rollout.provenance = trajectory.provenance
+            rollout.turns = [_record(call) for call in calls]
+            rollout.turns[-1].reward = result.reward
+            rollout.seams, rollout.messages = talk.seams, talk.messages
+            rollout.control_spellings = talk.control_spellings
+        if result.messages is not None:
+            rollout.messages = container_copy([dict(message) for message in result.messages])
+        return rollout
+
+    # ---- on the loop of the gateway
+
+    async def _register(self) -> None:
+        self._gateway.sessions[self._id] = self.session
+
+    async def _unregister(self) -> None:
+        self._gateway.sessions.pop(self._id, None)
+        await self.session.close("it has ended")
+
+    def _at_gateway(self, call: Any) -> Awaitable[Any]:
+        return self._gateway.loop.ask(call)
+
+
+def _record(call: Call) -> TurnRecord:
+    turn, sample = call.turn, call.sample
+    assert turn is not None
+    assert sample is not None
+    return TurnRecord(
+        turn.start,
+        turn.end,
+        sample.finish_reason,
+        call.generate_s,
+        call.env_s,
+        stop_token=turn.stop_token,
+        stop_string=turn.stop_string,
+        stop_inside=turn.stop_inside,
+        model_version=sample.model_version,
+    )

@@ -1,0 +1,254 @@
+"""Whether what a client sends back is what was said: eleven rules, each of them exact.
+
+Invariant: a history that was edited is never taken for the one that was said. Rules 1 to 5 and 11
+say which ways of writing mean the same. Rules 6 to 10 know what certain clients do to a message of
+the policy; they are counted, since such a client shows its history otherwise elsewhere, and they
+can be switched off. `docs/agents.md` has the table of them.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from abut.gateway.values import (
+    CallIds,
+    arguments_of,
+    calls_of,
+    form,
+    form_of_call,
+    form_of_message,
+    text_of,
+)
+from abut.messages import Message
+
+Rewrite: TypeAlias = Literal[
+    "text_lost", "stop_put_back", "calls_as_text", "code_again", "empty_turn_left_out"
+]
+"""What a client is known to do to a message of the policy:
+
+- text_lost: leaves out the text beside calls (crewai)
+- stop_put_back: writes the stop string back behind the text (smolagents' `CodeAgent`)
+- calls_as_text: writes calls as Python text into the content (smolagents' `ToolCallingAgent`)
+- code_again: repeats the code in the text as a call (smolagents' `CodeAgent`)
+- empty_turn_left_out: leaves out a turn without text and calls (pydantic-ai, OpenAI Agents)
+"""
+
+REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
+
+_NEVER_OURS = ("refusal", "audio", "function_call")
+_CALLS = "\nCalling tools:\n"
+
+
+@dataclass
+class Entry:
+    """One message of a branch: the policy's answer, or what a client said."""
+
+    message: Message
+    ours: bool = False
+    stop: Sequence[str] = ()
+    """The stop strings of the request that it answers."""
+    form: Hashable = None
+    """Of a message that is not the policy's."""
+    text: str = field(init=False, default="")
+    reasoning: str = field(init=False, default="")
+    calls: tuple[Hashable, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Note of an answer what each request is compared with."""
+        if self.ours:
+            self.text = (text_of(self.message.get("content")) or "").strip()
+            self.reasoning = (self.message.get("reasoning_content") or "").strip()
+            self.calls = tuple(map(form_of_call, calls_of(self.message)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is an answer without text and calls."""
+        return self.ours and not self.text and not self.calls
+
+
+class History:
+    """The messages of one request, and what each is compared by."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.forms: list[Hashable] = []
+        ids = CallIds()
+        for message in messages:
+            self.forms.append(form_of_message(message, ids))
+            if message.get("role") == "assistant":
+                ids.add(message)
+        self.has_answer_from = [False] * (len(messages) + 1)
+        for place in reversed(range(len(messages))):
+            later = self.has_answer_from[place + 1]
+            self.has_answer_from[place] = later or messages[place].get("role") == "assistant"
+
+
+@dataclass(frozen=True)
+class Match:
+    """How far a branch and a request agree."""
+
+    entries: int
+    """So many entries of the branch."""
+    messages: int
+    """So many messages of the request."""
+    turns: int
+    """So many answers among the entries."""
+    behind_turn: tuple[int, int]
+    """Entries and messages up to and with the last of these."""
+    rewrites: Mapping[str, int]
+
+
+def match(entries: Sequence[Entry], history: History, rewrites: Collection[str]) -> Match:
+    """Find how far a branch is the beginning of a request."""
+    found: Counter[str] = Counter()
+    at, place, turns, behind_turn = 0, 0, 0, (0, 0)
+    messages, forms = history.messages, history.forms
+    for entry in entries:
+        message = messages[place] if place < len(messages) else None
+        if message is None:
+            break
+        if entry.ours:
+            how = rewrite_of(message, entry, rewrites)
+            if how is None:
+                if not _may_be_left_out(entry, entries[at + 1 :], history, place, rewrites):
+                    break
+                how = "empty_turn_left_out"
+            else:
+                place += 1
+            if how:
+                found[how] += 1
+            turns += 1
+            behind_turn = (at + 1, place)
+        elif forms[place] == entry.form:
+            place += 1
+        else:
+            break
+        at += 1
+    return Match(at, place, turns, behind_turn, found)
+
+
+def _may_be_left_out(
+    entry: Entry, later: Sequence[Entry], history: History, place: int, rewrites: Collection[str]
+) -> bool:
+    """Whether a client may have left an empty turn out before this place.
+
+    At the end of a branch only where no answer follows that the branch does not have.
+    """
+    if not entry.is_empty or "empty_turn_left_out" not in rewrites:
+        return False
+    return any(not other.is_empty for other in later) or not history.has_answer_from[place]
+
+
+def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:
+    """How a message is this answer of the policy: `""` as it is, else by which rule; None: not."""
+    if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
+        return None
+    text = text_of(message.get("content"))
+    if text is None or not _same_reasoning(message, entry):
+        return None
+    text = text.strip()
+    theirs = calls_of(message)
+    if len(theirs) != len(message.get("tool_calls") or ()):
+        return None
+    if not _same_calls(theirs, entry):
+        as_text = "calls_as_text" in rewrites and entry.calls and not theirs
+        return "calls_as_text" if as_text and text == _with_calls(entry) else None
+    if text == entry.text:
+        return ""
+    if not text:
+        lost = "text_lost" in rewrites and theirs and _ids(theirs) == _ids(calls_of(entry.message))
+        return "text_lost" if lost else None
+    wholes = [entry.text]
+    if "stop_put_back" in rewrites:
+        said = text_of(entry.message.get("content")) or ""
+        wholes += [(said + stop).strip() for stop in entry.stop]
+        if text in wholes[1:]:
+            return "stop_put_back"
+    if "code_again" in rewrites and not theirs and any(_repeats(text, whole) for whole in wholes):
+        return "code_again"
+    return None
+
+
+def _same_reasoning(message: Message, entry: Entry) -> bool:
+    """Whether what it says of the thinking, if anything, is ours."""
+    for key in ("reasoning_content", "reasoning"):
+        said = message.get(key)
+        if said and not (isinstance(said, str) and said.strip() == entry.reasoning):
+            return False
+    return True
+
+
+def _same_calls(theirs: Sequence[Mapping[str, Any]], entry: Entry) -> bool:
+    if len(theirs) != len(entry.calls):
+        return False
+    for own, call, known in zip(calls_of(entry.message), theirs, entry.calls, strict=True):
+        mine, function = own["function"], call["function"]
+        if function == mine and isinstance(function.get("arguments"), str):
+            continue  # two texts: nothing in them is a bool
+        if form_of_call(call) != known and not _wraps(function, mine):
+            return False
+    return True
+
+
+def _wraps(function: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
+    """Whether they are arguments that are no object, in the one that pydantic-ai makes of them."""
+    text = arguments_of(mine.get("arguments"))
+    if not isinstance(text, str) or function.get("name") != mine.get("name"):
+        return False
+    return form(arguments_of(function.get("arguments"))) == form({"INVALID_JSON": text})
+
+
+def _ids(calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [call.get("id") for call in calls]
+
+
+def _with_calls(entry: Entry) -> str:
+    """What smolagents' `ToolCallingAgent` makes of an answer that calls tools."""
+    calls = [
+        {
+            "id": call.get("id"),
+            "type": "function",
+            "function": {
+                "name": call["function"].get("name"),
+                "arguments": arguments_of(call["function"].get("arguments")),
+            },
+        }
+        for call in calls_of(entry.message)
+    ]
+    return (entry.text + _CALLS + repr(calls)).strip()
+
+
+_NUMBERED = re.compile(r"call_\d+")
+_INTERPRETER = "python_interpreter"
+
+
+def _repeats(text: str, whole: str) -> bool:
+    """Whether it is what smolagents' `CodeAgent` makes of an answer: it, and its code as a call."""
+    head = whole + _CALLS
+    if not text.startswith(head):
+        return False
+    written = text[len(head) :]
+    try:
+        calls = ast.literal_eval(written)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    if repr(calls) != written or not isinstance(calls, list) or len(calls) != 1:
+        return False
+    call = calls[0]
+    if not isinstance(call, dict) or set(call) != {"id", "type", "function"}:
+        return False
+    function = call["function"]
+    if not isinstance(function, dict) or set(function) != {"name", "arguments"}:
+        return False
+    code = function["arguments"]
+    return (
+        call["type"] == "function"
+        and _NUMBERED.fullmatch(str(call["id"])) is not None
+        and function["name"] == _INTERPRETER
+        and isinstance(code, str)
+        and bool(code.strip())
+        and code.strip() in whole
+    )

@@ -1,0 +1,106 @@
+"""An agent as `make_rollout_func` takes it, and as the engine plays it: behind the gateway."""
+
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from abut.agents import Agent
+from abut.concurrency.threads import THREADS
+from abut.envs.foreign import raised_by_env
+from abut.envs.task import RolloutTask
+from abut.errors import TemplateError
+from abut.gateway.batch_policy import Shared
+from abut.gateway.episode import AgentEpisode
+from abut.gateway.notes import Notes
+from abut.gateway.processors import Processors
+from abut.gateway.server import Gateway
+from abut.processor import PartsProcessor
+from abut.rollout.batch import AnyEpisode, Batch, OwnLoop
+
+
+class AgentSource:
+    """An agent and its gateway: an `EnvSource`.
+
+    Args:
+        agent: it.
+        gateway: where it asks the policy.
+        sampling: the trainer's settings of sampling, by the names that clients know them by.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(
+        self, agent: Agent, gateway: Gateway, sampling: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self.agent = agent
+        self.gateway = gateway
+        self.sampling = sampling
+
+    def bind(self, processor: PartsProcessor) -> "PlayedAgent":
+        """What plays its tasks, in conversations that such processors write."""
+        return PlayedAgent(self, processor)
+
+
+class PlayedAgent(OwnLoop):
+    """Plays the rollouts of one agent for one engine."""
+
+    def __init__(self, source: AgentSource, processor: PartsProcessor) -> None:
+        self._agent, self._gateway = source.agent, source.gateway
+        self._sampling = source.sampling
+        self._base = processor
+        self.__name__ = getattr(source.agent, "__name__", type(source.agent).__name__)
+        self._shared: Shared | None = None
+
+    def complete(self, task: RolloutTask) -> RolloutTask:
+        """The task with what plays it."""
+        return dataclasses.replace(task, make_env=self)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _for_batch(self, batch: Batch) -> AsyncIterator[None]:
+        await THREADS.ask(self._gateway.start)
+        # Of this batch: they live on the gateway's loop, which one batch uses after the other.
+        processors = (
+            Processors(self._processor) if self._shared is None else self._shared.processors
+        )
+        self._shared = Shared(processors, Notes(self._sampling()))
+        start = getattr(self._agent, "start", None)
+        stop = getattr(self._agent, "stop", None)
+        if start is not None:
+            await self._ask(batch, "start", lambda: start(self._gateway))
+        try:
+            yield
+        finally:
+            if stop is not None:
+                await self._ask(batch, "stop", stop)
+
+    def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
+        """Start the gateway and the agent, and stop that after the batch."""
+        return self._for_batch(batch)
+
+    def episode(self, batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
+        """One attempt at a task."""
+        assert self._shared is not None
+        return AgentEpisode(
+            self._agent, self.__name__, self._gateway, self._shared, batch, task, attempt
+        )
+
+    async def _ask(self, batch: Batch, what: str, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await batch.env_loop.open().ask(call)
+        except Exception as error:
+            raise raised_by_env(f"{self.__name__}.{what}", error) from error
+
+    def _processor(
+        self, tools: Sequence[Any] | None, variables: Mapping[str, Any]
+    ) -> PartsProcessor:
+        if not tools and not variables:
+            return self._base
+        with_tools = getattr(self._base, "with_tools", None)
+        if with_tools is None:
+            raise TemplateError(
+                f"{type(self._base).__name__} shows what it was made with, and a request has tools "
+                "or chat_template_kwargs\nhint: leave processor= out"
+            )
+        made: PartsProcessor = with_tools(tools, **variables)
+        return made

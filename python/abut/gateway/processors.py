@@ -1,0 +1,93 @@
+"""What writes a conversation with these tools: one processor for all requests that name them.
+
+Invariant: requests with equal tools and variables share a processor, however many come at once, and
+it is made once.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from abut.concurrency.threads import THREADS
+from abut.errors import AbutError, text_of
+from abut.gateway.refusal import Refusal
+from abut.gateway.request import ChatRequest
+from abut.messages import Message
+from abut.processor import PartsProcessor
+from abut.tools.answers import ToolAnswers
+
+MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
+"""Makes one of tools and of variables for the template."""
+
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What writes a conversation.
+
+    Attributes:
+        processor: it.
+        answers: gives what tools say the form that the template takes; None where there are none.
+    """
+
+    processor: PartsProcessor
+    answers: ToolAnswers | None
+
+    def written(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages that follow a turn, those of tools in the form that the template takes."""
+        if self.answers is None:
+            return list(messages)
+        written: list[Message] = []
+        tools: list[Message] = []
+        for message in messages:
+            if message["role"] == "tool":
+                tools.append(message)
+                continue
+            if tools:
+                written += self.answers.written(tools)
+                tools = []
+            written.append(message)
+        return written + (self.answers.written(tools) if tools else [])
+
+
+class Processors:
+    """Those of one gateway; of one loop. The least used goes where there are too many."""
+
+    def __init__(self, make: MakeProcessor) -> None:
+        self._make = make
+        self._made: OrderedDict[str, asyncio.Future[Shown]] = OrderedDict()
+
+    async def of(self, request: ChatRequest) -> Shown:
+        """What writes the conversation of a request.
+
+        Raises:
+            Refusal: none can: the template does not take these tools, or shows them not.
+        """
+        frame = request.frame
+        made = self._made.get(frame)
+        if made is None:
+            made = self._made[frame] = asyncio.ensure_future(self._begin(request))
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(frame)
+        try:
+            return await asyncio.shield(made)
+        except (AbutError, TypeError, ValueError) as error:
+            self._made.pop(frame, None)
+            param = "tools" if request.tools else "chat_template_kwargs"
+            raise Refusal(
+                f"no conversation can be written with these tools and chat_template_kwargs: "
+                f"{error if isinstance(error, AbutError) else text_of(error)}",
+                param=param,
+            ) from error
+
+    async def _begin(self, request: ChatRequest) -> Shown:
+        def make() -> Shown:
+            processor = self._make(request.tools, request.template_kwargs)
+            answers = ToolAnswers(processor, request.tools) if request.tools else None
+            return Shown(processor, answers)
+
+        return await THREADS.ask(make)

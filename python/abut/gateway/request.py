@@ -1,0 +1,304 @@
+"""One request for a chat completion: what of it counts, and what is refused.
+
+Invariant: each field is honoured, refused or named as ignored; none changes in silence what the
+policy is asked.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from abut.gateway.refusal import Refusal
+from abut.gateway.values import text_of
+from abut.messages import Message, strange_block
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+"""Settings of sampling: a trainer's own win over them."""
+
+_TYPED = ("response_format", "structured_outputs", "guided_json", "guided_regex")
+_TYPED_TOO = ("guided_choice", "guided_grammar")
+_HONOURED = frozenset(
+    {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stop"}
+    | {"max_completion_tokens", "stream", "stream_options", "logprobs", "top_logprobs", "n"}
+    | {"return_token_ids", "return_tokens_as_token_ids", "chat_template_kwargs", "rollout_id"}
+    | {"logit_bias", "functions", "function_call", "chat_template", "continue_final_message"}
+    | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
+)
+_TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
+_MOST_STOPS = 16
+_MOST_STOP_CHARS = 1024
+_MOST_TOOLS = 512
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a client asks.
+
+    Attributes:
+        messages: as the client sent them, for comparing.
+        tools: None where there are none.
+        max_tokens: of the turn; None is no limit of the client's.
+        stop: strings that end the turn.
+        calls: whether calls are taken out of the text.
+        one_call: whether only the first call is wanted.
+        stream: whether the answer is sent as server-sent events.
+        usage: whether a stream ends with the counts.
+        logprobs: whether those of the sampled tokens are wanted.
+        token_ids: whether ids are wanted on the message.
+        token_names: whether tokens are called `token_id:N` among the logprobs.
+        template_kwargs: variables for the chat template.
+        sampling: the client's own settings.
+        ignored: names of fields that say nothing here.
+        unmet: what is asked for and sampled freely: `tool_choice`, `response_format`.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    calls: bool = True
+    one_call: bool = False
+    stream: bool = False
+    usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    token_names: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+    unmet: Sequence[str] = ()
+    model: str = ""
+    rollout_id: str | None = None
+
+    @property
+    def frame(self) -> str:
+        """What the whole conversation is written with; another one is another conversation."""
+        return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        Refusal: it is none.
+    """
+    try:
+        value = json.loads(body)
+    except UnicodeDecodeError as error:
+        raise Refusal(f"the body is no UTF-8: {error}") from None
+    except ValueError as error:
+        raise Refusal(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise Refusal("the body is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise Refusal(f"the body must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_request(body: Mapping[str, Any], *, unenforced: str = "refuse") -> ChatRequest:
+    """What a request asks.
+
+    Args:
+        body: its JSON.
+        unenforced: "accept" samples freely where a typed answer is asked for.
+
+    Raises:
+        Refusal: names the field that is wrong, or that could not be exact.
+    """
+    _refuse_inexact(body)
+    variables = _object(body, "chat_template_kwargs")
+    if taken := sorted(_TAKEN & variables.keys()):
+        raise Refusal(
+            f"chat_template_kwargs: {taken[0]} is no variable of the template's",
+            param="chat_template_kwargs",
+        )
+    unmet = _unmet(body, unenforced)
+    choice = body.get("tool_choice")
+    options = _object(body, "stream_options")
+    return ChatRequest(
+        messages=_messages(body),
+        tools=_tools(body),
+        max_tokens=_max_tokens(body),
+        stop=_stop(body),
+        calls=choice != "none",
+        one_call=body.get("parallel_tool_calls") is False,
+        stream=_flag(body, "stream"),
+        usage=bool(options.get("include_usage")),
+        logprobs=_flag(body, "logprobs"),
+        token_ids=_flag(body, "return_token_ids")
+        or _flag(body, "return_tokens_as_token_ids")
+        or any(key in message for message in body["messages"] for key in _TOKEN_FIELDS),
+        token_names=_flag(body, "return_tokens_as_token_ids"),
+        template_kwargs=variables,
+        sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
+        ignored=sorted(key for key in body if key not in _HONOURED and body[key] is not None),
+        unmet=unmet,
+        model=_text(body, "model") or "",
+        rollout_id=_text(body, "rollout_id"),
+    )
+
+
+def _refuse_inexact(body: Mapping[str, Any]) -> None:
+    n = body.get("n")
+    if n is not None and n != 1:
+        raise Refusal(f"n={n!r}: one sample each request\nhint: ask again for another", param="n")
+    top = body.get("top_logprobs")
+    if top:
+        raise Refusal(
+            f"top_logprobs={top!r}: only those of the sampled tokens are known\n"
+            "hint: logprobs=true, top_logprobs=0",
+            param="top_logprobs",
+        )
+    for name, holds, why in (
+        ("logit_bias", not body.get("logit_bias"), "it would change what the policy samples"),
+        ("functions", not body.get("functions"), "it is not shown to the policy; use tools"),
+        ("chat_template", body.get("chat_template") is None, "the trainer's template is used"),
+        ("continue_final_message", not body.get("continue_final_message"), "a turn is sampled"),
+        ("add_generation_prompt", body.get("add_generation_prompt") is not False, "a turn begins"),
+        ("echo", not body.get("echo"), "the answer is what was sampled"),
+        ("prompt_logprobs", body.get("prompt_logprobs") is None, "no token of the prompt has one"),
+    ):
+        if not holds:
+            raise Refusal(f"{name} is not supported: {why}\nhint: leave it out", param=name)
+
+
+def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
+    unmet = []
+    choice = body.get("tool_choice")
+    if choice == "required" or isinstance(choice, Mapping):
+        unmet.append("tool_choice")
+    elif choice not in (None, "auto", "none"):
+        raise Refusal(
+            f"tool_choice={choice!r}: expected 'auto', 'none', 'required' or a function",
+            param="tool_choice",
+        )
+    for name in (*_TYPED, *_TYPED_TOO):
+        asked = body.get(name)
+        if asked is None or (isinstance(asked, Mapping) and asked.get("type") == "text"):
+            continue
+        if unenforced != "accept":
+            raise Refusal(
+                f"{name} is not enforced: a sample that is forced into a form is not the policy's "
+                "own, and could not be trained\n"
+                "hint: Gateway(unenforced='accept') samples freely where it is asked for",
+                param=name,
+            )
+        unmet.append(name)
+    return unmet
+
+
+def _messages(body: Mapping[str, Any]) -> list[Message]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refusal("messages must be a list with a message at least", param="messages")
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise Refusal(
+                f"{where} must be an object with a role of {', '.join(_ROLES)}", param="messages"
+            )
+        content = message.get("content")
+        if (block := strange_block(content)) is not None:
+            raise Refusal(
+                f"{where} has content of the type {block!r}, and abut is text only",
+                param="messages",
+            )
+        if text_of(content) is None:
+            raise Refusal(f"{where}.content must be text or parts of text", param="messages")
+        calls = message.get("tool_calls")
+        if calls is not None and not (
+            isinstance(calls, list)
+            and all(
+                isinstance(call, dict)
+                and isinstance(call.get("function"), dict)
+                and isinstance(call["function"].get("name"), str)
+                for call in calls
+            )
+        ):
+            raise Refusal(f"{where}.tool_calls must be calls of functions", param="messages")
+    return messages
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    tools = body.get("tools")
+    if not tools and isinstance(tools, list | None):
+        return None
+    if not isinstance(tools, list) or not all(map(_is_tool, tools)):
+        raise Refusal(
+            'tools must be functions: {"type": "function", "function": {"name": …, …}}',
+            param="tools",
+        )
+    if len(tools) > _MOST_TOOLS:
+        raise Refusal(f"{len(tools)} tools: at most {_MOST_TOOLS}", param="tools")
+    return tools
+
+
+def _is_tool(tool: Any) -> bool:
+    return (
+        isinstance(tool, dict)
+        and tool.get("type") == "function"
+        and isinstance(tool.get("function"), dict)
+        and isinstance(tool["function"].get("name"), str)
+        and bool(tool["function"]["name"])
+    )
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    given = []
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise Refusal(f"{name}={value!r}: must be 1 or more", param=name)
+        given.append(value)
+    return min(given, default=None)
+
+
+def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if (
+        not isinstance(stops, list)
+        or len(stops) > _MOST_STOPS
+        or not all(isinstance(one, str) and 0 < len(one) <= _MOST_STOP_CHARS for one in stops)
+    ):
+        raise Refusal(
+            f"stop must be a text or at most {_MOST_STOPS} texts, of 1 to {_MOST_STOP_CHARS} "
+            "characters",
+            param="stop",
+        )
+    return tuple(dict.fromkeys(stops))
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise Refusal(f"{name}={value!r}: must be true or false", param=name)
+    return bool(value)
+
+
+def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise Refusal(f"{name} must be an object", param=name)
+    return value or {}
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Refusal(f"{name} must be a text", param=name)
+    return value

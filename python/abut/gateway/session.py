@@ -1,0 +1,451 @@
+"""One rollout of an agent: its calls, and the conversations that they make.
+
+Invariant: what the engine is asked with is a prefix of a branch, and what it sampled stands there
+as it was sampled. A request goes on where its history ends; where that was never said, or was said
+and then changed, it begins a branch of its own. Calls are placed one after the other, and sampled
+at once.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from abut._native import Tokenizer
+from abut.concurrency.threads import THREADS
+from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
+from abut.gateway.answer import Answer, answer_of
+from abut.gateway.branch import Branch
+from abut.gateway.call import Call
+from abut.gateway.matching import History, Match, match
+from abut.gateway.processors import Shown
+from abut.gateway.refusal import Refusal, over
+from abut.gateway.request import ChatRequest
+from abut.gateway.shown import shown_messages
+from abut.messages import Message
+from abut.processor import PartsProcessor
+from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.rollout import BranchCause, StopReason
+from abut.samplers.sampler import Sample, SampleRequest, check_sample
+
+T = TypeVar("T")
+
+
+class Policy(Protocol):
+    """What a session asks, and what bounds it."""
+
+    tokenizer: Tokenizer
+    max_turns: int | None
+    """Calls of a branch."""
+
+    def conversation(self, processor: PartsProcessor) -> Conversation:
+        """One in which nothing is said yet."""
+        ...
+
+    def budget(self) -> Budget:
+        """What a conversation may have."""
+        ...
+
+    def seed(self, number: int) -> int:
+        """That of the sample of one call."""
+        ...
+
+    async def shown(self, request: ChatRequest) -> Shown:
+        """What writes the conversation of a request.
+
+        Raises:
+            Refusal: nothing can.
+        """
+        ...
+
+    def note(self, request: ChatRequest) -> None:
+        """See what a request asks for that it does not get."""
+        ...
+
+    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+        """Draw one turn.
+
+        Raises:
+            Refusal: not in the time that there is.
+        """
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Note that no rollout can go on, or that this one cannot."""
+        ...
+
+
+class _Place(NamedTuple):
+    """Where a request goes on.
+
+    `again`: it asks once more what the branch was asked behind `found.turns` answers.
+    """
+
+    branch: Branch
+    found: Match
+    again: bool
+
+
+class Session:
+    """One rollout, on the loop of the gateway.
+
+    Attributes:
+        rollout_id: with its attempt.
+        branches: its conversations, in the order in which they were begun.
+        calls: all that were placed.
+        refused: the limit that ended it, or that it ran into last.
+        client_rewrites: how often a message of the policy came back changed, by rule.
+        stale_ids: how often token ids came back that are not those of the answer.
+        tool_choice_unmet: how often a call was asked for and none was sampled.
+        left_out_calls: so many calls were sampled and not wanted.
+    """
+
+    def __init__(self, rollout_id: str, policy: Policy, rewrites: Collection[str]) -> None:
+        self.rollout_id = rollout_id
+        self.branches: list[Branch] = []
+        self.calls: list[Call] = []
+        self.refused: StopReason | None = None
+        self.client_rewrites: Counter[str] = Counter()
+        self.stale_ids = 0
+        self.tool_choice_unmet = 0
+        self.left_out_calls = 0
+        self.used = time.monotonic()
+        """When it was last asked something, by the monotonic clock."""
+        self._policy = policy
+        self._rewrites = rewrites
+        self._lock = asyncio.Lock()
+        self._over: str | None = None
+        self._sampling: set[asyncio.Task[None]] = set()
+        self._deliveries = 0
+        self._call_ids: set[str] = set()
+        self._numbers = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Makes its tokens."""
+        return self._policy.tokenizer
+
+    @property
+    def answered(self) -> int:
+        """How many calls have an answer."""
+        return sum(call.sample is not None for call in self.calls)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sample is being drawn."""
+        return bool(self._sampling)
+
+    def end(self, why: str, reason: StopReason | None = None) -> None:
+        """Answer nothing from here on, and say why.
+
+        Args:
+            why: the limit, or that the rollout has ended.
+            reason: of its rollout, where a limit ended it.
+        """
+        if self._over is None:
+            self._over, self.refused = why, reason or self.refused
+        for task in self._sampling:
+            task.cancel()
+
+    async def close(self, why: str) -> None:
+        """End it, and wait until nothing of it changes any more."""
+        self.end(why)
+        if self._sampling:
+            await asyncio.wait(self._sampling)
+        async with self._lock:
+            pass
+
+    async def call(
+        self,
+        request: ChatRequest,
+        *,
+        body: bytes,
+        retried: bool,
+        is_open: Callable[[], bool],
+    ) -> Call:
+        """Place a request; returns its call, whose answer is awaited by the caller.
+
+        Args:
+            request: what is asked.
+            body: what equal bodies have in common.
+            retried: whether the client says that it has asked this before.
+            is_open: whether it still listens.
+
+        Raises:
+            Refusal: it gets no answer.
+        """
+        self.used = time.monotonic()
+        self._require_open()
+        shown = await self._policy.shown(request)
+        self._policy.note(request)
+        async with self._lock:
+            self._require_open()
+            if (call := self._asked_before(body, retried)) is not None:
+                call.is_open, call.delivered = is_open, False
+                return call
+            branch = await self._placed(request, shown)
+            call = Call(
+                len(self.calls),
+                body,
+                request,
+                asyncio.get_running_loop().create_future(),
+                is_open,
+                time.monotonic(),
+            )
+            call.answered.add_done_callback(_look_at)
+            turn = SampleRequest(
+                prompt_ids=branch.conversation.request(),
+                max_tokens=self._tokens_left(branch, request),
+                stop_token_ids=branch.conversation.stop_token_ids,
+                seed=self._policy.seed(call.number),
+                rollout_id=self.rollout_id,
+                turn=len(branch.calls),
+                stop=request.stop,
+            )
+            self.calls.append(call)
+            branch.sampling = True
+            task = asyncio.ensure_future(self._sample(branch, call, turn))
+            self._sampling.add(task)
+            task.add_done_callback(self._sampling.discard)
+            return call
+
+    def delivered(self, call: Call) -> None:
+        """Note that an answer was written to who asked."""
+        if not call.delivered:
+            call.delivered, call.delivered_as = True, self._deliveries
+            call.heard_at = time.monotonic()
+            self._deliveries += 1
+
+    # ---- where a request goes on
+
+    def _asked_before(self, body: bytes, retried: bool) -> Call | None:
+        """The call whose sample this request is to get, where it is no new one."""
+        same = [call for call in self.calls if call.body == body and call.may_be_given]
+        unheard = [call for call in same if not call.delivered]
+        for call in unheard:
+            if not call.is_open():
+                return call
+        if retried and same:
+            return (unheard or same)[-1]
+        return None
+
+    async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
+        """The branch at whose end the request is answered, with all that it says."""
+        history = History(request.messages)
+        place = self._find(request.frame, history)
+        if place is None:
+            return await self._root(request, shown, self._why_new(request, history))
+        branch, found, again = place
+        for call in branch.calls[: found.turns]:
+            self.delivered(call)  # its text has come back
+        self.client_rewrites += Counter(found.rewrites)
+        self.stale_ids += branch.agreement(request.messages, found)[0] < 0
+        if again:
+            return self._asked_again(branch, found)
+        self._require_turns(found.turns)
+        entries, said = found.behind_turn
+        if entries == len(branch.entries) and not branch.sampling:
+            target = branch
+        else:
+            at = branch.conversation.turns[found.turns - 1].end
+            target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
+        new = request.messages[said:]
+        self._note_time(target)
+        try:
+            await self._say(target, new)
+        except TemplateError as error:
+            if request.messages[-1]["role"] == "assistant":
+                raise Refusal(
+                    "the request ends on an answer, and the template begins no turn behind one: "
+                    f"{error}",
+                    param="messages",
+                ) from error
+            return await self._root(request, shown, "template")
+        target.say(new)
+        if target is not branch:
+            self.branches.append(target)
+        return target
+
+    def _find(self, frame: str, history: History) -> _Place | None:
+        """The branch that has most of the history."""
+        best: tuple[tuple[int, ...], _Place] | None = None
+        for branch in self.branches:
+            if branch.frame != frame:
+                continue
+            found = match(branch.entries, history, self._rewrites)
+            whole = found.entries == len(branch.entries)
+            rest = branch.entries[found.entries :]
+            ended = found.messages == len(history.messages)
+            again = ended and (bool(rest) and rest[0].ours if not whole else branch.unanswered)
+            if not (found.turns or again):
+                continue
+            agreement = branch.agreement(history.messages, found)
+            rank = (again, found.turns, whole, *agreement)
+            if best is None or rank >= best[0]:
+                best = rank, _Place(branch, found, again)
+        return None if best is None else best[1]
+
+    def _asked_again(self, branch: Branch, found: Match) -> Branch:
+        """A branch that is asked once more what `branch` was asked."""
+        self._require_turns(found.turns)
+        if found.entries == len(branch.entries):  # nobody has answered yet
+            if not branch.sampling:
+                return branch
+            at = len(branch.conversation.trajectory)
+        else:
+            at = branch.conversation.turns[found.turns].start
+        other = branch.forked(found.entries, branch.conversation.fork(at), "repeated")
+        self.branches.append(other)
+        return other
+
+    async def _root(self, request: ChatRequest, shown: Shown, cause: BranchCause | None) -> Branch:
+        """A conversation from its beginning, as the template renders it."""
+        conversation = self._policy.conversation(shown.processor)
+        branch = Branch(request.frame, shown, conversation, cause)
+        names = {id_: name for other in self.branches for id_, name in other.names.items()}
+        ids = {id_ for other in self.branches for id_ in other.names}
+        messages = shown_messages(request.messages, names, ids)
+        try:
+            await _written(False, lambda: conversation.open(messages))
+        except (TemplateError, TokenizerError) as error:
+            raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
+        branch.say(request.messages)
+        self.branches.append(branch)
+        return branch
+
+    async def _say(self, branch: Branch, messages: Sequence[Message]) -> None:
+        """Write what follows the last turn of a branch."""
+        conversation = branch.conversation
+        shown = branch.shown.written(shown_messages(messages, branch.names, branch.own_ids))
+        quick = conversation.is_quick(messages=shown)
+        try:
+            await _written(quick, lambda: conversation.reply(shown))
+        except TokenizerError as error:
+            raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
+
+    def _why_new(self, request: ChatRequest, history: History) -> BranchCause | None:
+        if not self.branches:
+            return None
+        if all(branch.frame != request.frame for branch in self.branches):
+            return "tools"
+        return "rewritten" if history.has_answer_from[0] else "new"
+
+    @staticmethod
+    def _note_time(branch: Branch) -> None:
+        """Note how long the agent took since the last answer of a branch."""
+        last = branch.calls[-1]
+        if last.heard_at is not None and not last.env_s:
+            last.env_s = time.monotonic() - last.heard_at
+
+    # ---- what it may have
+
+    def _require_open(self) -> None:
+        if self._over is not None:
+            raise over(self._over)
+
+    def _require_turns(self, turns: int) -> None:
+        limit = self._policy.max_turns
+        if limit is not None and turns >= limit:
+            raise self._out_of(StopReason.MAX_TURNS, f"max_turns={limit} calls were answered")
+
+    def _tokens_left(self, branch: Branch, request: ChatRequest) -> int:
+        branch.conversation.budget = self._policy.budget()
+        left, reason = branch.conversation.bound
+        if left < 1:
+            length = len(branch.conversation.trajectory)
+            why = f"the conversation has {length} tokens, and {reason.value} leaves no room"
+            raise self._out_of(reason, why)
+        return left if request.max_tokens is None else min(left, request.max_tokens)
+
+    def _out_of(self, reason: StopReason, why: str) -> Refusal:
+        self.refused = reason
+        return over(why, reason=reason)
+
+    # ---- samples
+
+    async def _sample(self, branch: Branch, call: Call, request: SampleRequest) -> None:
+        """Draw a turn and write it, whether or not who asked still listens."""
+        try:
+            sample = check_sample(await self._policy.sample(request, call.request), request)
+            if not len(sample.ids):
+                self.end("nothing was sampled", StopReason.EMPTY_SAMPLE)
+                raise over("nothing was sampled")
+            async with self._lock:
+                answer = await self._heard(branch, call, request, sample)
+            call.generate_s = time.monotonic() - call.asked_at
+            call.answered.set_result(answer)
+            branch.hear(call)
+        except asyncio.CancelledError:
+            _refuse(call, over(self._over or "the rollout has ended"))
+            raise
+        except Refusal as refusal:
+            self.refused = refusal.reason or self.refused
+            _refuse(call, refusal)
+        except Exception as error:
+            self.end("the policy failed")
+            _refuse(call, over("the policy failed"))
+            self._policy.failed(error)
+        finally:
+            branch.sampling = False
+
+    async def _heard(
+        self, branch: Branch, call: Call, request: SampleRequest, sample: Sample
+    ) -> Answer:
+        conversation, chat = branch.conversation, call.request
+
+        def hear() -> Answer:
+            turn = conversation.hear(sample.ids, sample.logprobs, stop_string=sample.stop_string)
+            call.turn, call.sample = turn, sample
+            return answer_of(
+                turn.text,
+                branch.shown.processor,
+                chat,
+                id=f"chatcmpl-{self.rollout_id}-{call.number}",
+                cut=sample.finish_reason == "length",
+                call_id=self._call_id,
+                prompt_ids=request.prompt_ids,
+                ids=sample.ids,
+                logprobs=sample.logprobs,
+            )
+
+        try:
+            answer = await _written(conversation.is_quick(ids=sample.ids), hear)
+        except (TrajectoryError, TypeError, SamplerError) as error:
+            raise SamplerError(f"rollout {self.rollout_id}: {error}") from error
+        self.left_out_calls += answer.left_out
+        unmet = "tool_choice" in chat.unmet and "tool_calls" not in answer.message
+        self.tool_choice_unmet += unmet
+        return answer
+
+    def _call_id(self, own: str | None) -> str:
+        """An id that no other call of the rollout has, in a form that every template takes."""
+        id_ = own
+        while id_ is None or id_ in self._call_ids:
+            id_ = f"call{next(self._numbers):05d}"
+        self._call_ids.add(id_)
+        return id_
+
+
+async def _written(quick: bool, write: Callable[[], T]) -> T:
+    """Write here what is quick, all else on a thread: every rollout waits for this loop."""
+    if quick:
+        return write()
+    writing = THREADS.ask(write)
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing})  # nobody else may touch what it still writes
+        raise
+
+
+def _refuse(call: Call, refusal: Refusal) -> None:
+    if not call.answered.done():
+        call.answered.set_exception(refusal)
+
+
+def _look_at(answered: asyncio.Future[Answer]) -> None:
+    """An error that nobody waits for is none of the loop's."""
+    if not answered.cancelled():
+        answered.exception()
