@@ -47,7 +47,9 @@ def test_rows_are_in_the_order_of_the_prompts_whoever_is_first(
     called: Any, stage: Stage, hf_tokenizer: Any
 ) -> None:
     prompts = [f"number {k}" for k in range(6)]
-    sampler = Recording(stage.says(), delay_s=lambda r: 0.05 - 0.01 * int(r.rollout_id.split("-")[-2]))
+    sampler = Recording(
+        stage.says(), delay_s=lambda r: 0.05 - 0.01 * int(r.rollout_id.split("-")[-2])
+    )
     out = called(prompts, env(reset=lambda self, seed: (self, seed)), sampler=sampler)
     for prompt, ids in zip(prompts, out["prompt_ids"], strict=True):
         assert prompt in hf_tokenizer.decode(ids)

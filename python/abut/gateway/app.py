@@ -32,6 +32,7 @@ _COMMENT_S = 15.0
 _BACKLOG = 4096
 # Longer than clients keep a connection that nothing comes over.
 _KEEPALIVE_S = 620.0
+_SHUTDOWN_S = 1.0
 _STARTED = int(time.time())
 _FORWARDED = "x-abut-forwarded"
 _PASSED_ON = ("authorization", "content-type", "x-abut-rollout", "x-stainless-retry-count")
@@ -59,11 +60,15 @@ async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunn
         OSError: the address cannot be had.
     """
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEPALIVE_S
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=_KEEPALIVE_S,
+        shutdown_timeout=_SHUTDOWN_S,
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=_BACKLOG, shutdown_timeout=1.0).start()
+        await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
     except BaseException:
         await runner.cleanup()
         raise

@@ -1,0 +1,192 @@
+"""Agents behind the gateway: what they say becomes one row, exact to the token."""
+
+from typing import Any
+
+import pytest
+
+import abut
+from abut import AgentResult, agent
+from agent_stage import LOOKUP, Client, a_call, check_tree, play_agents, user
+from stage import Recording, Stage, check_exact
+
+
+def str_of(reward: object) -> str:
+    return str(reward)[:8]
+
+
+def by_turn(stage: Stage, *texts: str) -> Recording:
+    """A sampler that says each text in its turn, the last one again and again."""
+
+    def script(request: Any) -> list[int]:
+        text = texts[min(request.turn, len(texts) - 1)]
+        return [*stage.tokenizer.encode(text, added="parse"), stage.processor.close_token_id]
+
+    return Recording(script)
+
+
+@agent
+async def looks_up(endpoint: Any) -> float:
+    """Calls a tool as long as the policy asks for it."""
+    async with Client(endpoint) as client:
+        messages = [user("What?")]
+        for _ in range(5):
+            message = await client.ask(messages, tools=[LOOKUP])
+            messages.append(message)
+            for call in message.get("tool_calls", ()):
+                result = f"found {call['function']['arguments']}"
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            if not message.get("tool_calls"):
+                return 1.0
+    return 0.0
+
+
+def test_a_conversation_with_a_tool_is_one_row(stage: Stage) -> None:
+    sampler = by_turn(stage, a_call(a="x"), a_call(a="y", text="Let me see.\n"), "It is x.")
+    played = play_agents(stage, looks_up, sampler=sampler)
+    rollout = played.one
+    assert (rollout.error, rollout.reward, rollout.branches) == (None, 1.0, [])
+    assert len(rollout.turns) == 3
+    check_exact(rollout.columns, sampler.calls)
+    check_tree(rollout, sampler.calls)
+
+
+def test_the_row_is_that_of_an_environment_with_the_same_conversation(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    def lookup(a: str) -> str:
+        """Look up.
+
+        Args:
+            a: what.
+        """
+        return f'found {{"a": "{a}"}}'
+
+    env = abut.tool_env([lookup], reward=lambda messages: 1.0)
+    texts = (a_call(a="x"), a_call(a="y", text="Let me see.\n"), "It is x.")
+    processor = stage.processor.with_tools(env.tools)
+    make = env.bind(processor)
+    (task,) = stage.tasks([make], processor=processor, columns={"prompt": "What?"})
+    by_env = stage.engine(by_turn(stage, *texts)).run([make.complete(task)])[0]
+
+    @agent
+    async def same(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            messages = [user("What?")]
+            while True:
+                message = await client.ask(messages, tools=list(env.tools))
+                messages.append(message)
+                if not message.get("tool_calls"):
+                    return 1.0
+                for call in message["tool_calls"]:
+                    result = lookup("x" if len(messages) == 2 else "y")
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+    by_agent = play_agents(stage, same, sampler=by_turn(stage, *texts)).one
+    assert by_env.columns is not None
+    assert by_agent.columns is not None
+    for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs"):
+        ours, theirs = getattr(by_agent.columns, name), getattr(by_env.columns, name)
+        assert ours.tolist() == theirs.tolist(), name
+
+
+def test_a_result_may_say_more_than_a_reward(stage: Stage) -> None:
+    @agent
+    async def tells(endpoint: Any, question: str, episode_seed: int) -> AgentResult:
+        async with Client(endpoint) as client:
+            await client.ask([user(question)])
+        return AgentResult(0.5, {"seed": episode_seed}, [user("told")])
+
+    rollout = play_agents(stage, tells, columns=[{"question": "How?", "unused": 1}]).one
+    assert (rollout.reward, rollout.extras, rollout.messages) == (0.5, {"seed": 7}, [user("told")])
+    assert "How?" in stage.row_text(rollout)
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), 10**400], ids=str_of)
+def test_a_reward_that_is_not_finite_is_no_score(stage: Stage, reward: Any) -> None:
+    @agent
+    async def scores(endpoint: Any) -> Any:
+        async with Client(endpoint) as client:
+            await client.ask([user("hi")])
+        return reward
+
+    rollout = play_agents(stage, scores).one
+    assert (rollout.failed, rollout.reward) == (False, None)
+
+
+def test_two_samples_of_one_point_are_two_branches(stage: Stage) -> None:
+    said = iter(range(100))
+
+    def script(request: Any) -> list[int]:
+        text = f"number {next(said)}"
+        return [*stage.tokenizer.encode(text), stage.processor.close_token_id]
+
+    @agent
+    async def best_of_three(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            first = [await client.ask([user("pick")]) for _ in range(3)]
+            await client.ask([user("pick"), first[1], user("why?")])
+        return 1.0
+
+    sampler = Recording(script)
+    rollout = play_agents(stage, best_of_three, sampler=sampler).one
+    assert [branch.cause for branch in rollout.branches] == [None, "repeated"]
+    assert "number 1" in stage.row_text(rollout)
+    assert "number 3" in stage.row_text(rollout)
+    check_tree(rollout, sampler.calls)
+
+
+def test_an_edited_history_is_a_branch(stage: Stage) -> None:
+    @agent
+    async def edits(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            one = await client.ask([user("one")])
+            two = await client.ask([user("one"), one, user("two")])
+            history = [user("one"), one, user("two, but other"), two, user("three")]
+            await client.ask(history)
+            await client.ask([user("one"), {**one, "content": "no"}, user("two")])
+        return 1.0
+
+    sampler = by_turn(stage, "yes")
+    rollout = play_agents(stage, edits, sampler=sampler).one
+    check_tree(rollout, sampler.calls)
+    assert rollout.error is None
+    assert {branch.cause for branch in rollout.branches} <= {None, "rewritten", "template"}
+    assert len(rollout.branches) == 2
+
+
+def test_an_agent_that_made_no_call_failed(stage: Stage) -> None:
+    @agent
+    async def silent(endpoint: Any) -> float:
+        return 1.0
+
+    rollout = play_agents(stage, silent, retries=0, max_failed_frac=1.0).one
+    assert rollout.error is not None
+    assert "silent made no call" in rollout.error
+
+
+def test_an_agent_that_raises_costs_its_rollout(stage: Stage) -> None:
+    @agent
+    async def breaks(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask([user("hi")])
+        raise ValueError("broken")
+
+    played = play_agents(stage, breaks, looks_up, retries=1, max_failed_frac=1.0)
+    bad, good = played.rollouts
+    assert (bad.attempts, bad.reward, good.error) == (2, None, None)
+    assert "breaks raised ValueError: broken (after 1 calls)" in (bad.error or "")
+    assert "raise ValueError" in bad.attempt_tracebacks[-1]
+
+
+def test_an_agent_that_raises_at_its_budget_keeps_its_row(stage: Stage) -> None:
+    @agent
+    async def goes_on(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            messages = [user("hi")]
+            while True:
+                messages += [await client.ask(messages), user("and now? " * 10)]
+
+    rollout = play_agents(stage, goes_on, completion=200, retries=1).one
+    assert (rollout.failed, rollout.reward, rollout.attempts) == (False, None, 1)
+    assert rollout.stop_reason == "max_completion_tokens"
+    assert len(rollout.turns) > 1

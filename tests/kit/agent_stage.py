@@ -1,0 +1,128 @@
+"""What agents are tested on: a stage that plays them, small clients, and the exact check of a tree."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from abut.envs.task import RolloutTask
+from abut.gateway.played_agent import AgentSource
+from abut.gateway.server import Gateway
+from abut.rollout.rollout import Rollout
+from abut.samplers.sampler import Sample, SampleRequest
+from stage import Played, Recording, Stage
+
+RUN = "run0"
+
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "string"}},
+            "required": ["a"],
+        },
+    },
+}
+
+
+def a_call(name: str = "lookup", text: str = "", **arguments: Any) -> str:
+    """What the demo's policy writes to call a tool."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"{text}<tool_call>\n{call}\n</tool_call>"
+
+
+def play_agents(
+    stage: Stage,
+    *agents: Any,
+    script: Any = "yes",
+    sampler: Any = None,
+    gateway: Gateway | None = None,
+    columns: Sequence[dict[str, Any]] | None = None,
+    **options: Any,
+) -> Played:
+    """Play one rollout of each agent, all in one batch; the gateway stops where none was given."""
+    own = gateway is None
+    gateway = gateway or Gateway()
+    gateway.belongs_to(RUN)
+    sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
+    engine = stage.engine(sampler, **options)
+    bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}
+    tasks = [
+        RolloutTask(
+            index,
+            f"r{index}-{RUN}",
+            bound[id(agent)],  # type: ignore[arg-type]
+            messages=[],
+            seed="seed",
+            episode_seed=7,
+            columns=(columns or [{}] * len(agents))[index],
+        )
+        for index, agent in enumerate(agents)
+    ]
+    try:
+        return Played(engine, engine.run(tasks), sampler)
+    finally:
+        if own:
+            gateway.stop()
+
+
+class Client:
+    """A client of one's own, on aiohttp: what it sends is what a test says."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self.endpoint = endpoint
+        self.url = f"{endpoint.base_url}/chat/completions"
+        self.headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+
+    async def __aenter__(self) -> "Client":
+        self.session = aiohttp.ClientSession(headers=self.headers)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.session.close()
+
+    async def post(self, body: Any, **headers: str) -> tuple[int, Any]:
+        """Send a body; returns status and JSON."""
+        async with self.session.post(self.url, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def ask(self, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
+        """One turn; returns the message."""
+        status, body = await self.post({"model": "policy", "messages": list(messages), **fields})
+        assert status == 200, body
+        message: dict[str, Any] = body["choices"][0]["message"]
+        return message
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def check_tree(rollout: Rollout, calls: Sequence[tuple[SampleRequest, Sample]]) -> None:
+    """Each request is a prefix of a branch, each sampled token trained once, with its logprob."""
+    rows = [rollout.columns, *(branch.columns for branch in rollout.branches)]
+    rows = [columns for columns in rows if columns is not None]
+    whole = [np.concatenate([c.prompt_ids, c.completion_ids]) for c in rows]
+    trained = [np.concatenate([np.zeros(len(c.prompt_ids), np.uint8), c.env_mask]) for c in rows]
+    logprobs = [np.concatenate([np.zeros(len(c.prompt_ids), np.float32), c.logprobs]) for c in rows]
+    explained = [np.zeros(len(ids), np.uint8) for ids in whole]
+    for request, sample in calls:
+        start, end = len(request.prompt_ids), len(request.prompt_ids) + len(sample.ids)
+        said = [*request.prompt_ids.tolist(), *sample.ids.tolist()]
+        holders = [k for k, ids in enumerate(whole) if ids[:end].tolist() == said]
+        assert holders, f"no branch holds turn {request.turn} of {request.rollout_id}"
+        owners = [k for k in holders if trained[k][start:end].any() and not explained[k][start]]
+        assert owners, f"turn {request.turn} is trained in no branch of its own"
+        owner = owners[0]
+        assert trained[owner][start:end].all()
+        assert logprobs[owner][start:end].tolist() == sample.logprobs.tolist()
+        explained[owner][start:end] = 1
+    for mask, seen in zip(trained, explained, strict=True):
+        assert mask.tolist() == seen.tolist(), "a token is trained that was not sampled there"
+    for columns in rows:
+        assert columns.env_mask[-1] == 1, "a row ends on a sampled token"
