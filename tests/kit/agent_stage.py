@@ -1,4 +1,4 @@
-"""What agents are tested on: a stage that plays them, small clients, and the exact check of a tree."""
+"""What agents are tested on: a stage that plays them, a client, and the exact check of a tree."""
 
 import json
 from collections.abc import Sequence

@@ -25,6 +25,7 @@ from abut.gateway.session import Session
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 2**20
+_TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
 _SMALL_TOKENS = 4096
@@ -94,7 +95,7 @@ async def _refuses(
     except Refusal as refusal:
         return web.json_response(refusal.body, status=refusal.status)
     except web.HTTPRequestEntityTooLarge:
-        return _refused(f"the body has more than {_MOST_BYTES} bytes", 400)
+        return _refused(_TOO_LARGE, 400)
     except web.HTTPException as error:
         return _refused(
             f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
@@ -139,6 +140,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     path_id = request.match_info.get("id")
     if key is None or (path_id is not None and request.headers.get("x-abut-rollout") is None):
         gateway.check_key(key, path_id)  # before anything is read
+    if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
+        raise Refusal(_TOO_LARGE)
     content = await request.read()
     body = await _small(len(content) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, path_id)

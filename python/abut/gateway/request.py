@@ -7,6 +7,7 @@ policy is asked.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from abut.gateway.refusal import Refusal
@@ -82,7 +83,7 @@ class ChatRequest:
     model: str = ""
     rollout_id: str | None = None
 
-    @property
+    @cached_property
     def frame(self) -> str:
         """What the whole conversation is written with; another one is another conversation."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
