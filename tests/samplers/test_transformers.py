@@ -276,3 +276,41 @@ def test_tokens_that_were_not_drawn_are_an_error(model: Any) -> None:
     with pytest.raises(SamplerError) as raised:
         sampler_of(Eager()).sample_batch([request([1, 2])])
     assert str(raised.value) == "generate returned (1, 2) tokens but drew (1, 1)"
+
+
+def test_a_row_ends_on_its_own_stop_strings_alone(tiny_model: Any, tokenizer: Any) -> None:
+    """Beside rows with others and with none; inside a token, and over several."""
+    model = tiny_model().eval()
+    prompt = np.arange(4)
+
+    def sampled(*stops: tuple[str, ...]) -> Any:
+        requests = [SampleRequest(prompt, 24, (), 1, "r", 0, stop) for stop in stops]
+        return sampler_of(model, tokenizer=tokenizer).sample_batch(requests)
+
+    (alone,) = sampled(())
+    pieces = [tokenizer.decode_bytes([id_]) for id_ in alone.ids.tolist()]
+    text = b"".join(pieces)
+    long = next(k for k in range(4, 20) if len(pieces[k]) > 2 and pieces[k].isascii())
+    inside = pieces[long][1:2].decode()
+    over = (pieces[long - 1][-1:] + pieces[long] + pieces[long + 1][:1]).decode(errors="ignore")
+    rows = sampled((inside,), (), (over, "never said"), ("never said",))
+    for sample, stop in zip(rows, (inside, None, over, None), strict=True):
+        assert sample.stop_string == stop
+        assert sample.ids.tolist() == alone.ids[: len(sample.ids)].tolist()
+        np.testing.assert_allclose(sample.logprobs, alone.logprobs[: len(sample.ids)], atol=1e-4)
+        if stop is None:
+            assert (len(sample.ids), sample.finish_reason) == (24, "length")
+            continue
+        assert sample.finish_reason == "stop"
+        spoken = b"".join(pieces[: len(sample.ids)])
+        assert stop.encode() in spoken
+        assert stop.encode() not in b"".join(pieces[: len(sample.ids) - 1])
+    assert text
+
+
+def test_stop_strings_need_a_tokenizer(tiny_model: Any) -> None:
+    request = SampleRequest(np.arange(4), 4, (), 1, "r0", 2, ("x",))
+    with pytest.raises(
+        SamplerError, match=r"rollout r0, turn 2 has stop strings, and this sampler"
+    ):
+        sampler_of(tiny_model().eval()).sample_batch([request])

@@ -145,3 +145,10 @@ def test_a_wrong_answer_stops_training(fault: Any, text: str) -> None:
 def test_a_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="does not say on which string a sample ended"):
         TRLServerSampler("http://a", generation_kwargs={"stop": ["x"]})
+
+
+def test_stop_strings_of_a_request_are_refused(server: FakeServer) -> None:
+    with pytest.raises(SamplerError, match=r"rollout r0, turn 0 has stop strings") as raised:
+        ask(TRLServerSampler(server.url), request(stop=("x",)))
+    assert "hint: TRL 1.11 asks `vllm serve`" in str(raised.value)
+    assert server.requests == []

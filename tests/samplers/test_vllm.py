@@ -631,3 +631,17 @@ def test_a_cancelled_request_is_closed(server: FakeServer) -> None:
 def test_the_fake_server_draws_what_follows_from_the_prompt() -> None:
     assert sampled([5, 6, 7, 8], {"max_tokens": 2}) == [26, 27]
     assert sampled([5, 6, 7, 9], {"max_tokens": 9}) == [27, 28, 29, 30]
+
+
+def test_stop_strings_of_a_request_join_those_of_the_settings() -> None:
+    with FakeServer([reply()]) as server:
+        sampler = VLLMServerSampler(server.url, generation_kwargs={"stop": ["x"]})
+        ask(sampler, request(stop=("y", "x")))
+    assert server.requests[-1]["stop"] == ["x", "y"]
+
+
+def test_stop_strings_of_a_request_need_an_answer_that_names_them() -> None:
+    with FakeServer([reply()]) as server:
+        sampler = VLLMServerSampler(server.url, endpoint="generate")
+        with pytest.raises(SamplerError, match="rollout r0, turn 0 has stop strings"):
+            ask(sampler, request(stop=("y",)))

@@ -522,3 +522,15 @@ def test_a_rank_that_dies_is_noticed(ranks: list[dict[str, Any]]) -> None:
     )
     assert told["error"].endswith("\nhint: look for the first error of the other ranks")
     assert told["running"] == []
+
+
+def test_stop_strings_of_a_request_join_those_of_the_settings() -> None:
+    llm = fake_vllm.llm()
+    ask(
+        VLLMColocateSampler(llm, generation_kwargs={"stop": "x"}),
+        request(),
+        request("r1", stop=("y", "x")),
+    )
+    first, second = llm.llm_engine.params
+    assert (first.stop, second.stop) == (["x"], ["x", "y"])
+    assert second.detokenize

@@ -32,7 +32,8 @@ class SampleRequest:
     rollout_id: str
     turn: int
     stop: tuple[str, ...] = ()
-    """A sample that spells one of these ends there, besides those of the sampler's own settings."""
+    """A sample that spells one of these ends with the token that completes it; so does one that
+    spells a stop string of the sampler's own settings."""
 
     @property
     def where(self) -> str:

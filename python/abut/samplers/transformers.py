@@ -12,14 +12,21 @@ from typing import Any, Self
 
 import numpy as np
 
+from abut._native import Tokenizer
 from abut.errors import MissingExtraError, SamplerError
 from abut.pickling import stays
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
+from abut.samplers.stop_strings import Spelled, StopStrings
 
 try:
     import torch
-    from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+    from transformers import (
+        GenerationConfig,
+        LogitsProcessor,
+        LogitsProcessorList,
+        StoppingCriteriaList,
+    )
     from transformers.generation.logits_process import (
         MinPLogitsWarper,
         RepetitionPenaltyLogitsProcessor,
@@ -66,6 +73,7 @@ class TransformersSampler:
         max_batch: at most so many requests in one `generate`.
         unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
             (as `GRPOTrainer` does it for sharded models).
+        tokenizer: finds the stop strings of requests; without it those are refused.
 
     Raises:
         ValueError: a setting under which logprobs could not be those of the sampled tokens.
@@ -84,6 +92,7 @@ class TransformersSampler:
         generation_kwargs: Mapping[str, Any] | None = None,
         max_batch: int = 256,
         unwrap: Callable[[], AbstractContextManager[Any]] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         settings = SamplingSettings(
             temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
@@ -108,6 +117,7 @@ class TransformersSampler:
         self._pad_token_id = pad_token_id
         self._settings = replace(settings, **off, generation_kwargs=more)
         self._max_batch = max_batch
+        self._tokenizer = tokenizer
         self._unwrap = unwrap or (lambda: nullcontext(model))
         self._stack: ExitStack | None = None
         self._plain: Any = None
@@ -166,6 +176,7 @@ class TransformersSampler:
             input_ids[row, longest - len(request.prompt_ids) :] = request.prompt_ids
             attention_mask[row, longest - len(request.prompt_ids) :] = 1
         device = self._plain.device
+        stops = self._stop_strings(requests)
         draw = _Draw([request.seed for request in requests], device)
         # What is None here would be taken from the model's own generation config.
         config = GenerationConfig(
@@ -191,6 +202,7 @@ class TransformersSampler:
                 logits_processor=LogitsProcessorList(
                     [*self._warpers(torch.from_numpy(attention_mask).to(device)), draw]
                 ),
+                stopping_criteria=StoppingCriteriaList([stops] if stops else []),
             )
         drawn_ids = output_ids[:, longest:].cpu().numpy()
         drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
@@ -198,10 +210,21 @@ class TransformersSampler:
             raise SamplerError(
                 f"generate returned {drawn_ids.shape} tokens but drew {drawn_logprobs.shape}"
             )
+        spelled = stops.spelled if stops else [None] * len(requests)
         return [
-            _cut(ids, logprobs, request)
-            for ids, logprobs, request in zip(drawn_ids, drawn_logprobs, requests, strict=True)
+            _cut(*row) for row in zip(drawn_ids, drawn_logprobs, requests, spelled, strict=True)
         ]
+
+    def _stop_strings(self, requests: Sequence[SampleRequest]) -> "StopStrings | None":
+        stopping = [request for request in requests if request.stop]
+        if not stopping:
+            return None
+        if self._tokenizer is None:
+            raise SamplerError(
+                f"{stopping[0].where} has stop strings, and this sampler has no tokenizer to find "
+                "them with\nhint: TransformersSampler(…, tokenizer=Tokenizer.from_pretrained(…))"
+            )
+        return StopStrings(self._tokenizer, [request.stop for request in requests])
 
     def _warpers(self, attention_mask: Any) -> list[Any]:
         """The filters in the order in which `generate` applies its own."""
@@ -273,11 +296,15 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
-def _cut(ids: Any, logprobs: Any, request: SampleRequest) -> Sample:
-    """The row's own sample: up to its first stop token, at most its own `max_tokens`."""
+def _cut(ids: Any, logprobs: Any, request: SampleRequest, spelled: Spelled | None) -> Sample:
+    """The row's own sample: up to its first stop token or string, at most its own `max_tokens`."""
     ids, logprobs = ids[: request.max_tokens], logprobs[: request.max_tokens]
     stops = np.flatnonzero(np.isin(ids, request.stop_token_ids))
+    end = int(stops[0]) + 1 if len(stops) else len(ids)
+    # Behind a stop token stands padding, in which a string may be found as well.
+    if spelled is not None and spelled.tokens < end + (not len(stops)):
+        end = spelled.tokens
+        return Sample(ids[:end].copy(), logprobs[:end].copy(), "stop", spelled.stop)
     if len(stops):
-        end = int(stops[0]) + 1
         return Sample(ids[:end].copy(), logprobs[:end].copy(), "stop")
     return Sample(ids.copy(), logprobs.copy(), "length")

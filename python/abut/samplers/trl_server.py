@@ -93,6 +93,12 @@ class TRLServerSampler:
         Raises:
             SamplerError: the server refused the call or gave a wrong answer, or is away.
         """
+        if request.stop:
+            raise SamplerError(
+                f"{request.where} has stop strings, and the server's answer does not say on which "
+                "one a sample ended\n"
+                "hint: TRL 1.11 asks `vllm serve`, whose answers do: pip install 'trl>=1.11'"
+            )
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._calling is None or self._calling.done():

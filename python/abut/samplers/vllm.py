@@ -28,7 +28,7 @@ from abut.samplers.model_server import ModelServer, Refused, Unavailable
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.vllm_colocate import VLLMColocateSampler
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of, with_stops
 from abut.samplers.vllm_settings import vllm_settings
 
 __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
@@ -151,6 +151,8 @@ class VLLMServerSampler:
             "seed": request.seed,
             "stop_token_ids": list(request.stop_token_ids),
         }
+        if request.stop:
+            sampling["stop"] = self._stops(request)
         body = self._body(request.prompt_ids.tolist(), sampling)
         pauses_s = backoff(0.05, 2.0)
         while True:
@@ -170,6 +172,15 @@ class VLLMServerSampler:
                 ) from error
             # Paused. It holds what it is asked now until it is resumed.
             await asyncio.sleep(next(pauses_s))
+
+    def _stops(self, request: SampleRequest) -> list[str]:
+        if self._path == _PATHS["generate"]:
+            raise SamplerError(
+                f"{request.where} has stop strings, and the answers of {self._path} do not say on "
+                "which one a sample ended\n"
+                "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
+            )
+        return with_stops(self._settings.get("stop"), request.stop)
 
     def _sample(self, choice: Choice, request: SampleRequest) -> Sample:
         seen = choice.prompt_token_ids

@@ -18,7 +18,7 @@ from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.tensor_parallel import Alone, RankReport, Ranks
 from abut.samplers.turns import PendingTurn, PendingTurns
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of
+from abut.samplers.vllm_sample import refusal_hint, room, sample_of, with_stops
 from abut.samplers.vllm_settings import vllm_settings
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class VLLMColocateSampler:
             holder="the engine",
             longer="GRPOConfig(vllm_max_model_length=…)",
         )
-        params = self._params(tokens, request.seed, request.stop_token_ids)
+        params = self._params(tokens, request.seed, request.stop_token_ids, request.stop)
         # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
         try:
@@ -181,19 +181,26 @@ class VLLMColocateSampler:
         self._named += 1
         return f"abut-{self._ranks.rank}-{self._named}"
 
-    def _params(self, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...]) -> Any:
+    def _params(
+        self,
+        max_tokens: int,
+        seed: int,
+        stop_token_ids: tuple[int, ...],
+        stop: tuple[str, ...] = (),
+    ) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        settings, stops = self._settings, with_stops(self._settings.get("stop"), stop)
         try:
             return SamplingParams(
-                **self._settings,
+                **(settings | {"stop": stops} if stops else settings),
                 max_tokens=max_tokens,
                 seed=seed,
                 stop_token_ids=list(stop_token_ids),
                 logprobs=0,
                 # Text is for stop strings alone; one that skipped tokens would hide them.
-                detokenize=bool(self._settings.get("stop")),
+                detokenize=bool(stops),
                 skip_special_tokens=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )

@@ -43,6 +43,12 @@ def room(
     return tokens
 
 
+def with_stops(own: str | Sequence[str] | None, stop: Sequence[str]) -> list[str]:
+    """The stop strings of a sampler's settings and those of a request, each once."""
+    settings = (own,) if isinstance(own, str) else own or ()
+    return list(dict.fromkeys((*settings, *stop)))
+
+
 def refusal_hint(said: str) -> str:
     """Return the line that goes with what vLLM said of a request, or nothing."""
     for part, hint in _HINTS.items():

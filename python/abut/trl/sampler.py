@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from abut._native import Tokenizer
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.settings import NAMED
 from abut.samplers.turns import StreamSampler
@@ -58,6 +59,7 @@ def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> Ba
     return TransformersSampler(
         trainer.model,
         pad_token_id=hf_tokenizer.pad_token_id,
+        tokenizer=Tokenizer.from_pretrained(hf_tokenizer),
         unwrap=lambda: unwrap_model_for_generation(
             trainer.model_wrapped,
             trainer.accelerator,
