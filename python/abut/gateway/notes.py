@@ -29,8 +29,9 @@ class Notes:
         for name in request.unmet:
             self._say(name, f"requests ask by {name} for what is not enforced: sampled freely")
         for name, asked in request.sampling.items():
-            own = self._sampling.get(name)
-            if name in self._sampling and asked != own:
+            if name not in self._sampling:
+                self._say(name, f"requests have {name}={asked!r}, which the sampler decides itself")
+            elif asked != (own := self._sampling[name]):
                 self._say(name, f"requests have {name}={asked!r}; the trainer's {own!r} is used")
 
     def _say(self, name: str, text: str) -> None:

@@ -9,12 +9,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from abut.gateway.matching import REWRITES
 from abut.rollout.rollout import Rollout, StopReason
 
 
-def rollout_stats(rollout: Rollout) -> dict[str, Any]:
-    """Return the figures of one rollout that metrics are made of."""
+def rollout_stats(rollout: Rollout, *, agents: bool = False) -> dict[str, Any]:
+    """Return the figures of one rollout that metrics are made of.
+
+    Args:
+        rollout: what came of it.
+        agents: whether any of the batch could be an agent's; on all ranks the same.
+    """
+    of_agent = {
+        "branches": len(rollout.branches) + (rollout.columns is not None),
+        "dropped_tokens": rollout.dropped_tokens,
+        "client_rewrites": dict(rollout.client_rewrites),
+        "tool_choice_unmet": rollout.tool_choice_unmet,
+    }
     return {
+        **(of_agent if agents else {}),
         "turns": len(rollout.turns),
         "sampled_tokens": rollout.sampled_tokens,
         "completion_tokens": len(rollout.columns.completion_ids) if rollout.columns else 0,
@@ -56,6 +69,24 @@ def log_rollout_metrics(
     ):
         # Where no rollout got as far as a seam, the share is unknown; TRL leaves NaN out of means.
         log_metric(name, count / seams if seams else math.nan)
+    if "branches" in stats[0]:
+        _log_branches(stats, log_metric)
     reasons = Counter(row["stop_reason"] for row in stats)
     for reason in StopReason:
         log_metric(f"rollout/stop/{reason}", reasons[reason] / len(stats))
+
+
+def _log_branches(
+    stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
+) -> None:
+    """What agents did to their conversations; rollouts of environments have one, unchanged."""
+    branches = [row["branches"] for row in stats if row["branches"]]
+    log_metric("rollout/branches/mean", sum(branches) / len(branches) if branches else math.nan)
+    dropped = sum(row["dropped_tokens"] for row in stats)
+    sampled = dropped + sum(row["sampled_tokens"] for row in stats)
+    log_metric("rollout/dropped_sampled_frac", dropped / sampled if sampled else math.nan)
+    for rule in REWRITES:
+        count = sum(row["client_rewrites"].get(rule, 0) for row in stats)
+        log_metric(f"rollout/client_rewrites/{rule}", count / len(stats))
+    unmet = sum(row["tool_choice_unmet"] for row in stats)
+    log_metric("rollout/tool_choice_unmet", unmet / len(stats))

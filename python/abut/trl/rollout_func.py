@@ -155,7 +155,7 @@ class RolloutFunc:
         self._end_batch()
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
-        rows = rows_of(rollouts, tasks, self._engine)
+        rows = rows_of(rollouts, tasks, self._engine, agents=bool(self._tasks.route.agents))
         return rows | environments_of(tasks, self._tasks.route.kinds)
 
     def _end_batch(self) -> None:
@@ -218,8 +218,9 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = _tokenizer_of(trainer)
-        for source in self._tasks.route.agents:
-            source.sampling = functools.partial(client_settings, trainer)
+        if isinstance(self._sampler, str):
+            for source in self._tasks.route.agents:
+                source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
             serve_ranks(self._tasks.route.gateway, self._tasks.run_id_of(trainer), trainer)
         processor, for_task = bind_all(

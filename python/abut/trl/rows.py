@@ -28,9 +28,20 @@ _TAKEN = frozenset(
 
 
 def rows_of(
-    rollouts: Sequence[Rollout], tasks: Sequence[RolloutTask], engine: Engine
+    rollouts: Sequence[Rollout],
+    tasks: Sequence[RolloutTask],
+    engine: Engine,
+    *,
+    agents: bool = False,
 ) -> dict[str, list[Any]]:
-    """Return the columns that TRL requires and the extras, each as long as `rollouts`."""
+    """Return the columns that TRL requires and the extras, each as long as `rollouts`.
+
+    Args:
+        rollouts: of one batch.
+        tasks: what they started from.
+        engine: has played them.
+        agents: whether any of the batch could be an agent's.
+    """
     rows = [_row(rollout, task, engine) for rollout, task in zip(rollouts, tasks, strict=True)]
     return {
         **{key: [row[key] for row in rows] for key in rows[0]},
@@ -42,7 +53,7 @@ def rows_of(
         "rollout_id": [rollout.rollout_id for rollout in rollouts],
         # Their own: what a reward function does to them reaches no record and no other row.
         "messages": [container_copy(rollout.messages) for rollout in rollouts],
-        "rollout_stats": [rollout_stats(rollout) for rollout in rollouts],
+        "rollout_stats": [rollout_stats(rollout, agents=agents) for rollout in rollouts],
         **_extras(rollouts),
     }
 

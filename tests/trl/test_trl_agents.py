@@ -1,0 +1,168 @@
+"""Agents under a real `GRPOTrainer`: what they said is what is trained."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+import abut
+from abut import AgentResult, agent
+from abut.gateway import Gateway
+from abut.records.read import read_records
+from abut.rollout.config import RolloutConfig
+from abut.trl import env_reward, make_rollout_func
+from agent_stage import Client, user
+from stage import Talk, check_exact
+from trl_run import Run, Vowels, recorded_calls
+
+
+@agent
+async def talks(endpoint: Any, question: str, episode_seed: int) -> AgentResult:
+    """Two turns; the third question of each eight breaks it."""
+    async with Client(endpoint) as client:
+        messages = [user(question)]
+        for text in ("and?", "well?"):
+            messages += [await client.ask(messages, stop=["zz"]), user(text)]
+        if question.endswith("2"):
+            raise ValueError("boom")
+    said = "".join(message["content"] for message in messages if message["role"] == "assistant")
+    return AgentResult(sum(c in "aeiou" for c in said) / 8, {"said": len(said)})
+
+
+@agent
+def talks_until_refused(endpoint: Any, question: str) -> float:
+    import json
+    import urllib.request
+
+    messages = [user(question)]
+    while True:
+        body = json.dumps({"messages": messages}).encode()
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        url = f"{endpoint.base_url}/chat/completions"
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as reply:
+            message = json.load(reply)["choices"][0]["message"]
+        messages += [message, user("go on")]
+
+
+@pytest.fixture(scope="module")
+def run(hf_tokenizer: Any, tiny_model: Any, tmp_path_factory: Any) -> Iterator[Any]:
+    """Two steps of 8 prompts, four rollouts each: agents, and an environment beside them."""
+    folder = tmp_path_factory.mktemp("agents")
+    kinds = ["talks"] * 5 + ["refused", "env", "talks"]
+    with recorded_calls() as calls:
+        run = Run(
+            hf_tokenizer,
+            tiny_model(),
+            folder,
+            {"talks": talks, "refused": talks_until_refused, "env": Vowels},
+            prompts=[f"p{k}" for k in range(8)],
+            columns={"question": [f"q{k}" for k in range(8)], "environment": kinds},
+            make={
+                "config": RolloutConfig(max_turn_tokens=5, retries=0),
+                "recorder": str(folder / "rollouts.jsonl"),
+            },
+            per_device_train_batch_size=32,
+            max_completion_length=100,
+        )
+        run.trainer.train()
+    run.calls, run.folder = calls, folder  # type: ignore[attr-defined]
+    yield run
+    run.rollout_func._tasks.route.gateway.stop()
+
+
+def test_each_row_is_exactly_what_the_model_saw_and_sampled(run: Any) -> None:
+    checked = 0
+    for output in run.outputs:
+        for k, rollout_id in enumerate(output["rollout_id"]):
+            if output["error"][k] is not None:
+                continue
+            names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+            columns = abut.Columns(**{name: output[name][k] for name in names})
+            own = [call for call in run.calls if call[0].rollout_id.startswith(rollout_id)]
+            check_exact(columns, own)
+            checked += 1
+    assert checked >= 2 * 24
+
+
+def test_logprobs_are_those_of_a_forward_pass_over_the_row(run: Any) -> None:
+    assert run.worst() < 1e-3
+    assert run.worst(roll=1) > 0.01  # the negative control: each logprob one token late
+
+
+def test_a_failing_agent_costs_its_rows_alone(run: Any) -> None:
+    for output, prompts in zip(run.outputs, run.prompts, strict=True):
+        failed = [error is not None for error in output["error"]]
+        of_agent = [prompt == "p2" for prompt in prompts]
+        assert [f for f, own in zip(failed, of_agent, strict=True) if own] == [True] * 4
+        for k, own in enumerate(of_agent):
+            if own:
+                assert (output["env_reward"][k], sum(output["env_mask"][k])) == (None, 0)
+
+
+def test_an_agent_that_raises_at_its_budget_keeps_its_row(run: Any) -> None:
+    for output, prompts in zip(run.outputs, run.prompts, strict=True):
+        rows = [k for k, prompt in enumerate(prompts) if prompt == "p5"]
+        for k in rows:
+            assert output["error"][k] is None
+            assert output["stop_reason"][k] == "max_completion_tokens"
+            assert output["num_turns"][k] > 2
+            assert output["env_reward"][k] is None
+
+
+def test_extras_are_columns(run: Any) -> None:
+    for output, prompts in zip(run.outputs, run.prompts, strict=True):
+        said = [value is not None for value in output["said"]]
+        of_talks = [error is None for error in output["error"]]
+        kinds = [p not in ("p5", "p6") for p in prompts]
+        assert said == [a and b for a, b in zip(of_talks, kinds, strict=True)]
+
+
+def test_records_have_what_agents_said(run: Any) -> None:
+    records = list(read_records(run.folder / "rollouts.jsonl"))
+    assert len(records) == 64
+    well = [r for r in records if r["error"] is None and r["extras"]]
+    assert well
+    assert all(r["extras"]["said"] >= 0 and r["branches"] == [] for r in well)
+
+
+def test_metrics_have_what_branches_cost(run: Any) -> None:
+    logged = [log for log in run.trainer.state.log_history if "rollout/branches/mean" in log]
+    assert logged
+    assert logged[0]["rollout/dropped_sampled_frac"] == 0.0
+    assert logged[0]["rollout/client_rewrites/text_lost"] == 0.0
+
+
+def test_what_writes_conversations_is_refused_beside_agents() -> None:
+    with pytest.raises(ValueError, match="system_prompt= with an agent"):
+        make_rollout_func(talks, system_prompt="You are …")
+    with pytest.raises(ValueError, match="with an agent: it writes text"):
+        make_rollout_func({"a": talks, "b": Talk}, processor=TextProcessor())
+    with pytest.raises(TypeError, match="gateway must be a Gateway"):
+        make_rollout_func(talks, gateway="http://a")  # type: ignore[arg-type]
+
+
+class TextProcessor:
+    def init_system_input(self, prompt: str) -> str:
+        return prompt
+
+    def append_user_input(self, prompt: str) -> str:
+        return prompt
+
+    def parse_agent_output(self, completion: str) -> tuple[str, str]:
+        return "", completion
+
+
+def test_a_function_that_is_no_agent_is_told_how_to_be_one() -> None:
+    with pytest.raises(TypeError, match=r"talks is a function that takes endpoint, question") as e:
+        make_rollout_func(talks.function)
+    assert "write @abut.agent above it" in str(e.value)
+
+
+def test_a_column_that_an_agent_needs_and_the_row_lacks(called: Any) -> None:
+    with pytest.raises(ValueError, match="talks needs the column 'question'"):
+        called(["p"], talks, gateway=Gateway())
+    assert env_reward is not None
