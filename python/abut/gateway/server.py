@@ -4,6 +4,7 @@ Invariant: one server for a run, however many agents and batches; between batche
 rollout is over. Its loop runs no foreign code, and nothing that takes long.
 """
 
+import atexit
 import logging
 import os
 import stat
@@ -171,12 +172,15 @@ class Gateway:
             if self._public_url is not None and not self._rank:
                 self._url = self._public_url
             self._show_key()
+            # A loop that still runs while the interpreter is taken down may end in a crash.
+            atexit.register(self.stop)
 
     def stop(self) -> None:
         """Stop listening, and end what is live."""
         with self._lock:
             loop, runner = self._loop, self._runner
             self._runner, self._url = None, ""
+            atexit.unregister(self.stop)
             if loop is None or runner is None:
                 return
             for session in list(self.sessions.values()):

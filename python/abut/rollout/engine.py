@@ -19,6 +19,7 @@ from abut.processor import PartsProcessor
 from abut.rollout.batch import AnyEpisode, AnySampler, Batch, OwnLoop
 from abut.rollout.config import RolloutConfig
 from abut.rollout.episode import Episode
+from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
 from abut.rollout.rollout import Rollout
 
@@ -74,21 +75,40 @@ class Engine:
         *,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:
-        """Play all tasks; returns one rollout for each, in order. Blocks.
+        """Play all tasks, and judge what failed of them; blocks.
 
         Args:
             tasks: what each rollout starts from.
             on_rollout: gets every rollout that ended, in order, also where this call raises.
 
+        Returns:
+            one rollout for each task, in order.
+
         Raises:
-            RolloutError: a rollout failed with `on_failure="raise"`, or too many did; or the batch
-                before was interrupted and has not ended.
+            RolloutError: as `play`, or more failed than `max_failed_frac` allows.
+            SamplerError, ValueError: as `play`.
+        """
+        rollouts, failures = self.play(tasks, on_rollout=on_rollout)
+        failures.judge([failures.tally(rollouts)], self.config.max_failed_frac)
+        return rollouts
+
+    def play(
+        self,
+        tasks: Sequence[RolloutTask],
+        *,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> tuple[list[Rollout], Failures]:
+        """Play all tasks, as `run`, and leave what failed to the caller's judgement.
+
+        Raises:
+            RolloutError: a rollout failed with `on_failure="raise"`; or the batch before was
+                interrupted and has not ended.
             SamplerError: the sampler failed.
             ValueError: no limit bounds a rollout, or synchronous environments need more threads
                 than there may be.
         """
         if not tasks:
-            return []
+            return [], Failures(self._logged_failures)
         self._wait_for_interrupted()
         batch = self._unended = Batch(
             tasks,
@@ -112,10 +132,9 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        batch.failures.judge(rollouts, self.config.max_failed_frac)
         max_turns = self.config.max_env_turns
         self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
-        return rollouts
+        return rollouts, batch.failures
 
     def _wait_for_interrupted(self) -> None:
         """Two batches share the sampler and what it has open, so the one before must have ended."""

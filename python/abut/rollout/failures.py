@@ -8,7 +8,8 @@ of. Errors that differ only in numbers, addresses or ids are of one kind.
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from abut.errors import RolloutError, text_of, trace_of
 from abut.rollout.rollout import Rollout
@@ -60,30 +61,66 @@ class Failures:
         """The first error of the same kind."""
         return self._causes.get(_kind_of(error or ""))
 
-    def judge(self, rollouts: Sequence[Rollout], max_failed_frac: float) -> None:
+    def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
+        """What failed of all that was played."""
+        errors = [rollout.error or "" for rollout in rollouts if rollout.failed]
+        kinds = Counter(map(_kind_of, errors))
+        shown = {kind: _shown(kind, errors) for kind in kinds}
+        hints = {kind: _hints(kind, errors) for kind in kinds}
+        return Tally(len(rollouts), kinds, shown, hints)
+
+    def judge(
+        self, tallies: Sequence["Tally"], max_failed_frac: float, *, logs: bool = True
+    ) -> None:
         """Warn of rollouts that failed.
+
+        Args:
+            tallies: one for each rank that has played a part of the batch.
+            max_failed_frac: the largest share that is no error.
+            logs: whether the warning is said; of several ranks, one says it.
 
         Raises:
             RolloutError: more failed than may; its cause is the first of the most frequent kind.
         """
-        errors = [rollout.error or "" for rollout in rollouts if rollout.failed]
-        if not errors:
+        kinds: Counter[str] = Counter()
+        shown: dict[str, str] = {}
+        for tally in tallies:
+            kinds += tally.kinds
+            for kind, text in tally.shown.items():
+                shown[kind] = text if shown.setdefault(kind, text) == text else kind
+        failed, rollouts = kinds.total(), sum(tally.rollouts for tally in tallies)
+        if not failed:
             return
-        kinds = Counter(map(_kind_of, errors))
-        lines = "\n".join(
-            f"  {count} x {_shown(kind, errors)}" for kind, count in kinds.most_common(_KINDS)
-        )
-        if len(errors) <= max_failed_frac * len(rollouts):
-            logger.warning("%d of %d rollouts failed:\n%s", len(errors), len(rollouts), lines)
+        lines = "\n".join(f"  {count} x {shown[kind]}" for kind, count in kinds.most_common(_KINDS))
+        where = f" on {len(tallies)} ranks" if len(tallies) > 1 else ""
+        if failed <= max_failed_frac * rollouts:
+            if logs:
+                logger.warning("%d of %d rollouts%s failed:\n%s", failed, rollouts, where, lines)
             return
         most = kinds.most_common(1)[0][0]
-        message = next(error for error in errors if _kind_of(error) == most)
-        hints = [line for line in message.splitlines() if line.startswith("hint: ")]
+        hints = next(tally.hints[most] for tally in tallies if most in tally.hints)
         raise RolloutError(
-            f"{len(errors)} of {len(rollouts)} rollouts failed, more than max_failed_frac="
+            f"{failed} of {rollouts} rollouts{where} failed, more than max_failed_frac="
             f"{max_failed_frac:g} allows:\n{lines}\n"
             + "\n".join(hints or ["hint: mend what failed, or raise max_failed_frac"])
         ) from self._causes.get(most)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What failed on one rank, as it can be told to others.
+
+    Attributes:
+        rollouts: so many were played.
+        kinds: how many failed of each kind.
+        shown: each kind as all of its errors say it, where they say the same.
+        hints: the lines that say what to do about it.
+    """
+
+    rollouts: int
+    kinds: Counter[str]
+    shown: Mapping[str, str]
+    hints: Mapping[str, Sequence[str]]
 
 
 def _kind_of(error: str) -> str:
@@ -95,3 +132,9 @@ def _shown(kind: str, errors: Sequence[str]) -> str:
     """A kind as all of its errors say it, where they say the same."""
     texts = {error.partition("\n")[0] for error in errors if _kind_of(error) == kind}
     return texts.pop() if len(texts) == 1 else kind
+
+
+def _hints(kind: str, errors: Sequence[str]) -> list[str]:
+    """What the first error of a kind says one can do."""
+    message = next(error for error in errors if _kind_of(error) == kind)
+    return [line for line in message.splitlines() if line.startswith("hint: ")]

@@ -22,6 +22,7 @@ from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
+from abut.rollout.failures import Failures, Tally
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.turns import StreamSampler
@@ -30,6 +31,7 @@ from abut.template.text_processor import as_parts_processor
 from abut.tools.environment_factory import environments_of
 from abut.trl.agent_ranks import serve_ranks
 from abut.trl.end_tokens import check_end_tokens
+from abut.trl.ranks import judged
 from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument, EnvRoute
 from abut.trl.rows import rows_of
@@ -142,12 +144,9 @@ class RolloutFunc:
         if trainer.use_vllm and trainer.vllm_mode == "server":
             # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
             trainer.accelerator.wait_for_everyone()
-        mode = "train" if trainer.model.training else "eval"
-        tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
-        if self._scores is not None:
-            self._scores.collect()  # those of the batch before: TRL keeps no more than one
+        play = functools.partial(self._play, prompts, trainer)
         try:
-            rollouts = self._engine.run(tasks, on_rollout=self._record(trainer, mode, tasks))
+            tasks, rows = judged(trainer.accelerator, self._config.max_failed_frac, play)
         except BaseException:
             self._end_batch()
             self.flush()  # training ends here, or begins anew: nothing goes on beside it
@@ -155,8 +154,22 @@ class RolloutFunc:
         self._end_batch()
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
+        return rows
+
+    def _play(
+        self, prompts: Sequence[Any], trainer: Any
+    ) -> tuple[tuple[list[RolloutTask], dict[str, list[Any]]], Failures, Tally]:
+        """The tasks and the rows of this rank's prompts, and what failed of them."""
+        assert self._engine is not None
+        mode = "train" if trainer.model.training else "eval"
+        tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
+        if self._scores is not None:
+            self._scores.collect()  # those of the batch before: TRL keeps no more than one
+        record = self._record(trainer, mode, tasks)
+        rollouts, failures = self._engine.play(tasks, on_rollout=record)
         rows = rows_of(rollouts, tasks, self._engine, agents=bool(self._tasks.route.agents))
-        return rows | environments_of(tasks, self._tasks.route.kinds)
+        rows |= environments_of(tasks, self._tasks.route.kinds)
+        return (tasks, rows), failures, failures.tally(rollouts)
 
     def _end_batch(self) -> None:
         if (flush := getattr(self._recorder, "flush", None)) is not None:

@@ -1,0 +1,61 @@
+"""What the ranks of a training run tell each other after a batch.
+
+Invariant: every rank enters the one exchange there is, whatever happened to it, so that no rank
+waits for one that has given up; and where one raises, all do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from abut.errors import RolloutError, text_of
+from abut.rollout.failures import Failures, Tally
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Report:
+    rank: int
+    tally: Tally | None
+    error: str | None
+
+
+def judged(
+    accelerator: Any, max_failed_frac: float, play: Callable[[], tuple[T, Failures, Tally]]
+) -> T:
+    """Play this rank's part of a batch, and judge the failures of all ranks together.
+
+    Args:
+        accelerator: of the trainer.
+        max_failed_frac: the largest share of failed rollouts that is no error.
+        play: returns what came of it, and what failed.
+
+    Raises:
+        RolloutError: more failed than may, over all ranks, or another rank raised; it names that.
+        Exception: what `play` raises.
+    """
+    if accelerator.num_processes == 1:
+        played, failures, tally = play()
+        failures.judge([tally], max_failed_frac)
+        return played
+    from accelerate.utils import gather_object
+
+    rank = accelerator.process_index
+    error: Exception | None = None
+    report = _Report(rank, None, None)
+    try:  # a Ctrl-C goes through: whoever is interrupted alone must not wait for the others
+        played, failures, tally = play()
+        report = _Report(rank, tally, None)
+    except Exception as raised:
+        error = raised
+        report = _Report(rank, None, text_of(raised))
+    reports: list[_Report] = gather_object([report])
+    if error is not None:
+        raise error
+    for other in reports:
+        if other.error is not None:
+            raise RolloutError(f"rank {other.rank} has ended training: {other.error}")
+    tallies = [other.tally for other in reports if other.tally is not None]
+    failures.judge(tallies, max_failed_frac, logs=rank == 0)
+    return played
