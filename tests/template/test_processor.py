@@ -582,11 +582,21 @@ def test_a_content_that_the_template_drops_is_refused() -> None:
     )
 
 
-def test_messages_that_are_none_are_refused(tiny: Any) -> None:
+def test_no_messages_ask_for_one_more_turn(tiny: Any) -> None:
     processor = ChatTemplateProcessor(tiny)
-    assert error(processor.increment, []) == (
-        "increment of no messages\nhint: pass at least one message"
-    )
+    assert processor.increment([]) == [Scaffold("\n<|im_start|>assistant\n")]
+
+
+def test_one_more_turn_is_refused_where_the_turn_before_it_would_end_otherwise() -> None:
+    last = "loop.last and m.role == 'assistant'"
+    template = CHATML.replace("<|im_end|>\n'", f"<|im_end|>' + ('!' if {last} else '\n')")
+    processor = ChatTemplateProcessor(tiny_tokenizer(template))
+    assert processor.increment([user("a")])
+    assert "hint: send a message between the two" in error(processor.increment, [])
+
+
+def test_messages_that_are_no_messages_are_refused(tiny: Any) -> None:
+    processor = ChatTemplateProcessor(tiny)
     assert error(processor.increment, ["hello"]) == (
         "message 0 is 'hello', not a dict with a role\n"
         'hint: write {"role": "user", "content": "..."}'

@@ -14,13 +14,13 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
-from abut.concurrency.threads import THREADS
 from abut.gateway.answer import DONE, completion, event, events
 from abut.gateway.call import Call
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_body, read_request
 from abut.gateway.server import MODEL, Gateway
 from abut.gateway.session import Session
+from abut.gateway.work import work_done
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
     content = await request.read()
-    body = await _small(len(content) <= _SMALL_BYTES, lambda: read_body(content))
+    body = await work_done(len(content) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, path_id)
     gateway.check_key(key, rollout)
     if rollout is not None and (rank := gateway.rank_of(rollout)) is not None:
@@ -210,7 +210,7 @@ async def _plain(
     answer = await asyncio.shield(call.answered)
     tokenizer, chat = session.tokenizer, call.request
     small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
-    body = await _small(
+    body = await work_done(
         small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()
     )
     response = web.Response(body=body, content_type="application/json")
@@ -238,7 +238,7 @@ async def _stream(
             return response
     chat, tokenizer = call.request, session.tokenizer
     small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
-    sent = await _small(small, lambda: b"".join(events(answer, chat, model, tokenizer)))
+    sent = await work_done(small, lambda: b"".join(events(answer, chat, model, tokenizer)))
     await response.write(sent + DONE)
     _note_delivery(request, session, call)  # clients hang up here, before the body's last byte
     await response.write_eof()
@@ -249,11 +249,6 @@ def _note_delivery(request: web.Request, session: Session, call: Call) -> None:
     transport = request.transport
     if transport is not None and not transport.is_closing():
         session.delivered(call)
-
-
-async def _small(small: bool, work: Callable[[], Any]) -> Any:
-    """Do what is quick here, all else on a thread: every rollout waits for this loop."""
-    return work() if small else await THREADS.ask(work)
 
 
 async def _pass_on(

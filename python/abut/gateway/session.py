@@ -11,81 +11,23 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol, TypeVar
 
 from abut._native import Tokenizer
-from abut.concurrency.threads import THREADS
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.gateway.answer import Answer, answer_of
 from abut.gateway.branch import Branch
 from abut.gateway.call import Call
-from abut.gateway.matching import History, Match, match
+from abut.gateway.matching import History, Match
+from abut.gateway.place import find_place
+from abut.gateway.policy import Policy
 from abut.gateway.processors import Shown
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.shown import shown_messages
+from abut.gateway.work import work_done
 from abut.messages import Message
-from abut.processor import PartsProcessor
-from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
-
-T = TypeVar("T")
-
-
-class Policy(Protocol):
-    """What a session asks, and what bounds it."""
-
-    tokenizer: Tokenizer
-    max_turns: int | None
-    """Calls of a branch."""
-
-    def conversation(self, processor: PartsProcessor) -> Conversation:
-        """One in which nothing is said yet."""
-        ...
-
-    def budget(self) -> Budget:
-        """What a conversation may have."""
-        ...
-
-    def seed(self, number: int) -> int:
-        """That of the sample of one call."""
-        ...
-
-    async def shown(self, request: ChatRequest) -> Shown:
-        """What writes the conversation of a request.
-
-        Raises:
-            Refusal: nothing can.
-        """
-        ...
-
-    def note(self, request: ChatRequest) -> None:
-        """See what a request asks for that it does not get."""
-        ...
-
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
-        """Draw one turn.
-
-        Raises:
-            Refusal: not in the time that there is.
-        """
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """Note that no rollout can go on, or that this one cannot."""
-        ...
-
-
-class _Place(NamedTuple):
-    """Where a request goes on.
-
-    `again`: it asks once more what the branch was asked behind `found.turns` answers.
-    """
-
-    branch: Branch
-    found: Match
-    again: bool
 
 
 class Session:
@@ -234,7 +176,7 @@ class Session:
     async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
         """The branch at whose end the request is answered, with all that it says."""
         history = History(request.messages)
-        place = self._find(request.frame, history)
+        place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
             return await self._root(request, shown, self._why_new(request, history))
         branch, found, again = place
@@ -268,25 +210,6 @@ class Session:
             self.branches.append(target)
         return target
 
-    def _find(self, frame: str, history: History) -> _Place | None:
-        """The branch that has most of the history."""
-        best: tuple[tuple[int, ...], _Place] | None = None
-        for branch in self.branches:
-            if branch.frame != frame:
-                continue
-            found = match(branch.entries, history, self._rewrites)
-            whole = found.entries == len(branch.entries)
-            rest = branch.entries[found.entries :]
-            ended = found.messages == len(history.messages)
-            again = ended and (bool(rest) and rest[0].ours if not whole else branch.unanswered)
-            if not (found.turns or again):
-                continue
-            agreement = branch.agreement(history.messages, found)
-            rank = (again, found.turns, whole, *agreement)
-            if best is None or rank >= best[0]:
-                best = rank, _Place(branch, found, again)
-        return None if best is None else best[1]
-
     def _asked_again(self, branch: Branch, found: Match) -> Branch:
         """A branch that is asked once more what `branch` was asked."""
         self._require_turns(found.turns)
@@ -308,7 +231,7 @@ class Session:
         ids = {id_ for other in self.branches for id_ in other.names}
         messages = shown_messages(request.messages, names, ids)
         try:
-            await _written(False, lambda: conversation.open(messages))
+            await work_done(False, lambda: conversation.open(messages))
         except (TemplateError, TokenizerError) as error:
             raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
         branch.say(request.messages)
@@ -319,9 +242,9 @@ class Session:
         """Write what follows the last turn of a branch."""
         conversation = branch.conversation
         shown = branch.shown.written(shown_messages(messages, branch.names, branch.own_ids))
-        quick = conversation.is_quick(messages=shown)
+        quick = bool(shown) and conversation.is_quick(messages=shown)
         try:
-            await _written(quick, lambda: conversation.reply(shown))
+            await work_done(quick, lambda: conversation.reply(shown))
         except TokenizerError as error:
             raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
 
@@ -411,7 +334,7 @@ class Session:
             )
 
         try:
-            answer = await _written(conversation.is_quick(ids=sample.ids), hear)
+            answer = await work_done(conversation.is_quick(ids=sample.ids), hear)
         except (TrajectoryError, TypeError, SamplerError) as error:
             raise SamplerError(f"rollout {self.rollout_id}: {error}") from error
         self.left_out_calls += answer.left_out
@@ -426,18 +349,6 @@ class Session:
             id_ = f"call{next(self._numbers):05d}"
         self._call_ids.add(id_)
         return id_
-
-
-async def _written(quick: bool, write: Callable[[], T]) -> T:
-    """Write here what is quick, all else on a thread: every rollout waits for this loop."""
-    if quick:
-        return write()
-    writing = THREADS.ask(write)
-    try:
-        return await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait({writing})  # nobody else may touch what it still writes
-        raise
 
 
 def _refuse(call: Call, refusal: Refusal) -> None:

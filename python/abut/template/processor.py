@@ -218,6 +218,12 @@ class ChatTemplateProcessor:
                 content in a way that cannot be replayed; with the reason and both texts.
         """
         proved, masked = self._proved_for(messages)
+        if not messages and proved.end != self._end:
+            raise TemplateError(
+                "the template ends a turn otherwise where another turn follows directly: "
+                f"{quote_difference(proved.end.text, self._end.text)}\n"
+                "hint: send a message between the two"
+            )
         if masked is None:
             return proved.with_contents([message["content"] for message in messages])
         return proved.parts(self._render, messages, masked)

@@ -68,13 +68,13 @@ class Prover:
     def prove(self, masked: Masked) -> Increment:
         """The increment of one shape, the same behind every history.
 
+        Of no messages: what asks for one more turn behind a turn.
+
         Raises:
             TemplateError: the template does not take such messages, or what it writes depends on
                 the history.
         """
         new = masked.messages
-        if not new:
-            raise TemplateError("increment of no messages\nhint: pass at least one message")
         form, first = self._find_form(masked)
         if form is PLAIN:
             end = self._end_of_answer(new, first)
@@ -135,7 +135,7 @@ class Prover:
             self._check_empty(form, new)
             return first
 
-        if new[0]["role"] == "tool" and self._calling is not None:
+        if new and new[0]["role"] == "tool" and self._calling is not None:
             for form in dict.fromkeys([self._calling, *CALLING]):
                 with contextlib.suppress(TemplateError):
                     return form, written(form)
