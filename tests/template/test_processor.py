@@ -588,8 +588,8 @@ def test_no_messages_ask_for_one_more_turn(tiny: Any) -> None:
 
 
 def test_one_more_turn_is_refused_where_the_turn_before_it_would_end_otherwise() -> None:
-    last = "loop.last and m.role == 'assistant'"
-    template = CHATML.replace("<|im_end|>\n'", f"<|im_end|>' + ('!' if {last} else '\n')")
+    end = "('<|im_start|>' if loop.last and m.role == 'assistant' else '<|im_end|>')"
+    template = CHATML.replace("<|im_end|>\n'", f"' + {end} + '\n'")
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert processor.increment([user("a")])
     assert "hint: send a message between the two" in error(processor.increment, [])
