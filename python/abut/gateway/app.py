@@ -14,11 +14,13 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
+from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
 from abut.gateway.call import Call
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_body, read_request
 from abut.gateway.server import MODEL, Gateway
+from abut.gateway.serving import check_reward
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
 
@@ -35,8 +37,10 @@ _BACKLOG = 4096
 _KEEPALIVE_S = 620.0
 _SHUTDOWN_S = 1.0
 _STARTED = int(time.time())
+ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
-_PASSED_ON = ("authorization", "content-type", "x-abut-rollout", "x-stainless-retry-count")
+_PASSED_ON = ("authorization", "content-type", ROLLOUT_HEADER, "x-stainless-retry-count")
+_BY_MODEL = f"{MODEL}/"
 _GATEWAY = web.AppKey("gateway", Gateway)
 _PEERS = web.AppKey("peers", ClientSession)
 
@@ -50,6 +54,7 @@ def make_app(gateway: Gateway) -> web.Application:
         app.router.add_post(f"{path}/v1/chat/completions", _chat)
         app.router.add_get(f"{path}/v1/models", _models)
         app.router.add_post(f"{path}/v1/responses", _responses)
+        app.router.add_post(f"{path}/end", _end)
     app.router.add_get("/health", _health)
     return app
 
@@ -129,6 +134,31 @@ async def _responses(request: web.Request) -> web.Response:
     )
 
 
+async def _end(request: web.Request) -> web.Response:
+    gateway, serving = request.app[_GATEWAY], request.app[_GATEWAY].serving
+    body = read_body(await request.read() or b"{}")
+    rollout = _rollout_of(request, body, request.match_info.get("id"))
+    gateway.check_key(_key(request), rollout)
+    if serving is None or rollout is None:
+        why = "the request names no rollout" if serving else "the trainer ends its rollouts itself"
+        raise Refusal(why, code="unknown_rollout")
+    reward, extras = body.get("reward"), body.get("extras") or {}
+    check_reward(reward)
+    if not isinstance(extras, dict):
+        raise Refusal("extras must be an object", param="extras")
+    ended = await serving.end(rollout, AgentResult(reward, extras))
+    return web.json_response(
+        {
+            "rollout_id": ended.rollout_id,
+            "reward": ended.reward,
+            "turns": len(ended.turns),
+            "branches": len(ended.branches),
+            "stop_reason": ended.stop_reason.value,
+            "error": ended.error,
+        }
+    )
+
+
 def _key(request: web.Request) -> str | None:
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
@@ -138,7 +168,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     gateway = request.app[_GATEWAY]
     key = _key(request)
     path_id = request.match_info.get("id")
-    if key is None or (path_id is not None and request.headers.get("x-abut-rollout") is None):
+    if key is None or (path_id is not None and request.headers.get(ROLLOUT_HEADER) is None):
         gateway.check_key(key, path_id)  # before anything is read
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
@@ -149,15 +179,11 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if rollout is not None and (rank := gateway.rank_of(rollout)) is not None:
         return await _pass_on(request, gateway, rank, content)
     chat = read_request(body, unenforced=gateway.unenforced)
-    session = await gateway.session_of(rollout, chat)
+    digest, retried = hashlib.blake2b(content, digest_size=16).digest(), _is_retry(request)
+    session = await gateway.session_of(rollout, chat, digest, retried=retried)
     is_open = _Connection(request)
     placing = asyncio.ensure_future(
-        session.call(
-            chat,
-            body=hashlib.blake2b(content, digest_size=16).digest(),
-            retried=_is_retry(request),
-            is_open=is_open,
-        )
+        session.call(chat, body=digest, retried=retried, is_open=is_open)
     )
     placing.add_done_callback(_look_at)
     try:
@@ -192,11 +218,13 @@ class _Connection:
 def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None) -> str | None:
     """Which rollout is meant: body, header, path, model, in this order."""
     model = body.get("model")
-    by_model = model.partition("/")[2] if isinstance(model, str) else ""
+    by_model = ""
+    if isinstance(model, str) and model.startswith(_BY_MODEL):
+        by_model = model.removeprefix(_BY_MODEL)
     said = body.get("rollout_id")
     if said is not None and not isinstance(said, str):
         raise Refusal("rollout_id must be a text", param="rollout_id")
-    return said or request.headers.get("x-abut-rollout") or path_id or by_model or None
+    return said or request.headers.get(ROLLOUT_HEADER) or path_id or by_model or None
 
 
 def _is_retry(request: web.Request) -> bool:
@@ -213,7 +241,8 @@ async def _plain(
     body = await work_done(
         small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()
     )
-    response = web.Response(body=body, content_type="application/json")
+    headers = {ROLLOUT_HEADER: session.rollout_id}
+    response = web.Response(body=body, content_type="application/json", headers=headers)
     await response.prepare(request)
     await response.write_eof()
     _note_delivery(request, session, call)
@@ -223,7 +252,8 @@ async def _plain(
 async def _stream(
     request: web.Request, session: Session, call: Call, model: str
 ) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+    headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: session.rollout_id}
+    response = web.StreamResponse(headers=headers)
     response.content_type = "text/event-stream"
     await response.prepare(request)
     while True:
@@ -265,6 +295,8 @@ async def _pass_on(
     ) as reply:
         response = web.StreamResponse(status=reply.status)
         response.content_type = reply.content_type
+        if ROLLOUT_HEADER in reply.headers:
+            response.headers[ROLLOUT_HEADER] = reply.headers[ROLLOUT_HEADER]
         await response.prepare(request)
         async for chunk in reply.content.iter_any():
             await response.write(chunk)

@@ -16,21 +16,12 @@ from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.batch_policy import BatchPolicy, Shared
-from abut.gateway.branch import others, row_of
-from abut.gateway.call import Call
 from abut.gateway.clock import Clock
+from abut.gateway.row import LIMITS, fill
 from abut.gateway.server import MODEL, Gateway
 from abut.gateway.session import Session
-from abut.messages import container_copy
 from abut.rollout.batch import Batch
-from abut.rollout.rollout import Rollout, StopReason, TurnRecord
-
-_LIMITS = (
-    StopReason.MAX_TURNS,
-    StopReason.MAX_COMPLETION_TOKENS,
-    StopReason.MAX_CONTEXT_TOKENS,
-    StopReason.DEADLINE,
-)
+from abut.rollout.rollout import Rollout, StopReason
 
 
 class AgentEpisode:
@@ -142,7 +133,7 @@ class AgentEpisode:
         except UnplayableRow:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
-            if self.session.refused in _LIMITS:
+            if self.session.refused in LIMITS:
                 return AgentResult(None)  # it was told that there is no more, and ended of that
             raise self._raised(error) from error
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
@@ -178,41 +169,13 @@ class AgentEpisode:
                 EnvError(f"none of the {len(session.calls)} calls of {name} was answered"),
                 self.where(),
             )
-        limited = session.refused in _LIMITS or session.refused is StopReason.EMPTY_SAMPLE
-        assert not limited or session.refused is not None
-        row.stop_reason = session.refused if limited else StopReason.ENV_DONE  # type: ignore[assignment]
         return row
 
     def _row(self, result: AgentResult) -> Rollout:
         """What was said, as a rollout."""
-        session, partial = self.session, self.rollout
-        branches = session.branches if self._is_settled else []
-        row = row_of(branches, self._batch.config.branch)
-        rollout = Rollout(
-            partial.rollout_id,
-            partial.index,
-            branches=others(branches, row),
-            reward=result.reward,
-            messages=list(self._task.messages),
-            extras=result.extras,
-            client_rewrites=dict(session.client_rewrites),
-            tool_choice_unmet=session.tool_choice_unmet,
-        )
-        if row is not None:
-            calls = row.calls[: row.delivered]
-            last = row.conversation.turns[len(calls) - 1]
-            talk = row.conversation.fork(last.end)
-            trajectory = talk.trajectory
-            rollout.columns = trajectory.columns()
-            rollout.prompt_ids = rollout.columns.prompt_ids
-            rollout.provenance = trajectory.provenance
-            rollout.turns = [_record(call) for call in calls]
-            rollout.turns[-1].reward = result.reward
-            rollout.seams, rollout.messages = talk.seams, talk.messages
-            rollout.control_spellings = talk.control_spellings
-        if result.messages is not None:
-            rollout.messages = container_copy([dict(message) for message in result.messages])
-        return rollout
+        row = Rollout(self.rollout.rollout_id, self.rollout.index, messages=[*self._task.messages])
+        fill(row, self.session if self._is_settled else None, self._batch.config.branch, result)
+        return row
 
     # ---- on the loop of the gateway
 
@@ -225,20 +188,3 @@ class AgentEpisode:
 
     def _at_gateway(self, call: Any) -> Awaitable[Any]:
         return self._gateway.loop.ask(call)
-
-
-def _record(call: Call) -> TurnRecord:
-    turn, sample = call.turn, call.sample
-    assert turn is not None
-    assert sample is not None
-    return TurnRecord(
-        turn.start,
-        turn.end,
-        sample.finish_reason,
-        call.generate_s,
-        call.env_s,
-        stop_token=turn.stop_token,
-        stop_string=turn.stop_string,
-        stop_inside=turn.stop_inside,
-        model_version=sample.model_version,
-    )

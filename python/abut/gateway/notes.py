@@ -15,10 +15,10 @@ class Notes:
     """Of one batch, on the loop of the gateway.
 
     Args:
-        sampling: the trainer's own settings, which win over a client's.
+        sampling: the trainer's own settings, which win over a client's; None: the client's hold.
     """
 
-    def __init__(self, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, sampling: Mapping[str, Any] | None) -> None:
         self._sampling = sampling
         self._said: set[str] = set()
 
@@ -29,6 +29,8 @@ class Notes:
         for name in request.unmet:
             self._say(name, f"requests ask by {name} for what is not enforced: sampled freely")
         for name, asked in request.sampling.items():
+            if self._sampling is None:
+                return
             if name not in self._sampling:
                 self._say(name, f"requests have {name}={asked!r}, which the sampler decides itself")
             elif asked != (own := self._sampling[name]):

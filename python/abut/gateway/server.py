@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from abut.address import Address
+from abut.agents import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
 from abut.gateway.ids import EndpointId, Keys
 from abut.gateway.matching import REWRITES, Rewrite
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
+from abut.gateway.serving import Serving, check_reward, serving_of
 from abut.gateway.session import Session
 from abut.pickling import stays
+from abut.records.recorder import Recorder
+from abut.rollout.config import RolloutConfig
+from abut.rollout.rollout import Rollout
+from abut.samplers.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +45,15 @@ _CLOSE_S = 2.0
 class Gateway:
     """The endpoint that agents ask: settings, and the server that runs by them.
 
-    It starts with the first batch that needs it and ends with the process. All that comes over it
-    needs a key: each rollout has its own, and `key` opens all rollouts of the run.
+    `make_rollout_func(gateway=)` starts it with the first batch that needs it, and it ends with the
+    process. With a sampler of its own it serves without a trainer, as a context manager:
+
+        with Gateway(sampler=VLLMServerSampler(url), tokenizer="Qwen/Qwen3-8B") as gateway:
+            reward = play(gateway.endpoint("game-1"))
+            rollout = gateway.end("game-1", reward)
+
+    There the client's sampling settings hold; its first request opens a rollout. All that comes
+    over it needs a key: each rollout has its own, and `key` opens all rollouts of the run.
 
     Args:
         host: where it listens: a name or an address of this machine.
@@ -52,12 +65,21 @@ class Gateway:
         rewrites: what clients may do to a message of the policy, see docs/agents.md; `()`: nothing.
         unenforced: "accept" samples freely where a client asks for a form of the answer, such as
             `response_format`; "refuse" answers that this cannot be exact.
+        sampler: draws the turns where no trainer does.
+        tokenizer: of its model, with a chat template: a transformers tokenizer, its name or folder.
+        config: limits of a rollout without a trainer; those that concern batches say nothing.
+        recorder: keeps rollouts that end without a trainer: a path, or what has
+            `write(rollout, **extra)`.
+        idle_s: seconds after which such a rollout ends, where nothing comes any more.
 
     Attributes:
         key: opens all rollouts of this run.
 
     Raises:
         ValueError: an argument is none of what it may be.
+        TypeError: the sampler is none that draws one turn for each request.
+        TokenizerError: nothing can be made of the tokenizer.
+        TemplateError: the template cannot be appended to exactly.
     """
 
     def __init__(
@@ -70,6 +92,11 @@ class Gateway:
         key_file: str | os.PathLike[str] | None = None,
         rewrites: Collection[Rewrite] = REWRITES,
         unenforced: Literal["refuse", "accept"] = "refuse",
+        sampler: Sampler | None = None,
+        tokenizer: Any = None,
+        config: RolloutConfig | None = None,
+        recorder: Recorder | str | os.PathLike[str] | None = None,
+        idle_s: float = 600.0,
     ) -> None:
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port!r}: must be between 0 and 65535")
@@ -102,7 +129,73 @@ class Gateway:
         self.peers: Mapping[int, str] = {}
         """Where the other ranks' gateways are."""
         self.sessions: dict[str, Session] = {}
-        """Those that are live, by the ids of their endpoints."""
+        """Those that are live, by the ids of their endpoints; of a trainer's batches."""
+        self.serving: Serving | None = None
+        """The rollouts that no trainer plays; None where one does."""
+        if sampler is not None:
+            self.serving = serving_of(
+                sampler,
+                tokenizer,
+                config or RolloutConfig(),
+                rewrites=tuple(self._rewrites),
+                recorder=recorder,
+                idle_s=idle_s,
+            )
+        elif (tokenizer, config, recorder) != (None, None, None):
+            raise ValueError(
+                "tokenizer=, config= and recorder= are for a gateway that serves without a "
+                "trainer\nhint: give it a sampler= too, or these to make_rollout_func"
+            )
+
+    def __enter__(self) -> "Gateway":
+        """Serve, without a trainer.
+
+        Raises:
+            ValueError: it has no sampler.
+            SamplerError: the sampler cannot sample.
+        """
+        if self.serving is None:
+            raise ValueError(
+                "this gateway has no sampler: make_rollout_func(gateway=) starts it\n"
+                "hint: Gateway(sampler=…, tokenizer=…) serves without a trainer"
+            )
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End what is live, record it, and stop."""
+        self.stop()
+
+    def endpoint(self, rollout_id: str) -> Endpoint:
+        """Where an agent asks, for a rollout without a trainer; its first request opens it."""
+        return Endpoint(self.url_of(rollout_id), self.key_of(rollout_id), MODEL, rollout_id)
+
+    def end(
+        self,
+        rollout_id: str,
+        reward: float | None = None,
+        *,
+        extras: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """End a rollout without a trainer and record it; returns it.
+
+        Args:
+            rollout_id: of it.
+            reward: None is no score.
+            extras: more about it, for its record.
+
+        Raises:
+            ValueError: there is none that has not ended, or a reward that is no finite number.
+        """
+        result = AgentResult(reward, dict(extras or {}))
+        serving = self.serving
+        if serving is None or self._loop is None:
+            raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
+        try:
+            check_reward(result.reward)
+            return self._loop.submit(lambda: serving.end(rollout_id, result)).result()
+        except Refusal as refusal:
+            raise ValueError(str(refusal)) from None
 
     @property
     def key(self) -> str:
@@ -157,10 +250,12 @@ class Gateway:
             self._loop = DaemonLoop("abut-gateway")
             self._loop.open()
             port = 0 if self._rank else self._port
-            serving = self._loop.submit(lambda: serve(make_app(self), self._host, port))
+            listening = self._loop.submit(lambda: serve(make_app(self), self._host, port))
             try:
-                self._runner, bound = serving.result(_START_S)
+                self._runner, bound = listening.result(_START_S)
             except OSError as error:
+                self._loop.end(_CLOSE_S)
+                self._loop = None
                 raise EnvError(
                     f"the gateway cannot listen on {self._host}:{port}: {error}\n"
                     "hint: Gateway(host=…, port=0) takes a free port of this machine"
@@ -174,6 +269,12 @@ class Gateway:
             self._show_key()
             # A loop that still runs while the interpreter is taken down may end in a crash.
             atexit.register(self.stop)
+        if self.serving is not None:
+            try:
+                self._loop.submit(self.serving.start).result()
+            except BaseException:
+                self.stop()
+                raise
 
     def stop(self) -> None:
         """Stop listening, and end what is live."""
@@ -183,6 +284,8 @@ class Gateway:
             atexit.unregister(self.stop)
             if loop is None or runner is None:
                 return
+            if self.serving is not None:
+                loop.submit(self.serving.stop).result()
             for session in list(self.sessions.values()):
                 loop.submit(_ends(session)).result(_CLOSE_S)
             loop.submit(runner.cleanup).result(_START_S)
@@ -225,16 +328,20 @@ class Gateway:
     def rank_of(self, endpoint_id: str) -> int | None:
         """The other rank that plays a rollout; None where this one does."""
         read = EndpointId.read(endpoint_id)
-        if read is None or read.rank in (None, self._rank):
+        if self.serving is not None or read is None or read.rank in (None, self._rank):
             return None
         return read.rank
 
-    async def session_of(self, endpoint_id: str | None, request: ChatRequest) -> Session:
-        """The rollout that a request belongs to.
+    async def session_of(
+        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
+    ) -> Session:
+        """The rollout that a request belongs to; arguments as of `Session.call`.
 
         Raises:
             Refusal: it has ended, or never was one of this run.
         """
+        if self.serving is not None:
+            return await self.serving.session_of(endpoint_id, request, body, retried=retried)
         if endpoint_id is None:
             raise Refusal(
                 "the request names no rollout\nhint: use the endpoint's base_url as it is; or name "
@@ -242,8 +349,7 @@ class Gateway:
                 "policy/ID",
                 code="unknown_rollout",
             )
-        session = self.sessions.get(endpoint_id)
-        if session is not None:
+        if (session := self.sessions.get(endpoint_id)) is not None:
             return session
         read = EndpointId.read(endpoint_id)
         if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
@@ -264,6 +370,11 @@ class Gateway:
             if sys.platform != "win32":
                 os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # one that was there
             file.write(self.key + "\n")
+
+
+def key_is_given() -> bool:
+    """Whether the environment says which key opens all rollouts."""
+    return bool(os.environ.get(KEY_VARIABLE))
 
 
 def _ends(session: Session) -> Any:

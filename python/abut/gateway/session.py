@@ -75,9 +75,13 @@ class Session:
         return sum(call.sample is not None for call in self.calls)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a sample is being drawn."""
-        return bool(self._sampling)
+    def sampling(self) -> Collection[asyncio.Task[None]]:
+        """The samples that are being drawn."""
+        return tuple(self._sampling)
+
+    def has_asked(self, body: bytes, retried: bool) -> bool:
+        """Whether a request would get the sample of one that was before it."""
+        return self._asked_before(body, retried) is not None
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, and say why.
@@ -157,7 +161,7 @@ class Session:
         """Note that an answer was written to who asked."""
         if not call.delivered:
             call.delivered, call.delivered_as = True, self._deliveries
-            call.heard_at = time.monotonic()
+            call.heard_at = self.used = time.monotonic()
             self._deliveries += 1
 
     # ---- where a request goes on

@@ -34,6 +34,7 @@ from abut.envs.foreign import close_env
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, SamplerError
 from abut.processor import PartsProcessor
+from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.failures import Failures
@@ -143,6 +144,7 @@ class Batch:
         self._closing: list[Future[Any]] = []
         self._hanging: list[Future[Any]] = []
         self._budget: Budget | None = None
+        self._budget_holds: int | None = None
         self._live_envs: set[int] = set()
         self._thread_limit = thread_limit()
         self._env_lock = threading.Lock()
@@ -218,19 +220,9 @@ class Batch:
 
     def budget(self) -> Budget:
         """What a conversation may have; a sampler may learn only later how much it can hold."""
-        context = self.config.max_context_tokens
         holds = getattr(self._sampler, "max_context_tokens", None)
-        if holds is not None and (context is None or holds < context):
-            context = holds
-        if self._budget is not None and self._budget.max_context_tokens == context:
-            return self._budget
-        if self.config.max_completion_tokens is None and context is None:
-            raise ValueError(
-                "nothing bounds a rollout: neither RolloutConfig nor the sampler has a limit\n"
-                "hint: RolloutConfig(max_completion_tokens=2048)"
-            )
-        config = self.config
-        self._budget = Budget(config.max_completion_tokens, context, config.max_turn_tokens)
+        if self._budget is None or self._budget_holds != holds:
+            self._budget, self._budget_holds = budget_of(self.config, holds), holds
         return self._budget
 
     def claim(self, env: Any) -> None:

@@ -11,6 +11,7 @@ bytes.
 """
 
 import asyncio
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from abut.samplers.vllm_sample import refusal_hint, room, sample_of, with_stops
-from abut.samplers.vllm_settings import vllm_settings
+from abut.samplers.vllm_settings import checked_settings, vllm_settings
 
 __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
 
@@ -115,6 +116,20 @@ class VLLMServerSampler:
             give_up_s=give_up_s,
             on_restart=on_restart,
         )
+
+    def with_settings(self, **settings: float) -> Self:
+        """The same servers, asked with other settings of sampling; for evaluation, not training.
+
+        Args:
+            **settings: temperature (0: the most likely token each time), top_k, top_p, min_p,
+                repetition_penalty, presence_penalty, frequency_penalty; the others stay.
+
+        Raises:
+            ValueError: a setting that vLLM does not take.
+        """
+        other = copy.copy(self)
+        other._settings = self._settings | checked_settings(settings)
+        return other
 
     @property
     def max_context_tokens(self) -> int | None:

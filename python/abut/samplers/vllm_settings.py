@@ -4,6 +4,8 @@ Invariant: everything is said, since a server fills in what is left out from the
 `generation_config.json`; and nothing that it does not know, since it passes over that in silence.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from abut.samplers.settings import SamplingSettings
@@ -22,6 +24,39 @@ _KNOWN = (
 )
 # What only a server's endpoint knows; `SamplingParams` has no field of that name.
 _OF_ENDPOINTS = ("cache_salt", "priority", "response_format", "vllm_xargs")
+
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, math.inf),
+    "top_k": (-1, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, math.inf),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_ABOVE = ("top_p", "repetition_penalty")
+
+
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Settings that somebody else has chosen, as vLLM takes them.
+
+    Raises:
+        ValueError: it does not; names the setting and what it may be.
+    """
+    for name, value in settings.items():
+        if name not in _RANGES:
+            raise ValueError(f"{name}={value!r}: expected one of {', '.join(_RANGES)}")
+        least, most = _RANGES[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        whole = name != "top_k" or isinstance(value, int)
+        if not (number and whole and least <= value <= most and value != math.inf) or (
+            value == least and name in _ABOVE
+        ):
+            above = "more than" if name in _ABOVE else "at least"
+            below = "" if most == math.inf else f" and at most {most:g}"
+            raise ValueError(f"{name}={value!r}: must be {above} {least:g}{below}")
+    return dict(settings)
 
 
 def vllm_settings(

@@ -1,0 +1,148 @@
+"""`abut gateway`: an OpenAI-compatible endpoint that records what agents do, without a trainer."""
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from abut.cli.arguments import Commands, positive
+
+if TYPE_CHECKING:
+    from abut.gateway.server import Gateway
+    from abut.gateway.serving import Serving
+
+_ON_TERMINAL_S = 1.0
+_IN_LOG_S = 60.0
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "gateway",
+        help="serve a model to agents by OpenAI's protocol, and record what they do",
+        description="Serve the model of vLLM servers by OpenAI's chat completions, for agents that "
+        "are evaluated or recorded without a trainer. The client's sampling settings hold; its "
+        'first request opens a rollout, POST /r/ID/end with {"reward": 1.0} ends it, and so does '
+        "idle time. Ctrl-C ends what is live, records it, and stops.",
+    )
+    parser.add_argument(
+        "--upstream",
+        required=True,
+        nargs="+",
+        metavar="URL",
+        help="vLLM servers of one model, started with --logprobs-mode processed_logprobs",
+    )
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="NAME", help="of that model: its name or a folder"
+    )
+    parser.add_argument("--model", help="the name under which it is served; default: the first")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (8100)")
+    parser.add_argument("--public-url", metavar="URL", help="under which agents reach it")
+    parser.add_argument(
+        "--record", type=Path, metavar="FOLDER", help="a folder for Parquet, or a file .jsonl"
+    )
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="gets the key, for its owner alone; else the key is ABUT_GATEWAY_KEY, or is shown on "
+        "the terminal",
+    )
+    parser.add_argument(
+        "--idle", type=float, default=600.0, metavar="S", help="ends a rollout (600 seconds)"
+    )
+    parser.add_argument("--max-turns", type=positive, metavar="N", help="calls of one conversation")
+    parser.add_argument(
+        "--max-completion-tokens", type=positive, metavar="N", help="of one conversation"
+    )
+    parser.add_argument(
+        "--unenforced",
+        choices=("refuse", "accept"),
+        default="refuse",
+        help="sample freely where a client asks for a form of the answer, or refuse (refuse)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it until it is interrupted; returns the exit status."""
+    from abut.gateway.server import KEY_VARIABLE, Gateway, key_is_given
+    from abut.rollout.config import RolloutConfig
+    from abut.samplers.vllm import VLLMServerSampler
+
+    said = sys.stderr
+    if not (key_is_given() or args.key_file or said.isatty()):
+        raise ValueError(
+            "nobody would learn the key: stderr is no terminal\n"
+            f"hint: --key-file FILE, or set {KEY_VARIABLE}"
+        )
+    gateway = Gateway(
+        args.host,
+        args.port,
+        args.public_url,
+        key_file=args.key_file,
+        unenforced=args.unenforced,
+        sampler=VLLMServerSampler(args.upstream, model=args.model),
+        tokenizer=args.tokenizer,
+        config=RolloutConfig(
+            max_turns=args.max_turns, max_completion_tokens=args.max_completion_tokens
+        ),
+        recorder=args.record,
+        idle_s=args.idle,
+    )
+    said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
+    with gateway:
+        _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
+        serving = gateway.serving
+        assert serving is not None
+        with _asked_to_stop() as stops:
+            _show_status(serving, stops, said)
+        said.write("abut gateway: stops; what is live is recorded\n")
+    said.write(f"abut gateway: {_status(serving)}\n")
+    return 0
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; behind it a second one is not held up."""
+    stops = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stops.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stops
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_where(gateway: "Gateway", said: TextIO, *, shows_key: bool) -> None:
+    root = gateway.base_url.removesuffix("/v1")
+    said.write(f"abut gateway: {gateway.base_url}; a rollout of one's own: {root}/r/ID/v1\n")
+    if shows_key:
+        said.write(f"abut gateway: key {gateway.key}\n")
+    said.flush()
+
+
+def _show_status(serving: "Serving", stops: threading.Event, said: TextIO) -> None:
+    """One line, which is written over on a terminal, until it stops."""
+    on_terminal = said.isatty()
+    before = ""
+    while not stops.wait(_ON_TERMINAL_S if on_terminal else _IN_LOG_S):
+        if (status := _status(serving)) != before:
+            said.write(f"\r\x1b[K{status}" if on_terminal else f"abut gateway: {status}\n")
+            said.flush()
+            before = status
+    if on_terminal:
+        said.write("\r\x1b[K")
+
+
+def _status(serving: "Serving") -> str:
+    calls, tokens = serving.counts()
+    return f"{serving.live} live, {serving.ended} ended, {calls} calls, {tokens} tokens sampled"

@@ -1,0 +1,325 @@
+"""Rollouts that nobody plays: agents that are evaluated or recorded without a trainer.
+
+Invariant: a rollout is opened by its first request, ended once, by who knows its reward or because
+nothing came any more, and then recorded; what has ended is not opened again.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.agents import AgentResult
+from abut.concurrency.threads import THREADS
+from abut.gateway.client_policy import ClientPolicy, Upstream
+from abut.gateway.matching import History
+from abut.gateway.notes import Notes
+from abut.gateway.place import Place, find_place
+from abut.gateway.processors import Processors
+from abut.gateway.refusal import Refusal, over
+from abut.gateway.request import ChatRequest
+from abut.gateway.row import fill
+from abut.gateway.session import Session
+from abut.pretrained import generation_stop_ids, load_hf_tokenizer
+from abut.processor import PartsProcessor
+from abut.records.recorder import Recorder, recorder_at
+from abut.rollout.budget import budget_of
+from abut.rollout.config import RolloutConfig
+from abut.rollout.conversation import Budget
+from abut.rollout.rollout import Rollout, StopReason
+from abut.samplers.sampler import Sampler
+from abut.template.processor import ChatTemplateProcessor
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
+_ENDED_KEPT = 2**17
+_GRACE_S = 10.0
+
+
+@dataclass(eq=False)
+class _Live:
+    """One rollout, from its first request to its end."""
+
+    session: Session
+    policy: ClientPolicy
+    named: bool
+    began: float
+    begins: Hashable = None
+    """What its first request said before any answer; of one that no client has named."""
+    idle: "asyncio.Task[None] | None" = None
+
+
+class Serving:
+    """The rollouts of a gateway that serves alone, on its loop.
+
+    Attributes:
+        ended: how many have ended.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        rewrites: Sequence[str],
+        recorder: Recorder | None,
+        idle_s: float,
+        source: str | None,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            upstream: what draws their samples.
+            rewrites: what clients may do to a message of the policy.
+            recorder: keeps what they become.
+            idle_s: a rollout ends when nothing came for so long.
+            source: the tokenizer's name, for records.
+        """
+        self.ended = 0
+        self._counted = (0, 0)
+        self._upstream = upstream
+        self._rewrites = rewrites
+        self._recorder = recorder
+        self._idle_s = idle_s
+        self._of_record = {"run_id": secrets.token_hex(8), "tokenizer": source}
+        self._live: dict[str, _Live] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._numbers = itertools.count()
+        self._stack = AsyncExitStack()
+        self._stops = False
+
+    @property
+    def live(self) -> int:
+        """How many rollouts there are that have not ended."""
+        return len(self._live)
+
+    def counts(self, sessions: Sequence[Session] | None = None) -> tuple[int, int]:
+        """How many calls were answered, and how many tokens sampled; None: by all that live too."""
+        if sessions is None:
+            sessions = [live.session for live in list(self._live.values())]
+        calls, tokens = self._counted
+        for session in sessions:
+            calls += session.answered
+            tokens += sum(call.sampled_tokens for call in list(session.calls))
+        return calls, tokens
+
+    async def start(self) -> None:
+        """Enter the sampler.
+
+        Raises:
+            SamplerError: it cannot sample.
+            ValueError: nothing bounds a rollout.
+        """
+        sampler = self._upstream.sampler
+        if hasattr(sampler, "__aenter__"):
+            await self._stack.enter_async_context(sampler)  # type: ignore[arg-type]
+        try:
+            self._bounds()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """End all that is live, when what is being sampled is done or takes too long."""
+        self._stops = True
+        if busy := [task for live in self._live.values() for task in live.session.sampling]:
+            await asyncio.wait(busy, timeout=_GRACE_S)
+        for id_ in list(self._live):
+            await self.end(id_, AgentResult(None))
+        await self._stack.aclose()
+        if (flush := getattr(self._recorder, "flush", None)) is not None:
+            await THREADS.ask(flush)
+
+    async def session_of(
+        self, id_: str | None, request: ChatRequest, body: bytes, *, retried: bool
+    ) -> Session:
+        """The rollout of a request; one that nobody has named is found by its history.
+
+        Raises:
+            Refusal: it has ended.
+        """
+        if id_ is None:
+            begins, found = self._found(request, body, retried)
+            return found or self._open(f"rollout-{secrets.token_hex(6)}", begins).session
+        if (live := self._live.get(id_)) is not None:
+            return live.session
+        if id_ in self._over:
+            raise over("it has ended")
+        if _ID.fullmatch(id_) is None:
+            raise Refusal(
+                f"{id_[:200]!r} is no id of a rollout: at most 200 letters, digits, '_', '-', '.'",
+                code="unknown_rollout",
+            )
+        return self._open(id_, None).session
+
+    async def end(self, id_: str, result: AgentResult) -> Rollout:
+        """End a rollout and record it.
+
+        Raises:
+            Refusal: there is no such rollout, or it has ended.
+        """
+        live = self._live.pop(id_, None)
+        if live is None:
+            if id_ in self._over:
+                raise over("it has ended")
+            raise Refusal(f"there is no rollout {id_[:200]!r}", code="unknown_rollout")
+        self._over[id_] = None
+        if len(self._over) > _ENDED_KEPT:
+            self._over.popitem(last=False)
+        if live.idle is not None and live.idle is not asyncio.current_task():
+            live.idle.cancel()
+        await live.session.close("it has ended")
+        rollout = self._row(live, result)
+        if (recorder := self._recorder) is not None:
+            try:
+                await THREADS.ask(lambda: recorder.write(rollout, **self._of_record))
+            except Exception:
+                logger.exception("rollout %s could not be recorded", id_)
+        return rollout
+
+    # ---- which rollout
+
+    def _found(
+        self, request: ChatRequest, body: bytes, retried: bool
+    ) -> tuple[Hashable, Session | None]:
+        """What a request begins with, and the rollout that it goes on with."""
+        history = History(request.messages)
+        first = next((k for k, m in enumerate(request.messages) if m["role"] == "assistant"), None)
+        begins = (request.frame, tuple(history.forms[:first]))
+        best: tuple[Any, Session] | None = None
+        for session in self._alike(begins):
+            if session.has_asked(body, retried):
+                return begins, session
+            place = find_place(session.branches, request.frame, history, self._rewrites)
+            if place is None or not place.found.turns:
+                continue
+            rank = _rank(place)
+            if best is None or rank >= best[0]:
+                best = rank, session
+        return begins, None if best is None else best[1]
+
+    def _alike(self, begins: Hashable) -> Iterator[Session]:
+        for live in self._live.values():
+            if not live.named and live.begins == begins:
+                yield live.session
+
+    def _open(self, id_: str, begins: Hashable) -> _Live:
+        if self._stops:
+            raise over("the gateway stops")
+        policy = ClientPolicy(self._upstream, id_, self._bounds)
+        session = Session(id_, policy, self._rewrites)
+        live = _Live(session, policy, begins is None, time.monotonic(), begins)
+        self._live[id_] = live
+        live.idle = asyncio.ensure_future(self._end_idle(id_, session))
+        return live
+
+    async def _end_idle(self, id_: str, session: Session) -> None:
+        """End a rollout of which nobody wants anything any more."""
+        while (left_s := session.used + self._idle_s - time.monotonic()) > 0 or session.sampling:
+            await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
+        await self.end(id_, AgentResult(None))
+
+    def _bounds(self) -> Budget:
+        holds = getattr(self._upstream.sampler, "max_context_tokens", None)
+        return budget_of(self._upstream.config, holds)
+
+    # ---- what becomes of it
+
+    def _row(self, live: _Live, result: AgentResult) -> Rollout:
+        session = live.session
+        rollout = Rollout(session.rollout_id, next(self._numbers))
+        rollout.seconds = time.monotonic() - live.began
+        fill(rollout, session, self._upstream.config.branch, result)
+        if live.policy.error is not None:
+            rollout.stop_reason, rollout.error = StopReason.ERROR, live.policy.error
+            rollout.reward = None
+        elif rollout.columns is None:
+            rollout.stop_reason, rollout.error = StopReason.ERROR, "no call was answered"
+        self.ended += 1
+        self._counted = self.counts([session])
+        return rollout
+
+
+def _rank(place: Place) -> tuple[int, bool, bool]:
+    """How well a place suits a request: of equal histories the one that nobody went on with."""
+    whole = place.found.entries == len(place.branch.entries)
+    return place.found.turns, whole, not place.branch.sampling
+
+
+def check_reward(reward: Any) -> None:
+    """Refuse what is no reward.
+
+    Raises:
+        Refusal: it is neither None nor a finite number.
+    """
+    if reward is None:
+        return
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+        raise Refusal(f"reward={reward!r}: must be a finite number, or null", param="reward")
+
+
+def _is_finite(reward: float) -> bool:
+    try:
+        return math.isfinite(reward)
+    except OverflowError:
+        return False
+
+
+def serving_of(
+    sampler: Sampler,
+    tokenizer: Any,
+    config: RolloutConfig,
+    *,
+    rewrites: Sequence[str],
+    recorder: Recorder | str | os.PathLike[str] | None,
+    idle_s: float,
+) -> Serving:
+    """What serves without a trainer; arguments as of `Gateway`."""
+    if not isinstance(sampler, Sampler) or isinstance(sampler, type):
+        raise TypeError(
+            f"sampler={type(sampler).__name__}: must have `async sample(request)`\n"
+            "hint: VLLMServerSampler(url); a model of this process needs the loop of a batch"
+        )
+    if tokenizer is None:
+        raise ValueError("sampler= without tokenizer=\nhint: name that of the sampler's model")
+    if not idle_s > 0:
+        raise ValueError(f"idle_s={idle_s!r}: must be more than 0 seconds")
+    named = isinstance(tokenizer, str | os.PathLike)
+    hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer
+    native = Tokenizer.from_pretrained(hf_tokenizer)
+    stops = generation_stop_ids(tokenizer, vocab_size=native.vocab_size) if named else []
+    processor = ChatTemplateProcessor(hf_tokenizer)
+
+    def made(tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> PartsProcessor:
+        return processor.with_tools(tools, **variables) if tools or variables else processor
+
+    takes_settings = callable(getattr(sampler, "with_settings", None))
+    upstream = Upstream(
+        native,
+        Processors(made),
+        sampler,
+        config,
+        Notes(None if takes_settings else {}),
+        asyncio.Semaphore(config.max_requests),
+        stop_token_ids=tuple(stops),
+        secret=secrets.token_hex(8),
+    )
+    if isinstance(recorder, str | os.PathLike):
+        recorder = recorder_at(recorder)
+    return Serving(
+        upstream,
+        rewrites=rewrites,
+        recorder=recorder,
+        idle_s=idle_s,
+        source=os.fspath(tokenizer) if named else getattr(hf_tokenizer, "name_or_path", None),
+    )
