@@ -31,8 +31,8 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
         rollout.tool_choice_unmet = session.tool_choice_unmet
         row = row_of(session.branches, which)
         rollout.branches = others(session.branches, row)
-        limited = session.refused in (*LIMITS, StopReason.EMPTY_SAMPLE)
-        if limited and session.refused is not None:
+        rollout.stop_reason = StopReason.ENV_DONE
+        if session.refused in (*LIMITS, StopReason.EMPTY_SAMPLE):
             rollout.stop_reason = session.refused
         if row is not None:
             calls = row.calls[: row.delivered]

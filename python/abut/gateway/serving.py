@@ -204,7 +204,7 @@ class Serving:
             if place is None or not place.found.turns:
                 continue
             rank = _rank(place)
-            if best is None or rank >= best[0]:
+            if best is None or rank > best[0]:
                 best = rank, session
         return begins, None if best is None else best[1]
 

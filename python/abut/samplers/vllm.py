@@ -11,7 +11,6 @@ bytes.
 """
 
 import asyncio
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -127,7 +126,8 @@ class VLLMServerSampler:
         Raises:
             ValueError: a setting that vLLM does not take.
         """
-        other = copy.copy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)  # the connections too
         other._settings = self._settings | checked_settings(settings)
         return other
 
