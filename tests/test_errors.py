@@ -45,7 +45,8 @@ def test_the_tree_is_complete() -> None:
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ({"max_turns": 0}, "max_turns=0: must be at least 1"),
+        ({"max_turns": 0}, "max_turns=0: must be at least 1, or None"),
+        ({"branch": "first"}, "branch='first': must be 'longest' or 'last'"),
         ({"max_env_steps": 0}, "max_env_steps=0: must be at least 1"),
         ({"max_requests": 0}, "max_requests=0: must be at least 1"),
         ({"max_turn_tokens": 0}, "max_turn_tokens=0: must be at least 1, or None"),
@@ -71,7 +72,7 @@ def test_a_setting_that_no_batch_could_run_with_is_refused(setting: Any, text: s
 def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
     assert all(field.metadata["help"].endswith(".") for field in fields(RolloutConfig))
     assert {field.name: field.default for field in fields(RolloutConfig)} == {
-        "max_turns": 8,
+        "max_turns": None,
         "max_turn_tokens": None,
         "max_completion_tokens": None,
         "max_context_tokens": None,
@@ -86,6 +87,7 @@ def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
         "max_rollouts": None,
         "max_env_steps": 64,
         "max_requests": 256,
+        "branch": "longest",
         "seed": 0,
     }
 

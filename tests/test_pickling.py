@@ -19,6 +19,7 @@ import pytest
 
 import abut
 import abut.audit
+import abut.gateway
 import abut.gym
 import abut.openenv
 import abut.samplers.trl_server
@@ -213,6 +214,8 @@ def values() -> dict[str, Any]:
         "ToolCall": abut.ToolCall("f", {}),
         "MalformedCall": abut.MalformedCall(0, 1, "x"),
         "ParsedCalls": abut.parse_tool_calls("x", format="hermes"),
+        "AgentResult": abut.AgentResult(0.5, {"moves": 2}),
+        "Endpoint": abut.Endpoint("http://host/v1", "key", "policy", "id"),
         "tool_env": abut.tool_env([search], reward=len),
         "Docker": abut.openenv.Docker("image"),
         "Serve": abut.openenv.Serve("app:app"),
@@ -280,6 +283,10 @@ STAYS = {
         "ParquetRecorder is not pickled: it holds rollouts that wait for their file\n"
         "hint: make one there, of the same path"
     ),
+    abut.gateway.Gateway: (
+        "Gateway is not pickled: it has a server, connections and rollouts of this process\n"
+        "hint: make one in the process that trains, and give others its address and key"
+    ),
     abut.openenv.OpenEnv: (
         "OpenEnv is not pickled: it has sessions on servers, and a loop of this process\n"
         "hint: start the servers once, and make an OpenEnv of their addresses there"
@@ -324,7 +331,7 @@ def test_each_public_class_travels_or_says_why_not() -> None:
     tested = {"ChatTemplateProcessor", "Tokenizer", "Trajectory", "Turn", *values()}
     tested |= {cls.__name__ for cls in STAYS}
     named = [(module, name) for module in (abut, abut.openenv) for name in module.__all__]
-    named += [(abut.gym, "GymEnv"), (abut.audit, "Audit")]
+    named += [(abut.gym, "GymEnv"), (abut.audit, "Audit"), (abut.gateway, "Gateway")]
     public = {name: getattr(module, name) for module, name in named}
     untested = [
         name

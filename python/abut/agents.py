@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from abut.envs.foreign import placed
 from abut.envs.reset_keywords import (
@@ -20,9 +20,6 @@ from abut.envs.reset_keywords import (
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.messages import Message
-
-if TYPE_CHECKING:
-    pass
 
 AgentFunction: TypeAlias = Callable[..., Any]
 
@@ -42,12 +39,25 @@ class Endpoint:
     api_key: str = field(repr=False)
     model: str
     rollout_id: str
-    counted: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+    counted: Callable[[], int] | None = field(default=None, repr=False, compare=False)
 
     @property
     def calls(self) -> int:
-        """How many calls the policy has answered so far."""
+        """How many calls the policy has answered so far; known where the gateway is.
+
+        Raises:
+            RuntimeError: this is another process.
+        """
+        if self.counted is None:
+            raise RuntimeError(
+                "Endpoint.calls is counted in the gateway's process\n"
+                "hint: read it there, before or after the agent asks from elsewhere"
+            )
         return self.counted()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other processes, which can ask and not count."""
+        return Endpoint, (self.base_url, self.api_key, self.model, self.rollout_id)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
         assert rollout.failed != well, (who.__name__, rollout.error)
         if well:
             check_tree(rollout, [c for c in played.sampler.calls if _is_of(c[0], index)])
-    assert not gateway.sessions
+    assert not gateway.desk.sessions
     gateway.stop()
     played.engine._env_loop.open().end(1.0)
     ORPHANS.clear()
@@ -227,7 +227,7 @@ def test_a_sample_that_nobody_got_is_given_to_who_asks_again(stage: Stage) -> No
                 await asyncio.sleep(0.01)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            session = gateway.sessions[endpoint.rollout_id]
+            session = gateway.desk.sessions[endpoint.rollout_id]
             while session.calls[0].is_open():
                 await asyncio.sleep(0.01)
             played.engine_loop.call_soon_threadsafe(hung_up.set)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import threading
 import urllib.error
 import urllib.request
@@ -82,6 +83,9 @@ def test_the_first_request_opens_a_rollout_and_its_end_returns_it(
         call = message["tool_calls"][0]
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
         ask(gateway, messages, "game-1", tools=[LOOKUP])
+        assert endpoint.calls == 2
+        with pytest.raises(RuntimeError, match="in the gateway's process"):
+            _ = pickle.loads(pickle.dumps(endpoint)).calls
         rollout = gateway.end("game-1", 0.5, extras={"moves": 2})
         assert (rollout.reward, rollout.extras, len(rollout.turns)) == (0.5, {"moves": 2}, 2)
         check_tree(rollout, sampler.calls)

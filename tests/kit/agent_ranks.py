@@ -36,7 +36,7 @@ class Service:
 
     async def start(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.base_url = gateway.peers.get(0, "") + "/v1" if self.rank else gateway.base_url
+        self.base_url = gateway.desk.peers.get(0, "") + "/v1" if self.rank else gateway.base_url
 
     async def run(self, endpoint: Any, task: Any) -> AgentResult:
         fails = self.rank == 1 and SCENARIO in ("some fail", "too many fail")

@@ -48,7 +48,7 @@ def play_agents(
     """Play one rollout of each agent, all in one batch; the gateway stops where none was given."""
     own = gateway is None
     gateway = gateway or Gateway()
-    gateway.belongs_to(RUN)
+    gateway.desk.belongs_to(RUN)
     sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
     engine = stage.engine(sampler, **options)
     bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}

@@ -22,6 +22,7 @@ from abut.records.recorder import (
     scores_path,
 )
 from abut.records.schema import ROLLOUT, SCORES, arrow_schema, type_name
+from abut.rollout.rollout import Branch
 from made_records import a_rollout
 
 pytest.importorskip("pyarrow")
@@ -36,7 +37,8 @@ HARD = [
     {"reward": None, "columns": None, "error": "EnvError: dead", "provenance": ()},
     {"messages": [], "turns": [], "seams": [], "control_spellings": {"<|im_end|>": 2}},
     {"attempt_errors": ["once"], "attempt_tracebacks": ["Traceback: once"], "attempts": 2},
-    {"branches": [a_rollout().columns]},
+    {"branches": [Branch(a_rollout().columns, cause="rewritten", delivered=False)]},
+    {"extras": {"moves": [1, None]}, "client_rewrites": {"text_lost": 2}},
 ]
 
 
@@ -124,6 +126,7 @@ KILLED = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
+from abut.rollout.rollout import Branch
 from made_records import a_rollout
 from abut.records.recorder import ParquetRecorder, recorder_at
 recorder = recorder_at(Path(sys.argv[3]))

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:
         _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
-        serving = gateway.serving
+        serving = gateway.desk.serving
         assert serving is not None
         with _asked_to_stop() as stops:
             _show_status(serving, stops, said)

@@ -17,9 +17,9 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, 
 from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
 from abut.gateway.call import Call
+from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_body, read_request
-from abut.gateway.server import MODEL, Gateway
 from abut.gateway.serving import check_reward
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
@@ -41,14 +41,14 @@ ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
 _PASSED_ON = ("authorization", "content-type", ROLLOUT_HEADER, "x-stainless-retry-count")
 _BY_MODEL = f"{MODEL}/"
-_GATEWAY = web.AppKey("gateway", Gateway)
+_DESK = web.AppKey("desk", Desk)
 _PEERS = web.AppKey("peers", ClientSession)
 
 
-def make_app(gateway: Gateway) -> web.Application:
+def make_app(desk: Desk) -> web.Application:
     """The application of a gateway."""
     app = web.Application(client_max_size=_MOST_BYTES, middlewares=[_refuses])
-    app[_GATEWAY] = gateway
+    app[_DESK] = desk
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/v1/chat/completions", _chat)
@@ -121,7 +121,7 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    request.app[_GATEWAY].check_key(_key(request), request.match_info.get("id"))
+    request.app[_DESK].check_key(_key(request), request.match_info.get("id"))
     model = {"id": MODEL, "object": "model", "created": _STARTED, "owned_by": "abut"}
     return web.json_response({"object": "list", "data": [model]})
 
@@ -135,10 +135,10 @@ async def _responses(request: web.Request) -> web.Response:
 
 
 async def _end(request: web.Request) -> web.Response:
-    gateway, serving = request.app[_GATEWAY], request.app[_GATEWAY].serving
+    desk, serving = request.app[_DESK], request.app[_DESK].serving
     body = read_body(await request.read() or b"{}")
     rollout = _rollout_of(request, body, request.match_info.get("id"))
-    gateway.check_key(_key(request), rollout)
+    desk.check_key(_key(request), rollout)
     if serving is None or rollout is None:
         why = "the request names no rollout" if serving else "the trainer ends its rollouts itself"
         raise Refusal(why, code="unknown_rollout")
@@ -165,22 +165,22 @@ def _key(request: web.Request) -> str | None:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    gateway = request.app[_GATEWAY]
+    desk = request.app[_DESK]
     key = _key(request)
     path_id = request.match_info.get("id")
     if key is None or (path_id is not None and request.headers.get(ROLLOUT_HEADER) is None):
-        gateway.check_key(key, path_id)  # before anything is read
+        desk.check_key(key, path_id)  # before anything is read
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
     content = await request.read()
     body = await work_done(len(content) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, path_id)
-    gateway.check_key(key, rollout)
-    if rollout is not None and (rank := gateway.rank_of(rollout)) is not None:
-        return await _pass_on(request, gateway, rank, content)
-    chat = read_request(body, unenforced=gateway.unenforced)
+    desk.check_key(key, rollout)
+    if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
+        return await _pass_on(request, desk, rank, content)
+    chat = read_request(body, unenforced=desk.unenforced)
     digest, retried = hashlib.blake2b(content, digest_size=16).digest(), _is_retry(request)
-    session = await gateway.session_of(rollout, chat, digest, retried=retried)
+    session = await desk.session_of(rollout, chat, digest, retried=retried)
     is_open = _Connection(request)
     placing = asyncio.ensure_future(
         session.call(chat, body=digest, retried=retried, is_open=is_open)
@@ -282,10 +282,10 @@ def _note_delivery(request: web.Request, session: Session, call: Call) -> None:
 
 
 async def _pass_on(
-    request: web.Request, gateway: Gateway, rank: int, content: bytes
+    request: web.Request, desk: Desk, rank: int, content: bytes
 ) -> web.StreamResponse:
     """Have the rank answer that plays the rollout; it sees where this client hangs up."""
-    url = gateway.peers.get(rank)
+    url = desk.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}

@@ -5,6 +5,7 @@ what it raises is an `EnvError`; and when the attempt is over, its session answe
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable
 from typing import Any
 
@@ -18,7 +19,7 @@ from abut.errors import EnvError
 from abut.gateway.batch_policy import BatchPolicy, Shared
 from abut.gateway.clock import Clock
 from abut.gateway.row import LIMITS, fill
-from abut.gateway.server import MODEL, Gateway
+from abut.gateway.server import Gateway
 from abut.gateway.session import Session
 from abut.rollout.batch import Batch
 from abut.rollout.rollout import Rollout, StopReason
@@ -42,9 +43,9 @@ class AgentEpisode:
         self._batch = batch
         self._task = task
         self._gateway = gateway
-        self._id = str(gateway.id_of(task.rollout_id, attempt))
+        self._id = str(gateway.desk.id_of(task.rollout_id, attempt))
         self._policy = BatchPolicy(shared, batch, task, attempt)
-        self.session = Session(self._id, self._policy, gateway.rewrites)
+        self.session = Session(self._id, self._policy, gateway.desk.rewrites)
         self._thread: DaemonThread | None = None
         self._call: asyncio.Future[Any] | None = None
         self._clock: Clock | None = None
@@ -65,12 +66,8 @@ class AgentEpisode:
             SamplerError: the sampler failed; training must stop.
         """
         self._clock = self._policy.clock = Clock(clock, self._time_is_over)
-        endpoint = Endpoint(
-            self._gateway.url_of(self._id),
-            self._gateway.key_of(self._id),
-            MODEL,
-            self._id,
-            counted=lambda: self.session.answered,
+        endpoint = dataclasses.replace(
+            self._gateway.endpoint(self._id), counted=lambda: self.session.answered
         )
         await self._at_gateway(self._register)
         try:
@@ -150,7 +147,7 @@ class AgentEpisode:
         async def expire() -> None:
             self.session.end(f"rollout_timeout_s={seconds:g} is over", StopReason.DEADLINE)
 
-        self._gateway.loop.submit(expire)
+        self._gateway.desk.submit(expire)
 
     def _finish(self, result: AgentResult) -> Rollout:
         """The row; a session that is over no more changes."""
@@ -180,11 +177,11 @@ class AgentEpisode:
     # ---- on the loop of the gateway
 
     async def _register(self) -> None:
-        self._gateway.sessions[self._id] = self.session
+        self._gateway.desk.sessions[self._id] = self.session
 
     async def _unregister(self) -> None:
-        self._gateway.sessions.pop(self._id, None)
+        self._gateway.desk.sessions.pop(self._id, None)
         await self.session.close("it has ended")
 
     def _at_gateway(self, call: Any) -> Awaitable[Any]:
-        return self._gateway.loop.ask(call)
+        return self._gateway.desk.ask(call)

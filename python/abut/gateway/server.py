@@ -5,6 +5,7 @@ rollout is over. Its loop runs no foreign code, and nothing that takes long.
 """
 
 import atexit
+import functools
 import logging
 import os
 import stat
@@ -18,11 +19,10 @@ from abut.address import Address
 from abut.agents import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
-from abut.gateway.ids import EndpointId, Keys
+from abut.gateway.desk import MODEL, Desk
 from abut.gateway.matching import REWRITES, Rewrite
-from abut.gateway.refusal import Refusal, over
-from abut.gateway.request import ChatRequest
-from abut.gateway.serving import Serving, check_reward, serving_of
+from abut.gateway.refusal import Refusal
+from abut.gateway.serving import check_reward, serving_of
 from abut.gateway.session import Session
 from abut.pickling import stays
 from abut.records.recorder import Recorder
@@ -33,7 +33,6 @@ from abut.samplers.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
-MODEL = "policy"
 _START_S = 30.0
 _CLOSE_S = 2.0
 
@@ -115,29 +114,15 @@ class Gateway:
                 f"the gateway's key (key=, {KEY_VARIABLE}) must be 16 printable ASCII characters "
                 "or more"
             )
-        self._keys = Keys(key)
         self._host, self._port, self._public_url = host, port, public_url
         self._key_file = None if key_file is None else Path(key_file)
-        self._rewrites = frozenset(rewrites)
-        self.unenforced = unenforced
-        self._lock = threading.Lock()
-        self._loop: DaemonLoop | None = None
-        self._runner: Any = None
-        self._url = ""
-        self._run_id = ""
-        self._rank: int | None = None
-        self.peers: Mapping[int, str] = {}
-        """Where the other ranks' gateways are."""
-        self.sessions: dict[str, Session] = {}
-        """Those that are live, by the ids of their endpoints; of a trainer's batches."""
-        self.serving: Serving | None = None
-        """The rollouts that no trainer plays; None where one does."""
+        serving = None
         if sampler is not None:
-            self.serving = serving_of(
+            serving = serving_of(
                 sampler,
                 tokenizer,
                 config or RolloutConfig(),
-                rewrites=tuple(self._rewrites),
+                rewrites=tuple(rewrites),
                 recorder=recorder,
                 idle_s=idle_s,
             )
@@ -146,6 +131,11 @@ class Gateway:
                 "tokenizer=, config= and recorder= are for a gateway that serves without a "
                 "trainer\nhint: give it a sampler= too, or these to make_rollout_func"
             )
+        self.desk = Desk(key, rewrites=rewrites, unenforced=unenforced, serving=serving)
+        """What its routes ask."""
+        self._lock = threading.Lock()
+        self._runner: Any = None
+        self._url = ""
 
     def __enter__(self) -> "Gateway":
         """Serve, without a trainer.
@@ -154,7 +144,7 @@ class Gateway:
             ValueError: it has no sampler.
             SamplerError: the sampler cannot sample.
         """
-        if self.serving is None:
+        if self.desk.serving is None:
             raise ValueError(
                 "this gateway has no sampler: make_rollout_func(gateway=) starts it\n"
                 "hint: Gateway(sampler=…, tokenizer=…) serves without a trainer"
@@ -167,8 +157,11 @@ class Gateway:
         self.stop()
 
     def endpoint(self, rollout_id: str) -> Endpoint:
-        """Where an agent asks, for a rollout without a trainer; its first request opens it."""
-        return Endpoint(self.url_of(rollout_id), self.key_of(rollout_id), MODEL, rollout_id)
+        """Where an agent asks the policy; without a trainer the first request opens the rollout."""
+        base_url = f"{self._url}/r/{rollout_id}/v1"
+        key, serving = self.desk.key_of(rollout_id), self.desk.serving
+        counted = None if serving is None else functools.partial(serving.answered, rollout_id)
+        return Endpoint(base_url, key, MODEL, rollout_id, counted)
 
     def end(
         self,
@@ -188,19 +181,19 @@ class Gateway:
             ValueError: there is none that has not ended, or a reward that is no finite number.
         """
         result = AgentResult(reward, dict(extras or {}))
-        serving = self.serving
-        if serving is None or self._loop is None:
+        serving = self.desk.serving
+        if serving is None or self._runner is None:
             raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
         try:
             check_reward(result.reward)
-            return self._loop.submit(lambda: serving.end(rollout_id, result)).result()
+            return self.desk.submit(lambda: serving.end(rollout_id, result)).result()
         except Refusal as refusal:
             raise ValueError(str(refusal)) from None
 
     @property
     def key(self) -> str:
         """Opens all rollouts of this run: for agents that have one fixed key."""
-        return self._keys.key
+        return self.desk.key
 
     @property
     def base_url(self) -> str:
@@ -213,30 +206,13 @@ class Gateway:
             raise RuntimeError("the gateway has not started: it does so with the first batch")
         return f"{self._url}/v1"
 
-    @property
-    def loop(self) -> DaemonLoop:
-        """On which it runs, once it was started."""
-        assert self._loop is not None
-        return self._loop
-
-    def belongs_to(self, run_id: str, *, rank: int | None = None, key: str | None = None) -> None:
-        """Say whose rollouts it serves.
-
-        Args:
-            run_id: ends the ids of all rollouts of the run.
-            rank: of this process; None where there is one.
-            key: that of rank 0.
-        """
-        self._run_id, self._rank = run_id, rank
-        if key is not None:
-            self._keys = Keys(key)
-
     def start(self) -> None:
         """Listen, from a thread of its own; nothing where it does already. Blocks until it does.
 
         Raises:
             EnvError: the address cannot be had.
             MissingExtraError: aiohttp is not installed.
+            SamplerError: its own sampler cannot sample.
         """
         with self._lock:
             if self._runner is not None:
@@ -247,15 +223,21 @@ class Gateway:
                 raise MissingExtraError(
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"
                 ) from error
-            self._loop = DaemonLoop("abut-gateway")
-            self._loop.open()
-            port = 0 if self._rank else self._port
-            listening = self._loop.submit(lambda: serve(make_app(self), self._host, port))
+            desk = self.desk
+            loop = desk.loop = DaemonLoop("abut-gateway")
+            loop.open()
             try:
+                if desk.serving is not None:
+                    loop.submit(desk.serving.start).result()
+                port = 0 if desk.rank else self._port
+                app = make_app(desk)
+                listening = loop.submit(lambda: serve(app, self._host, port))
                 self._runner, bound = listening.result(_START_S)
-            except OSError as error:
-                self._loop.end(_CLOSE_S)
-                self._loop = None
+            except BaseException as error:
+                loop.end(_CLOSE_S)
+                desk.loop = None
+                if not isinstance(error, OSError):
+                    raise
                 raise EnvError(
                     f"the gateway cannot listen on {self._host}:{port}: {error}\n"
                     "hint: Gateway(host=…, port=0) takes a free port of this machine"
@@ -264,101 +246,27 @@ class Gateway:
             if self._host in ("0.0.0.0", "::"):
                 host = "127.0.0.1"
             self._url = f"http://{host}:{bound}"
-            if self._public_url is not None and not self._rank:
+            if self._public_url is not None and not desk.rank:
                 self._url = self._public_url
             self._show_key()
             # A loop that still runs while the interpreter is taken down may end in a crash.
             atexit.register(self.stop)
-        if self.serving is not None:
-            try:
-                self._loop.submit(self.serving.start).result()
-            except BaseException:
-                self.stop()
-                raise
 
     def stop(self) -> None:
         """Stop listening, and end what is live."""
         with self._lock:
-            loop, runner = self._loop, self._runner
+            desk, loop, runner = self.desk, self.desk.loop, self._runner
             self._runner, self._url = None, ""
             atexit.unregister(self.stop)
             if loop is None or runner is None:
                 return
-            if self.serving is not None:
-                loop.submit(self.serving.stop).result()
-            for session in list(self.sessions.values()):
+            if desk.serving is not None:
+                loop.submit(desk.serving.stop).result()
+            for session in list(desk.sessions.values()):
                 loop.submit(_ends(session)).result(_CLOSE_S)
             loop.submit(runner.cleanup).result(_START_S)
             loop.end(_CLOSE_S)
-            self._loop = None
-
-    def url_of(self, endpoint_id: str) -> str:
-        """The base URL of one rollout."""
-        return f"{self._url}/r/{endpoint_id}/v1"
-
-    def key_of(self, endpoint_id: str) -> str:
-        """The key that opens one rollout alone."""
-        return self._keys.of(endpoint_id)
-
-    def id_of(self, rollout_id: str, attempt: int) -> EndpointId:
-        """The id of one attempt at a rollout of this rank."""
-        return EndpointId(rollout_id, attempt, self._rank)
-
-    @property
-    def rewrites(self) -> Collection[str]:
-        """What clients may do to a message of the policy."""
-        return self._rewrites
-
-    # ---- what the app asks
-
-    def check_key(self, key: str | None, endpoint_id: str | None) -> None:
-        """Refuse who has no key of this rollout; None: of the run.
-
-        Raises:
-            Refusal: says so, as a status that ends no agent's server.
-        """
-        if not key:
-            raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
-        opens = self._keys.opens_all(key)
-        if not opens and endpoint_id is not None:
-            opens = self._keys.opens(key, endpoint_id)
-        if not opens:
-            raise Refusal("the API key does not open this rollout", code="wrong_api_key")
-
-    def rank_of(self, endpoint_id: str) -> int | None:
-        """The other rank that plays a rollout; None where this one does."""
-        read = EndpointId.read(endpoint_id)
-        if self.serving is not None or read is None or read.rank in (None, self._rank):
-            return None
-        return read.rank
-
-    async def session_of(
-        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
-    ) -> Session:
-        """The rollout that a request belongs to; arguments as of `Session.call`.
-
-        Raises:
-            Refusal: it has ended, or never was one of this run.
-        """
-        if self.serving is not None:
-            return await self.serving.session_of(endpoint_id, request, body, retried=retried)
-        if endpoint_id is None:
-            raise Refusal(
-                "the request names no rollout\nhint: use the endpoint's base_url as it is; or name "
-                "it by rollout_id in the body, by the header x-abut-rollout, or by the model "
-                "policy/ID",
-                code="unknown_rollout",
-            )
-        if (session := self.sessions.get(endpoint_id)) is not None:
-            return session
-        read = EndpointId.read(endpoint_id)
-        if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
-            raise over("it has ended")
-        raise Refusal(
-            f"there is no rollout {endpoint_id[:200]!r}\n"
-            "hint: use the endpoint's base_url as it is",
-            code="unknown_rollout",
-        )
+            desk.loop = None
 
     def _show_key(self) -> None:
         """Write the key where only its owner reads it."""

@@ -103,6 +103,11 @@ class Serving:
         """How many rollouts there are that have not ended."""
         return len(self._live)
 
+    def answered(self, id_: str) -> int:
+        """How many calls of a rollout that lives were answered."""
+        live = self._live.get(id_)
+        return 0 if live is None else live.session.answered
+
     def counts(self, sessions: Sequence[Session] | None = None) -> tuple[int, int]:
         """How many calls were answered, and how many tokens sampled; None: by all that live too."""
         if sessions is None:

@@ -93,7 +93,7 @@ class ChatTemplateProcessor:
                 "hint: pass one with chat_template=, or use the tokenizer of the chat model"
             )
         self._tokenizer = hf_tokenizer
-        self._options = options = {
+        options = {
             **chat_template_kwargs,
             "tools": None if tools is None else list(tools),
             "chat_template": chat_template,
@@ -135,7 +135,7 @@ class ChatTemplateProcessor:
         Raises:
             TemplateError: as the constructor.
         """
-        changed = {**self._options, "tools": tools, **chat_template_kwargs}
+        changed = {**self._render.options, "tools": tools, **chat_template_kwargs}
         return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":

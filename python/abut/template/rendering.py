@@ -74,6 +74,11 @@ class Rendering:
         return str(rendered)
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Tools, template and variables, as `apply_chat_template` gets them."""
+        return dict(self._options)
+
+    @property
     def tools(self) -> list[Any] | None:
         """What the template shows of tools: functions, or JSON schemas."""
         tools: list[Any] | None = self._options["tools"]

@@ -1,0 +1,137 @@
+"""Who may ask which rollout, and where that is played.
+
+Invariant: who has no key learns nothing, and what has ended is told apart from what never was
+without being remembered.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+from abut.concurrency.loop import DaemonLoop
+from abut.gateway.ids import EndpointId, Keys
+from abut.gateway.refusal import Refusal, over
+from abut.gateway.request import ChatRequest
+from abut.gateway.serving import Serving
+from abut.gateway.session import Session
+
+T = TypeVar("T")
+MODEL = "policy"
+"""The name to ask for; any other one is answered as well."""
+
+
+class Desk:
+    """What the routes of one gateway ask, on its loop.
+
+    Args:
+        key: opens all rollouts of the run; None makes one.
+        rewrites: what clients may do to a message of the policy.
+        unenforced: "accept" samples freely where a form of the answer is asked for.
+        serving: the rollouts that no trainer plays; None where one does.
+    """
+
+    def __init__(
+        self,
+        key: str | None,
+        *,
+        rewrites: Collection[str],
+        unenforced: str,
+        serving: Serving | None,
+    ) -> None:
+        self.rewrites = frozenset(rewrites)
+        self.unenforced = unenforced
+        self.serving = serving
+        self.sessions: dict[str, Session] = {}
+        """Those that are live, by the ids of their endpoints; of a trainer's batches."""
+        self.peers: Mapping[int, str] = {}
+        """Where the other ranks' gateways are."""
+        self.rank: int | None = None
+        """Of this process; None where there is one."""
+        self.loop: DaemonLoop | None = None
+        """Where it is asked, while the server runs."""
+        self._keys = Keys(key)
+        self._run_id = ""
+
+    @property
+    def key(self) -> str:
+        """Opens all rollouts of the run."""
+        return self._keys.key
+
+    def ask(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """Have it done on the gateway's loop; waits on that of the caller."""
+        assert self.loop is not None
+        return self.loop.ask(call)
+
+    def submit(self, call: Callable[[], Awaitable[T]]) -> "Future[T]":
+        """Have it done on the gateway's loop."""
+        assert self.loop is not None
+        return self.loop.submit(call)
+
+    def belongs_to(self, run_id: str, *, rank: int | None = None, key: str | None = None) -> None:
+        """Say whose rollouts it serves.
+
+        Args:
+            run_id: ends the ids of all rollouts of the run.
+            rank: of this process; None where there is one.
+            key: that of rank 0.
+        """
+        self._run_id, self.rank = run_id, rank
+        if key is not None:
+            self._keys = Keys(key)
+
+    def key_of(self, endpoint_id: str) -> str:
+        """The key that opens one rollout alone."""
+        return self._keys.of(endpoint_id)
+
+    def id_of(self, rollout_id: str, attempt: int) -> EndpointId:
+        """The id of one attempt at a rollout of this rank."""
+        return EndpointId(rollout_id, attempt, self.rank)
+
+    def check_key(self, key: str | None, endpoint_id: str | None) -> None:
+        """Refuse who has no key of this rollout; None: of the run.
+
+        Raises:
+            Refusal: says so, as a status that ends no agent's server.
+        """
+        if not key:
+            raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
+        opens = self._keys.opens_all(key)
+        if not opens and endpoint_id is not None:
+            opens = self._keys.opens(key, endpoint_id)
+        if not opens:
+            raise Refusal("the API key does not open this rollout", code="wrong_api_key")
+
+    def rank_of(self, endpoint_id: str) -> int | None:
+        """The other rank that plays a rollout; None where this one does."""
+        read = EndpointId.read(endpoint_id)
+        if self.serving is not None or read is None or read.rank in (None, self.rank):
+            return None
+        return read.rank
+
+    async def session_of(
+        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
+    ) -> Session:
+        """The rollout that a request belongs to; arguments as of `Session.call`.
+
+        Raises:
+            Refusal: it has ended, or never was one of this run.
+        """
+        if self.serving is not None:
+            return await self.serving.session_of(endpoint_id, request, body, retried=retried)
+        if endpoint_id is None:
+            raise Refusal(
+                "the request names no rollout\nhint: use the endpoint's base_url as it is; or name "
+                "it by rollout_id in the body, by the header x-abut-rollout, or by the model "
+                "policy/ID",
+                code="unknown_rollout",
+            )
+        if (session := self.sessions.get(endpoint_id)) is not None:
+            return session
+        read = EndpointId.read(endpoint_id)
+        if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
+            raise over("it has ended")
+        raise Refusal(
+            f"there is no rollout {endpoint_id[:200]!r}\n"
+            "hint: use the endpoint's base_url as it is",
+            code="unknown_rollout",
+        )
