@@ -15,6 +15,7 @@ import pytest
 
 import abut
 import abut.audit
+import abut.gateway
 import abut.gym
 import abut.openenv
 import abut.samplers.trl_server
@@ -28,6 +29,7 @@ from abut.samplers.settings import SamplingSettings
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
     "audit": ("Audit", "audit"),
+    "gateway": ("Gateway",),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
@@ -52,6 +54,12 @@ OPTIONAL = (
 TABLE = """
 PROVENANCE = ('prompt', 'env', 'scaffold', 'sampled', 'close')
 AbutError(Exception)
+Agent (protocol)
+  run(endpoint, task)
+AgentResult
+  reward
+  extras = <class 'dict'>
+  messages = None
 AsyncEnv (protocol)
   alive
   reset(seed)
@@ -75,6 +83,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_te
   thinking
   verdicts()
   with_stop_token_ids(ids)
+  with_tools(tools, **chat_template_kwargs)
 Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   completion_ids
   env_mask
@@ -82,6 +91,13 @@ Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   prompt_ids
 Content(str)
 ControlTokenError(AbutError, ValueError)
+Endpoint
+  base_url
+  api_key
+  model
+  rollout_id
+  counted = None
+  calls
 Env (protocol)
   alive
   reset(seed)
@@ -143,11 +159,15 @@ Rollout
   attempt_errors = <class 'list'>
   attempt_tracebacks = <class 'list'>
   seconds = 0.0
+  extras = <class 'dict'>
+  client_rewrites = <class 'dict'>
+  tool_choice_unmet = 0
+  dropped_tokens
   failed
   sampled_tokens
   step_rewards
 RolloutConfig
-  max_turns = 8
+  max_turns = None
   max_turn_tokens = None
   max_completion_tokens = None
   max_context_tokens = None
@@ -162,7 +182,9 @@ RolloutConfig
   max_rollouts = None
   max_env_steps = 64
   max_requests = 256
+  branch = 'longest'
   seed = 0
+  max_env_turns
 RolloutError(AbutError, RuntimeError)
 Sample
   ids
@@ -177,6 +199,7 @@ SampleRequest
   seed
   rollout_id
   turn
+  stop = ()
   where
 Sampler (protocol)
   sample(request)
@@ -202,6 +225,7 @@ StopReason
   MAX_COMPLETION_TOKENS = 'max_completion_tokens'
   MAX_CONTEXT_TOKENS = 'max_context_tokens'
   EMPTY_SAMPLE = 'empty_sample'
+  DEADLINE = 'deadline'
   ERROR = 'error'
 StreamSampler (protocol)
   sample_stream(turns)
@@ -252,6 +276,7 @@ Turn
   end
   start
 __version__
+agent(function)
 collate(columns, *, pad_id)
 parse_tool_calls(text, *, format, tools=None)
 read_records(path)
@@ -271,6 +296,15 @@ audit.Audit
   exact
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
+gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file=None, \
+rewrites=('text_lost', 'stop_put_back', 'calls_as_text', 'code_again', 'empty_turn_left_out'), \
+unenforced='refuse', sampler=None, tokenizer=None, config=None, recorder=None, idle_s=600.0)
+  base_url
+  end(rollout_id, reward=None, *, extras=None)
+  endpoint(rollout_id)
+  key
+  start()
+  stop()
 samplers.trl_server.TRLServerSampler(base_url, *, temperature=1.0, top_k=0, top_p=1.0, \
 min_p=None, repetition_penalty=1.0, generation_kwargs=None, give_up_s=120.0, on_restart='resume')
   sample(request)
@@ -283,6 +317,7 @@ min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completion
 api_key=None, give_up_s=120.0, on_restart='resume')
   max_context_tokens
   sample(request)
+  with_settings(**settings)
 gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_invalid='tell', \
 invalid_reward=0.0)
   bind(processor)
@@ -329,7 +364,7 @@ log_extra=None, **extras)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
-sampler='auto', system_prompt=None, recorder=None)
+sampler='auto', system_prompt=None, recorder=None, gateway=None)
 trl.scored_only(reward_func)
 trl_env.RolloutDecoder (protocol)
   generate(input_ids)
