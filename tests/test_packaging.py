@@ -185,6 +185,10 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "abut.trl needs TRL: pip install 'abut[trl]'",
         ),
         (
+            "from abut.gateway import Gateway; Gateway().start()",
+            "the gateway needs aiohttp: pip install 'abut[gateway]'",
+        ),
+        (
             "import abut.strategies",
             "abut.strategies needs Hypothesis: pip install 'abut[testing]'",
         ),
@@ -209,6 +213,13 @@ def test_an_extra_that_is_missing_is_named(
 
 
 USES = {
+    "gateway": """
+        from abut.gateway import Gateway
+        gateway = Gateway()
+        gateway.start()
+        assert gateway.base_url.endswith("/v1")
+        gateway.stop()
+    """,
     "hf": """
         import abut
         from abut.cli.__main__ import main

@@ -129,7 +129,7 @@ def test_two_samples_of_one_point_are_two_branches(stage: Stage) -> None:
 
     sampler = Recording(script)
     rollout = play_agents(stage, best_of_three, sampler=sampler).one
-    assert [branch.cause for branch in rollout.branches] == [None, "repeated"]
+    assert [branch.cause for branch in rollout.branches] == ["repeated", "repeated"]
     assert "number 1" in stage.row_text(rollout)
     assert "number 3" in stage.row_text(rollout)
     check_tree(rollout, sampler.calls)
@@ -190,3 +190,27 @@ def test_an_agent_that_raises_at_its_budget_keeps_its_row(stage: Stage) -> None:
     assert (rollout.failed, rollout.reward, rollout.attempts) == (False, None, 1)
     assert rollout.stop_reason == "max_completion_tokens"
     assert len(rollout.turns) > 1
+
+
+@pytest.mark.parametrize(("more", "warned"), [(1, True), (0, False)])
+def test_one_warning_where_much_that_was_sampled_trains_nothing(
+    stage: Stage, caplog: pytest.LogCaptureFixture, more: int, warned: bool
+) -> None:
+    """Another sample at the same point, or none."""
+
+    @agent
+    async def tries_again(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            for _ in range(1 + more):
+                await client.ask([user("go")])
+        return 1.0
+
+    played = play_agents(stage, tries_again, tries_again)
+    play_agents(stage, tries_again)
+    texts = [record.getMessage() for record in caplog.records]
+    texts = [text for text in texts if "train nothing" in text]
+    assert len(played.rollouts[0].branches) == more
+    assert len(texts) == 2 * warned  # of each engine
+    for text in texts:
+        assert "50% of the" in text
+        assert "(100%) an agent branched because it asks for several samples at one point" in text

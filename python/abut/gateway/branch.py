@@ -155,11 +155,12 @@ def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranc
             own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
             owned |= {id(branch.calls[k]) for k in own}
             if any(branch.calls[k].sampled_tokens for k in own):
-                found.append(_recorded(branch, own[0], end))
+                cause = branch.cause or (None if row is None else row.cause)
+                found.append(_recorded(branch, own[0], end, cause))
     return found
 
 
-def _recorded(branch: Branch, begin: int, end: int) -> RecordedBranch:
+def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -> RecordedBranch:
     """The turns from `begin` to `end`, behind what stands before them as a prompt."""
     trajectory = branch.conversation.trajectory
     turns = branch.conversation.turns
@@ -178,6 +179,6 @@ def _recorded(branch: Branch, begin: int, end: int) -> RecordedBranch:
     return RecordedBranch(
         columns,
         provenance=trajectory.provenance[:stop],
-        cause=branch.cause,
+        cause=cause,
         delivered=end <= branch.delivered,
     )

@@ -15,6 +15,15 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
+_DROPPED = 0.1
+_WHY_BRANCHES = {
+    "repeated": "it asks for several samples at one point",
+    "rewritten": "it changes what was said before, or its client does",
+    "tools": "it asks with other tools, or other variables for the template",
+    "new": "it begins other conversations",
+    "template": "the template cannot write its messages behind a turn",
+    "undelivered": "it did not wait for the answer",
+}
 # So many rollouts, and no other among them: a few end like that before the policy has learned.
 _ENOUGH = 32
 
@@ -75,6 +84,27 @@ class Notices:
                     "one turn"
                 )
             self._say(what, text)
+
+    def dropped(self, rollouts: Sequence[Rollout]) -> None:
+        """Tell of tokens that agents have sampled and that train nothing."""
+        causes: Counter[str | None] = Counter()
+        for rollout in rollouts:
+            for branch in rollout.branches:
+                why: str | None = branch.cause if branch.delivered else "undelivered"
+                causes[why] += int(branch.columns.env_mask.sum())
+        dropped = causes.total()
+        sampled = dropped + sum(rollout.sampled_tokens for rollout in rollouts)
+        if not dropped or dropped / sampled <= _DROPPED:
+            return
+        ((why, most),) = causes.most_common(1)
+        self._say(
+            "dropped",
+            f"{dropped / sampled:.0%} of the {sampled} tokens that agents sampled in a batch train "
+            "nothing: they stand in other branches than the row's. In most of them "
+            f"({most / dropped:.0%}) an agent branched because {_WHY_BRANCHES[why or 'new']}\n"
+            "hint: docs/agents.md says what goes on with a conversation and what begins another; "
+            "RolloutConfig.branch chooses the row, and the record has all branches",
+        )
 
     def _count(self, what: str, same: bool) -> None:
         if same:

@@ -75,7 +75,7 @@ class Branch:
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """As in `Rollout`."""
     cause: BranchCause | None = None
-    """None: it is where the rollout began, and another branch became the row."""
+    """Why it is not the row, or the row not it; None: only the delivery parts the two."""
     delivered: bool = True
     """Whether somebody got what was sampled here; what nobody heard is no one's action."""
 
