@@ -1,6 +1,7 @@
 """Every example runs alone, from any folder, offline."""
 
 import functools
+import gc
 import os
 import re
 import runpy
@@ -19,7 +20,7 @@ from assets import EXAMPLES
 
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
 ALONE = ["exact_tokens.py"]
-TRAINING = ["custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
+TRAINING = ["agent_openai.py", "custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -92,6 +93,20 @@ def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -
     assert logged["rollout/sampled_tokens/mean"] > 10
     assert logged["rollout/error_frac"] == 0
     assert asked["per_device_train_batch_size"] == 64
+    assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # its client lives to the end
+def test_an_agent_with_the_openai_client_plays(trains: Any, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("openai")
+    trainer, _ = trains("agent_openai.py", "--max-steps", "1", "--shown", "100", disable_tqdm=True)
+    logged = trainer.state.log_history[0]
+    assert logged["rollout/turns/mean"] > 1.5
+    assert (logged["rollout/error_frac"], logged["rollout/branches/mean"]) == (0, 1)
+    del trainer
+    gc.collect()
+    assert logged["reward"] > 0
     assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 

@@ -1,6 +1,7 @@
 """The README does what it says: its Python runs, and its output is what it shows."""
 
 import contextlib
+import gc
 import io
 import re
 import tomllib
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import abut
 from abut.envs.foreign import check_env_factory, check_reply, make_env
 from abut.records.read import read_records
+from agent_stage import play_agents
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,13 +40,27 @@ def test_the_assert_of_the_first_block_can_fail() -> None:
 
 
 def test_the_environment_is_one() -> None:
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
     variables: dict[str, Any] = {}
     exec(compile(PYTHON[2], "README.md", "exec"), variables)
     env = make_env(check_env_factory(variables["SayYes"]))
     env, _ = check_reply(env, "reset", env.reset("seed"))
     assert check_reply(env, "step", env.step("yes")) == (env, "")
     assert (env.reward, env.alive) == (1.0, False)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # six lines, and none closes
+def test_the_agent_is_one(stage: Any) -> None:
+    openai = pytest.importorskip("openai")
+    assert len(PYTHON[3].splitlines()) == 6
+    variables: dict[str, Any] = {"abut": abut, "openai": openai}
+    exec(compile(PYTHON[3], "README.md", "exec"), variables)
+    rows = [{"question": "Say yes.", "answer": answer} for answer in ("yes", "no")]
+    solve = variables["solve"]
+    played = play_agents(stage, solve, solve, columns=rows)
+    assert [rollout.reward for rollout in played.rollouts] == [1.0, 0.0]
+    del played
+    gc.collect()
 
 
 def test_the_trl_block_trains(

@@ -42,6 +42,7 @@ def play_agents(
     script: Any = "yes",
     sampler: Any = None,
     gateway: Gateway | None = None,
+    engine: Any = None,
     columns: Sequence[dict[str, Any]] | None = None,
     **options: Any,
 ) -> Played:
@@ -50,7 +51,7 @@ def play_agents(
     gateway = gateway or Gateway()
     gateway.desk.belongs_to(RUN)
     sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
-    engine = stage.engine(sampler, **options)
+    engine = engine or stage.engine(sampler, **options)
     bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}
     tasks = [
         RolloutTask(

@@ -181,6 +181,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     chat = read_request(body, unenforced=desk.unenforced)
     digest, retried = hashlib.blake2b(content, digest_size=16).digest(), _is_retry(request)
     session = await desk.session_of(rollout, chat, digest, retried=retried)
+    if request.protocol is not None:
+        desk.connections.note(request.protocol, session.rollout_id)
     is_open = _Connection(request)
     placing = asyncio.ensure_future(
         session.call(chat, body=digest, retried=retried, is_open=is_open)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from abut.concurrency.loop import DaemonLoop
+from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
@@ -43,12 +44,15 @@ class Desk:
         self.serving = serving
         self.sessions: dict[str, Session] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
+        self.connections = Connections()
         self.peers: Mapping[int, str] = {}
         """Where the other ranks' gateways are."""
         self.rank: int | None = None
         """Of this process; None where there is one."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
+        if serving is not None:
+            serving.on_end = self.connections.end
         self._keys = Keys(key)
         self._run_id = ""
 
@@ -56,6 +60,16 @@ class Desk:
     def key(self) -> str:
         """Opens all rollouts of the run."""
         return self._keys.key
+
+    async def open(self, session: Session) -> None:
+        """Answer a rollout from here on."""
+        self.sessions[session.rollout_id] = session
+
+    async def end(self, session: Session) -> None:
+        """Answer a rollout no more, and wait until nothing of it changes."""
+        self.sessions.pop(session.rollout_id, None)
+        await session.close("it has ended")
+        self.connections.end(session.rollout_id)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Have it done on the gateway's loop; waits on that of the caller."""

@@ -6,7 +6,6 @@ what it raises is an `EnvError`; and when the attempt is over, its session answe
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable
 from typing import Any
 
 from abut import agents
@@ -52,8 +51,6 @@ class AgentEpisode:
         self._is_settled = False
         self.rollout = Rollout(task.rollout_id, task.index)
 
-    # ---- on the loop of the batch
-
     async def run(self, clock: asyncio.Timeout) -> Rollout:
         """Have the agent play, and make a row of what was said.
 
@@ -69,7 +66,8 @@ class AgentEpisode:
         endpoint = dataclasses.replace(
             self._gateway.endpoint(self._id), counted=lambda: self.session.answered
         )
-        await self._at_gateway(self._register)
+        desk = self._gateway.desk
+        await desk.ask(lambda: desk.open(self.session))
         try:
             self._call = self._begin(endpoint)
             failed = self._policy.failure
@@ -77,7 +75,7 @@ class AgentEpisode:
             if not failed.done():
                 result = self._result(self._call)
         finally:
-            await self._at_gateway(self._unregister)
+            await desk.ask(lambda: desk.end(self.session))
             self._is_settled = True
         if failed.done():  # an agent may well have ended of that
             failed.result()
@@ -173,15 +171,3 @@ class AgentEpisode:
         row = Rollout(self.rollout.rollout_id, self.rollout.index, messages=[*self._task.messages])
         fill(row, self.session if self._is_settled else None, self._batch.config.branch, result)
         return row
-
-    # ---- on the loop of the gateway
-
-    async def _register(self) -> None:
-        self._gateway.desk.sessions[self._id] = self.session
-
-    async def _unregister(self) -> None:
-        self._gateway.desk.sessions.pop(self._id, None)
-        await self.session.close("it has ended")
-
-    def _at_gateway(self, call: Any) -> Awaitable[Any]:
-        return self._gateway.desk.ask(call)

@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
 _START_S = 30.0
+_FILES = 65536
 _CLOSE_S = 2.0
 
 
@@ -223,6 +225,7 @@ class Gateway:
                 raise MissingExtraError(
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"
                 ) from error
+            _allow_more_files()
             desk = self.desk
             loop = desk.loop = DaemonLoop("abut-gateway")
             loop.open()
@@ -278,6 +281,21 @@ class Gateway:
             if sys.platform != "win32":
                 os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # one that was there
             file.write(self.key + "\n")
+
+
+def _allow_more_files() -> None:
+    """Raise the soft limit of open files: each call in flight has two, its client's and ours."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        logger.info("this process may have %d files open now, not %d", wanted, soft)
 
 
 def key_is_given() -> bool:

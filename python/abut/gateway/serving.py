@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +86,8 @@ class Serving:
             source: the tokenizer's name, for records.
         """
         self.ended = 0
+        self.on_end: Callable[[str], object] = lambda id_: None
+        """Called with the id of a rollout that has ended."""
         self._counted = (0, 0)
         self._upstream = upstream
         self._rewrites = rewrites
@@ -184,6 +186,7 @@ class Serving:
         if live.idle is not None and live.idle is not asyncio.current_task():
             live.idle.cancel()
         await live.session.close("it has ended")
+        self.on_end(id_)
         rollout = self._row(live, result)
         if (recorder := self._recorder) is not None:
             try:
