@@ -18,6 +18,7 @@ from abut.address import Address
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
 from abut.gateway.ids import EndpointId, Keys
+from abut.gateway.known import Seen
 from abut.gateway.matching import REWRITES, Rewrite
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
@@ -228,6 +229,13 @@ class Gateway:
         if read is None or read.rank in (None, self._rank):
             return None
         return read.rank
+
+    def seen(self, endpoint_id: str | None, messages: Any) -> Seen:
+        """What of a request's messages its rollout has seen before, see `Session.seen`."""
+        session = None if endpoint_id is None else self.sessions.get(endpoint_id)
+        if session is None or not isinstance(messages, list):
+            return Seen()
+        return session.seen(messages)
 
     async def session_of(self, endpoint_id: str | None, request: ChatRequest) -> Session:
         """The rollout that a request belongs to.

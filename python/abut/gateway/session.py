@@ -11,12 +11,14 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from abut._native import Tokenizer
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.gateway.answer import Answer, answer_of
 from abut.gateway.branch import Branch
 from abut.gateway.call import Call
+from abut.gateway.known import Seen
 from abut.gateway.matching import History, Match
 from abut.gateway.place import find_place
 from abut.gateway.policy import Policy
@@ -79,6 +81,19 @@ class Session:
         """Whether a sample is being drawn."""
         return bool(self._sampling)
 
+    def seen(self, messages: list[Any]) -> Seen:
+        """What of a request was seen before; those messages are replaced by the ones that were.
+
+        So a rollout holds each message once, however many requests repeat it.
+        """
+        seen = Seen()
+        for branch in reversed(self.branches):
+            count = branch.known.common(messages)
+            if count > seen.messages:
+                messages[:count] = branch.known.messages[:count]
+                seen = branch.known.seen(count)
+        return seen
+
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, and say why.
 
@@ -103,7 +118,7 @@ class Session:
         self,
         request: ChatRequest,
         *,
-        body: bytes,
+        body: int,
         retried: bool,
         is_open: Callable[[], bool],
     ) -> Call:
@@ -162,7 +177,7 @@ class Session:
 
     # ---- where a request goes on
 
-    def _asked_before(self, body: bytes, retried: bool) -> Call | None:
+    def _asked_before(self, body: int, retried: bool) -> Call | None:
         """The call whose sample this request is to get, where it is no new one."""
         same = [call for call in self.calls if call.body == body and call.may_be_given]
         unheard = [call for call in same if not call.delivered]
@@ -181,7 +196,8 @@ class Session:
             return await self._root(request, shown, self._why_new(request, history))
         branch, found, again = place
         for call in branch.calls[: found.turns]:
-            self.delivered(call)  # its text has come back
+            if not call.delivered:
+                self.delivered(call)  # its text has come back
         self.client_rewrites += Counter(found.rewrites)
         self.stale_ids += branch.agreement(request.messages, found)[0] < 0
         if again:
@@ -253,7 +269,7 @@ class Session:
             return None
         if all(branch.frame != request.frame for branch in self.branches):
             return "tools"
-        return "rewritten" if history.has_answer_from[0] else "new"
+        return "rewritten" if history.has_answer_from(0) else "new"
 
     @staticmethod
     def _note_time(branch: Branch) -> None:
