@@ -4,7 +4,7 @@ Started with a side, the tokenizer's folder, and a number of rollouts or an addr
 listens as JSON. Then it answers each line of its input with one of JSON, and ends with its input:
 
 - `clock`: seconds of the processor that this process has taken so far
-- `prompt`: the token ids that it would ask, or has asked, its engine with last
+- `prompts`: the token ids that it has asked its engine with, or would have, since then
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _answer_lines(
-    listens: Any, prompt: Callable[[], list[int]], when_over: Callable[[], object]
+    listens: Any, prompts: list[Any], when_over: Callable[[], object]
 ) -> None:
     """Say where it listens, and answer each line of the input, on a thread."""
 
@@ -74,7 +74,11 @@ def _answer_lines(
     def answer() -> None:
         say(listens)
         for line in sys.stdin:
-            say(time.process_time() if line.strip() == "clock" else prompt())
+            if line.strip() == "clock":
+                say(time.process_time())
+            else:
+                say([list(map(int, ids)) for ids in prompts])
+                prompts.clear()
         when_over()
 
     threading.Thread(target=answer, daemon=True).start()
@@ -93,11 +97,11 @@ class _Scripted:
             said = encode(f"{text}\n{a_call(f'number {number}')}", added="parse")
             ids = np.append(said, close)
             self._samples.append(Sample(ids, logprobs(len(ids)), "stop"))
-        self.asked: Any = np.empty(0, np.int64)
+        self.prompts: list[Any] = []
 
     async def sample(self, request: SampleRequest) -> Sample:
         """The sampler's part."""
-        self.asked = request.prompt_ids
+        self.prompts.append(request.prompt_ids)
         return self._samples[request.turn % _TEXTS]
 
 
@@ -114,7 +118,7 @@ def _serve_abut(folder: Path, rollouts: int) -> None:
     async def waits(endpoint: Endpoint) -> float:
         endpoints.append((endpoint.base_url, endpoint.api_key))
         if len(endpoints) == rollouts:
-            _answer_lines(endpoints, lambda: sampler.asked.tolist(), over.set)
+            _answer_lines(endpoints, sampler.prompts, over.set)
         await asyncio.to_thread(over.wait)
         return 0.0
 
@@ -138,7 +142,7 @@ def _serve_abut(folder: Path, rollouts: int) -> None:
 
 
 def _serve_other(side: str, folder: Path, upstream: str) -> None:
-    rendered: list[int] = []
+    rendered: list[list[int]] = []
     app = web.Application(client_max_size=_MOST_BYTES)
     if side == PASSES:
         app.cleanup_ctx.append(_session)
@@ -153,7 +157,7 @@ def _serve_other(side: str, folder: Path, upstream: str) -> None:
     asyncio.set_event_loop(loop)
     runner, port = loop.run_until_complete(serve(app, "127.0.0.1", 0))
     listens = [(f"http://127.0.0.1:{port}/v1", "")]
-    _answer_lines(listens, lambda: rendered, lambda: loop.call_soon_threadsafe(loop.stop))
+    _answer_lines(listens, rendered, lambda: loop.call_soon_threadsafe(loop.stop))
     loop.run_forever()
     loop.run_until_complete(runner.cleanup())
     loop.close()
@@ -193,15 +197,16 @@ async def _parses(request: web.Request) -> web.Response:
     return web.json_response(_COMPLETION)
 
 
-def _rendering(workbench: Workbench, rendered: list[int]) -> Handler:
+def _rendering(workbench: Workbench, rendered: list[list[int]]) -> Handler:
     """It answers with less than such a gateway would: nothing is decoded, no call is parsed."""
     render = workbench.hf_tokenizer.apply_chat_template
 
     async def answer(request: web.Request) -> web.Response:
         body = json.loads(await request.read())
-        rendered[:] = render(
+        ids = render(
             body["messages"], tools=body["tools"], add_generation_prompt=True, return_dict=False
         )
+        rendered.append(ids)
         return web.json_response(_COMPLETION)
 
     return answer

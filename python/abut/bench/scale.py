@@ -48,7 +48,7 @@ class Scale:
     gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
     gateway_conversations: int = 8
     """Of each length."""
-    gateway_calls: int = 2
+    gateway_rounds: int = 3
     gateway_bytes: int = 16_000
     """New in each call."""
     load_rounds: int = 5
@@ -95,8 +95,8 @@ class Scale:
             reply_tokens=16,
             reply_rounds=2,
             gateway_lengths=(500, 1_500),
-            gateway_conversations=1,
-            gateway_calls=1,
+            gateway_conversations=2,
+            gateway_rounds=1,
             gateway_bytes=1_000,
             load_rounds=1,
             recorded_rollouts=2,

@@ -10,7 +10,7 @@ import http.client
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -70,7 +70,7 @@ def measure(workbench: Workbench) -> Row:
         notes=[
             "Seconds of the processor that the server's process takes for a call, the engine's "
             "slots and seeds included; the policy's sample is there at once. The client is in "
-            "another process.",
+            f"another process. {scale.gateway_conversations} conversations are asked in a row.",
             f"A conversation that grew by answers with a call of a tool, and {scale.reply_bytes:,} "
             f"bytes of reply to each. Each call sends all of it, and behind the last answer a "
             f"reply of {scale.gateway_bytes:,} bytes, which is new: the same bytes to all sides.",
@@ -86,15 +86,18 @@ def measure(workbench: Workbench) -> Row:
         endpoints = iter(servers[ABUT].endpoints)
         for length in scale.gateway_lengths:
             taken: dict[str, list[float]] = {side: [] for side in SIDES}
-            for _ in range(scale.gateway_conversations):
-                talk = _Talk(servers[ABUT], *next(endpoints))
+            talks = [
+                _Talk(servers[ABUT], *next(endpoints)) for _ in range(scale.gateway_conversations)
+            ]
+            for talk in talks:
                 talk.grow(length, replies)
-                for call in range(-1, scale.gateway_calls):
-                    seconds = _asked_all(servers, talk, new)
-                    if call >= 0:
-                        for side, value in seconds.items():
-                            taken[side].append(value)
-            row.add(case(length), taken, tokens=length)
+            servers[ABUT].prompts()  # those of growing
+            for number in range(-1, scale.gateway_rounds):
+                seconds = _asked_all(servers, talks, new)
+                if number >= 0:
+                    for side, value in seconds.items():
+                        taken[side].append(value)
+            row.add(case(length), taken)
     _require(row, scale.gateway_lengths)
     return row
 
@@ -131,9 +134,9 @@ class _Server:
         """Seconds of the processor that its process has taken."""
         return float(self._told("clock"))
 
-    def prompt(self) -> list[int]:
-        """The token ids of the last prompt."""
-        ids: list[int] = self._told("prompt")
+    def prompts(self) -> list[list[int]]:
+        """The token ids of the prompts since this was asked last."""
+        ids: list[list[int]] = self._told("prompts")
         return ids
 
     def _told(self, question: str) -> Any:
@@ -183,24 +186,30 @@ class _Talk:
         self.tokens = said["usage"]["total_tokens"]
 
 
-def _asked_all(servers: Mapping[str, _Server], talk: _Talk, new: Replies) -> dict[str, float]:
-    """Ask all the same; returns the seconds of each.
+def _asked_all(
+    servers: Mapping[str, _Server], talks: Sequence[_Talk], new: Replies
+) -> dict[str, float]:
+    """Ask all sides the same, once for each conversation; returns the seconds of a call of each.
 
     Raises:
         ResultsDiffer: they understood it differently.
     """
-    talk.reply(*new.take(1))
-    content = talk.body()
+    for talk in talks:
+        talk.reply(*new.take(1))
+    bodies = [talk.body() for talk in talks]
     before = {side: servers[side].clock() for side in SIDES}
-    talk.ask(content)
-    headers: Mapping[str, str] = {}
+    for talk, body in zip(talks, bodies, strict=True):
+        talk.ask(body)
+    digests = []
     for side in SIDES[1:]:
-        _, got = servers[side].post(content, servers[side].url)
-        headers = got if side == PASSES else headers
-    seconds = {side: servers[side].clock() - before[side] for side in SIDES}
-    ours, whole = (servers[side].prompt() for side in (ABUT, RENDERS))
-    require_same(f"the prompt of {len(ours)} tokens", RENDERS, ours, whole)
-    if headers[DIGEST] != digest_of(content):
+        for body in bodies:
+            _, headers = servers[side].post(body, servers[side].url)
+            digests.append(headers.get(DIGEST))
+    seconds = {side: (servers[side].clock() - before[side]) / len(talks) for side in SIDES}
+    asked = (servers[side].prompts() for side in (ABUT, RENDERS))
+    for ours, whole in zip(*asked, strict=True):
+        require_same(f"the prompt of {len(ours)} tokens", RENDERS, ours, whole)
+    if [digest for digest in digests if digest] != list(map(digest_of, bodies)):
         raise ResultsDiffer(
             f"{PASSES}: other bytes came through it than were sent\n"
             "hint: times of different results mean nothing; this is a defect of the row, report it"
