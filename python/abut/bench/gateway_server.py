@@ -62,9 +62,7 @@ def main(arguments: Sequence[str]) -> None:
         _serve_other(side, Path(folder), given)
 
 
-def _answer_lines(
-    listens: Any, prompts: list[Any], when_over: Callable[[], object]
-) -> None:
+def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], object]) -> None:
     """Say where it listens, and answer each line of the input, on a thread."""
 
     def say(value: Any) -> None:

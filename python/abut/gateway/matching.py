@@ -8,7 +8,6 @@ can be switched off. `docs/agents.md` has the table of them.
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

@@ -11,8 +11,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 from abut.bench.figures import Need, ResultsDiffer, Row, require_same
@@ -43,7 +43,7 @@ TOOL: dict[str, Any] = {
 }
 _CALL_S = 1e-3
 _MEASURED_TOKENS = 30_000
-_GROWTH = 1.1
+_GROWTH = 1.5
 
 
 def a_call(query: str) -> str:
@@ -129,6 +129,10 @@ class _Server:
         if reply.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{url}: {reply.status}: {said}")
         return said, reply.headers
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
 
     def clock(self) -> float:
         """Seconds of the processor that its process has taken."""
@@ -226,7 +230,7 @@ def _servers(workbench: Workbench) -> Iterator[dict[str, _Server]]:
 
         def started(side: str, given: str = "") -> _Server:
             process = stack.enter_context(_process(side, str(workbench.folder), given))
-            return _Server(process)
+            return stack.enter_context(closing(_Server(process)))
 
         upstream = started(UPSTREAM)
         yield {
