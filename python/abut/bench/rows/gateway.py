@@ -128,7 +128,7 @@ class _Server:
         said = json.loads(reply.read())
         if reply.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{url}: {reply.status}: {said}")
-        return said, reply.headers
+        return said, dict(reply.headers)
 
     def close(self) -> None:
         """Hang up."""
