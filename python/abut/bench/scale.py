@@ -45,6 +45,12 @@ class Scale:
     stitch_rounds: int = 5
     reply_tokens: int = 1_024
     reply_rounds: int = 50
+    gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
+    gateway_conversations: int = 8
+    """Of each length."""
+    gateway_rounds: int = 3
+    gateway_bytes: int = 16_000
+    """New in each call."""
     load_rounds: int = 5
     recorded_rollouts: int = 64
     memory_rollouts: int = 64
@@ -88,6 +94,10 @@ class Scale:
             stitch_rounds=2,
             reply_tokens=16,
             reply_rounds=2,
+            gateway_lengths=(500, 1_500),
+            gateway_conversations=2,
+            gateway_rounds=1,
+            gateway_bytes=1_000,
             load_rounds=1,
             recorded_rollouts=2,
             memory_rollouts=2,

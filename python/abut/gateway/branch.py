@@ -12,6 +12,7 @@ import numpy as np
 
 from abut._native import Columns
 from abut.gateway.call import Call
+from abut.gateway.known import Known
 from abut.gateway.matching import Entry, Match
 from abut.gateway.processors import Shown
 from abut.gateway.values import CallIds, calls_of, form_of_message
@@ -47,6 +48,8 @@ class Branch:
     ids: CallIds = field(default_factory=CallIds)
     names: dict[str, str] = field(default_factory=dict)
     """Of the tool that each call id has called."""
+    known: Known = field(default_factory=Known)
+    """How a client writes its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
 
@@ -56,7 +59,7 @@ class Branch:
         other = Branch(self.frame, self.shown, conversation, cause, calls=self.calls[:calls])
         for entry in self.entries[:entries]:
             other._note(entry)
-        other.own_ids = set(self.own_ids)
+        other.own_ids, other.known = set(self.own_ids), self.known.first(entries)
         return other
 
     def say(self, messages: Iterable[Message]) -> None:
@@ -96,27 +99,12 @@ class Branch:
             for the last answer, 1 where its token ids are ours, -1 where they are not; how many of
             its calls have our ids; which delivery that answer was.
         """
-        tokens = ids = place = 0
-        answers = iter(self.entries[: found.entries])
-        call: Call | None = None
-        number = 0
-        for entry in answers:
-            if place >= len(messages):
-                break
-            message = messages[place]
-            if not entry.ours:
-                place += 1
-                continue
-            call = self.calls[number]
-            number += 1
-            if message.get("role") != "assistant":
-                continue  # an empty turn that was left out
-            place += 1
-            ours = [own.get("id") for own in calls_of(entry.message)]
-            theirs = [own.get("id") for own in calls_of(message)]
-            ids += bool(ours) and ours == theirs
-            tokens = _same_tokens(message, call)
-        return tokens, ids, -1 if call is None else call.delivered_as
+        tokens = 0
+        if found.last is not None:
+            turn, place = found.last
+            tokens = _same_tokens(messages[place], self.calls[turn])
+        delivery = self.calls[found.turns - 1].delivered_as if found.turns else -1
+        return tokens, found.same_ids, delivery
 
 
 def _same_tokens(message: Message, call: Call) -> int:

@@ -6,11 +6,12 @@ without being remembered.
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
+from abut.gateway.known import Seen
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
@@ -122,8 +123,18 @@ class Desk:
             return None
         return read.rank
 
+    def seen(self, endpoint_id: str | None, messages: Any) -> Seen:
+        """What of a request's messages its rollout has seen before, see `Session.seen`."""
+        if endpoint_id is None or not isinstance(messages, list):
+            return Seen()
+        if self.serving is not None:
+            session = self.serving.session(endpoint_id)
+        else:
+            session = self.sessions.get(endpoint_id)
+        return Seen() if session is None else session.seen(messages)
+
     async def session_of(
-        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
+        self, endpoint_id: str | None, request: ChatRequest, body: int, *, retried: bool
     ) -> Session:
         """The rollout that a request belongs to; arguments as of `Session.call`.
 

@@ -8,11 +8,12 @@ can be switched off. `docs/agents.md` has the table of them.
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
+from abut.gateway.known import Known
 from abut.gateway.values import (
     CallIds,
     arguments_of,
@@ -55,13 +56,15 @@ class Entry:
     text: str = field(init=False, default="")
     reasoning: str = field(init=False, default="")
     calls: tuple[Hashable, ...] = field(init=False, default=())
+    call_ids: Sequence[Any] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Note of an answer what each request is compared with."""
         if self.ours:
             self.text = (text_of(self.message.get("content")) or "").strip()
             self.reasoning = (self.message.get("reasoning_content") or "").strip()
-            self.calls = tuple(map(form_of_call, calls_of(self.message)))
+            calls = calls_of(self.message)
+            self.calls, self.call_ids = tuple(map(form_of_call, calls)), _ids(calls)
 
     @property
     def is_empty(self) -> bool:
@@ -74,16 +77,28 @@ class History:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        self.forms: list[Hashable] = []
-        ids = CallIds()
-        for message in messages:
-            self.forms.append(form_of_message(message, ids))
-            if message.get("role") == "assistant":
-                ids.add(message)
-        self.has_answer_from = [False] * (len(messages) + 1)
-        for place in reversed(range(len(messages))):
-            later = self.has_answer_from[place + 1]
-            self.has_answer_from[place] = later or messages[place].get("role") == "assistant"
+        self._forms: dict[int, Hashable] = {}
+        self._ids, self._read = CallIds(), 0  # of the calls in so many messages
+
+    def begin_at(self, place: int, ids: CallIds) -> None:
+        """Look at no message before `place`, in which there are calls of these ids."""
+        if place > self._read:
+            self._ids, self._read = CallIds(ids), place
+
+    def form(self, place: int) -> Hashable:
+        """What a message is compared by that is not the policy's."""
+        if place not in self._forms:
+            if place < self._read:
+                self._ids, self._read = CallIds(), 0
+            for message in islice(self.messages, self._read, place):
+                self._ids.see(message)
+            self._read = place
+            self._forms[place] = form_of_message(self.messages[place], self._ids)
+        return self._forms[place]
+
+    def has_answer_from(self, place: int) -> bool:
+        """Whether an answer stands there or behind it."""
+        return any(message.get("role") == "assistant" for message in self.messages[place:])
 
 
 @dataclass(frozen=True)
@@ -99,14 +114,34 @@ class Match:
     behind_turn: tuple[int, int]
     """Entries and messages up to and with the last of these."""
     rewrites: Mapping[str, int]
+    same_ids: int
+    """So many answers whose calls have our ids."""
+    last: tuple[int, int] | None
+    """Of the last answer that was not left out: which turn it is, and which message."""
 
 
-def match(entries: Sequence[Entry], history: History, rewrites: Collection[str]) -> Match:
-    """Find how far a branch is the beginning of a request."""
-    found: Counter[str] = Counter()
-    at, place, turns, behind_turn = 0, 0, 0, (0, 0)
-    messages, forms = history.messages, history.forms
-    for entry in entries:
+def match(
+    entries: Sequence[Entry],
+    history: History,
+    rewrites: Collection[str],
+    known: Known | None = None,
+) -> Match:
+    """Find how far a branch is the beginning of a request.
+
+    Args:
+        entries: of the branch.
+        history: of the request.
+        rewrites: the rules by which an answer may have come back changed.
+        known: how this client writes the beginning of the branch, which is not compared again;
+            what is found is added to it.
+    """
+    messages, known = history.messages, Known() if known is None else known
+    at = place = known.common(messages)
+    turns, behind, found, same_ids = known.compared(place)
+    behind_turn, last = (behind, behind), (turns - 1, behind - 1) if turns else None
+    if place == len(known.messages):
+        history.begin_at(place, known.ids)
+    for entry in islice(entries, at, None):
         message = messages[place] if place < len(messages) else None
         if message is None:
             break
@@ -117,17 +152,24 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
                     break
                 how = "empty_turn_left_out"
             else:
+                theirs = calls_of(message)
+                same = bool(theirs) and _ids(theirs) == entry.call_ids
+                if at == place:
+                    known.learn(place, message, ours=True, rule=how, same_ids=same)
+                same_ids, last = same_ids + same, (turns, place)
                 place += 1
             if how:
                 found[how] += 1
             turns += 1
             behind_turn = (at + 1, place)
-        elif forms[place] == entry.form:
+        elif history.form(place) == entry.form:
+            if at == place:
+                known.learn(place, message, ours=False)
             place += 1
         else:
             break
         at += 1
-    return Match(at, place, turns, behind_turn, found)
+    return Match(at, place, turns, behind_turn, found, same_ids, last)
 
 
 def _may_be_left_out(
@@ -139,7 +181,7 @@ def _may_be_left_out(
     """
     if not entry.is_empty or "empty_turn_left_out" not in rewrites:
         return False
-    return any(not other.is_empty for other in later) or not history.has_answer_from[place]
+    return any(not other.is_empty for other in later) or not history.has_answer_from(place)
 
 
 def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:

@@ -37,7 +37,7 @@ def find_place(
     for branch in branches:
         if branch.frame != frame:
             continue
-        found = match(branch.entries, history, rewrites)
+        found = match(branch.entries, history, rewrites, branch.known)
         whole = found.entries == len(branch.entries)
         rest = branch.entries[found.entries :]
         ended = found.messages == len(history.messages)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from abut.gateway.known import TOKEN_FIELDS, Seen
 from abut.gateway.refusal import Refusal
 from abut.gateway.values import text_of
 from abut.messages import Message, strange_block
@@ -36,11 +37,11 @@ _HONOURED = frozenset(
     | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
 )
 _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
+_NOTHING = Seen()
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,15 @@ def read_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read_request(body: Mapping[str, Any], *, unenforced: str = "refuse") -> ChatRequest:
+def read_request(
+    body: Mapping[str, Any], *, unenforced: str = "refuse", seen: Seen = _NOTHING
+) -> ChatRequest:
     """What a request asks.
 
     Args:
         body: its JSON.
         unenforced: "accept" samples freely where a typed answer is asked for.
+        seen: what of its messages was read before.
 
     Raises:
         Refusal: names the field that is wrong, or that could not be exact.
@@ -128,8 +132,9 @@ def read_request(body: Mapping[str, Any], *, unenforced: str = "refuse") -> Chat
     unmet = _unmet(body, unenforced)
     choice = body.get("tool_choice")
     options = _object(body, "stream_options")
+    messages = _messages(body, seen.messages)
     return ChatRequest(
-        messages=_messages(body),
+        messages=messages,
         tools=_tools(body),
         max_tokens=_max_tokens(body),
         stop=_stop(body),
@@ -140,7 +145,8 @@ def read_request(body: Mapping[str, Any], *, unenforced: str = "refuse") -> Chat
         logprobs=_flag(body, "logprobs"),
         token_ids=_flag(body, "return_token_ids")
         or _flag(body, "return_tokens_as_token_ids")
-        or any(key in message for message in body["messages"] for key in _TOKEN_FIELDS),
+        or seen.token_ids
+        or any(key in message for message in messages[seen.messages :] for key in TOKEN_FIELDS),
         token_names=_flag(body, "return_tokens_as_token_ids"),
         template_kwargs=variables,
         sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
@@ -200,11 +206,12 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
     return unmet
 
 
-def _messages(body: Mapping[str, Any]) -> list[Message]:
+def _messages(body: Mapping[str, Any], seen: int) -> list[Message]:
+    """Those of a request, of which the first were read before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list with a message at least", param="messages")
-    for place, message in enumerate(messages):
+    for place, message in enumerate(messages[seen:], seen):
         where = f"messages[{place}]"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             raise Refusal(

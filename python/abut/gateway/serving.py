@@ -105,10 +105,15 @@ class Serving:
         """How many rollouts there are that have not ended."""
         return len(self._live)
 
+    def session(self, id_: str) -> Session | None:
+        """That of a rollout that lives."""
+        live = self._live.get(id_)
+        return None if live is None else live.session
+
     def answered(self, id_: str) -> int:
         """How many calls of a rollout that lives were answered."""
-        live = self._live.get(id_)
-        return 0 if live is None else live.session.answered
+        session = self.session(id_)
+        return 0 if session is None else session.answered
 
     def counts(self, sessions: Sequence[Session] | None = None) -> tuple[int, int]:
         """How many calls were answered, and how many tokens sampled; None: by all that live too."""
@@ -148,7 +153,7 @@ class Serving:
             await THREADS.ask(flush)
 
     async def session_of(
-        self, id_: str | None, request: ChatRequest, body: bytes, *, retried: bool
+        self, id_: str | None, request: ChatRequest, body: int, *, retried: bool
     ) -> Session:
         """The rollout of a request; one that nobody has named is found by its history.
 
@@ -198,12 +203,12 @@ class Serving:
     # ---- which rollout
 
     def _found(
-        self, request: ChatRequest, body: bytes, retried: bool
+        self, request: ChatRequest, body: int, retried: bool
     ) -> tuple[Hashable, Session | None]:
         """What a request begins with, and the rollout that it goes on with."""
         history = History(request.messages)
-        first = next((k for k, m in enumerate(request.messages) if m["role"] == "assistant"), None)
-        begins = (request.frame, tuple(history.forms[:first]))
+        before = itertools.takewhile(lambda m: m["role"] != "assistant", request.messages)
+        begins = (request.frame, tuple(history.form(place) for place, _ in enumerate(before)))
         best: tuple[Any, Session] | None = None
         for session in self._alike(begins):
             if session.has_asked(body, retried):

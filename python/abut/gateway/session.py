@@ -11,12 +11,14 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from abut._native import Tokenizer
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.gateway.answer import Answer, answer_of
 from abut.gateway.branch import Branch
 from abut.gateway.call import Call
+from abut.gateway.known import Seen
 from abut.gateway.matching import History, Match
 from abut.gateway.place import find_place
 from abut.gateway.policy import Policy
@@ -79,9 +81,22 @@ class Session:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
-    def has_asked(self, body: bytes, retried: bool) -> bool:
+    def has_asked(self, body: int, retried: bool) -> bool:
         """Whether a request would get the sample of one that was before it."""
         return self._asked_before(body, retried) is not None
+
+    def seen(self, messages: list[Any]) -> Seen:
+        """What of a request was seen before; those messages are replaced by the ones that were.
+
+        So a rollout holds each message once, however many requests repeat it.
+        """
+        seen = Seen()
+        for branch in reversed(self.branches):
+            count = branch.known.common(messages)
+            if count > seen.messages:
+                messages[:count] = branch.known.messages[:count]
+                seen = branch.known.seen(count)
+        return seen
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, and say why.
@@ -107,7 +122,7 @@ class Session:
         self,
         request: ChatRequest,
         *,
-        body: bytes,
+        body: int,
         retried: bool,
         is_open: Callable[[], bool],
     ) -> Call:
@@ -166,7 +181,7 @@ class Session:
 
     # ---- where a request goes on
 
-    def _asked_before(self, body: bytes, retried: bool) -> Call | None:
+    def _asked_before(self, body: int, retried: bool) -> Call | None:
         """The call whose sample this request is to get, where it is no new one."""
         same = [call for call in self.calls if call.body == body and call.may_be_given]
         unheard = [call for call in same if not call.delivered]
@@ -185,7 +200,8 @@ class Session:
             return await self._root(request, shown, self._why_new(request, history))
         branch, found, again = place
         for call in branch.calls[: found.turns]:
-            self.delivered(call)  # its text has come back
+            if not call.delivered:
+                self.delivered(call)  # its text has come back
         self.client_rewrites += Counter(found.rewrites)
         self.stale_ids += branch.agreement(request.messages, found)[0] < 0
         if again:
@@ -257,7 +273,7 @@ class Session:
             return None
         if all(branch.frame != request.frame for branch in self.branches):
             return "tools"
-        return "rewritten" if history.has_answer_from[0] else "new"
+        return "rewritten" if history.has_answer_from(0) else "new"
 
     @staticmethod
     def _note_time(branch: Branch) -> None:

@@ -102,6 +102,11 @@ class CallIds:
                 self._places[id_] = None if id_ in self._places else (self._turns, number)
         self._turns += bool(calls)
 
+    def see(self, message: Mapping[str, Any]) -> None:
+        """Note the calls of a message, if it is one of an assistant."""
+        if message.get("role") == "assistant":
+            self.add(message)
+
     def place(self, id_: Any) -> tuple[int, int] | None:
         """Of the call; None where there is none, or more than one."""
         return self._places.get(id_) if isinstance(id_, str) else None

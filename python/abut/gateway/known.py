@@ -1,0 +1,145 @@
+"""The beginning of a request that was compared before, found without a look at each message.
+
+Invariant: a message is a known one only where both are equal as JSON, `true` being no number. What
+a request is compared by, branch by branch, costs what is new in it; the rest is one comparison of
+two lists.
+"""
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from operator import eq
+from typing import Any, NamedTuple
+
+from abut.gateway.values import CallIds
+from abut.messages import Message
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""Of a message that came back with its tokens."""
+
+
+class Seen(NamedTuple):
+    """What of a request was seen before."""
+
+    messages: int = 0
+    """So many of the first."""
+    token_ids: bool = False
+    """Whether one of them has tokens."""
+
+
+class Compared(NamedTuple):
+    """What came of comparing the beginning of a branch."""
+
+    turns: int
+    """So many answers are in it."""
+    behind_turn: int
+    """So many messages up to and with the last of them."""
+    rewrites: Counter[str]
+    same_ids: int
+    """So many answers whose calls have our ids."""
+
+
+class Known:
+    """How a client writes the beginning of a branch, as it was found to be that.
+
+    Attributes:
+        messages: the client's: the k-th is the k-th entry of the branch.
+        ids: of their calls.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.ids = CallIds()
+        self._keys: list[Any] = []
+        self._rules: list[str] = []
+        self._answers: list[int] = []
+        self._same_ids: list[int] = []
+        self._with_tokens: list[int] = []
+
+    def common(self, messages: Sequence[Any]) -> int:
+        """How many of the first messages are known."""
+        count = min(len(messages), len(self._keys))
+        if messages[:count] == self._keys[:count]:
+            return count
+        return list(map(eq, messages, self._keys)).index(False)
+
+    def seen(self, count: int) -> Seen:
+        """What the first messages are, so many of them."""
+        return Seen(count, bool(self._with_tokens) and self._with_tokens[0] < count)
+
+    def compared(self, count: int) -> Compared:
+        """What came of comparing so many of them."""
+        turns = bisect_left(self._answers, count)
+        return Compared(
+            turns,
+            self._answers[turns - 1] + 1 if turns else 0,
+            Counter(filter(None, self._rules[:count])),
+            sum(self._same_ids[:turns]),
+        )
+
+    def learn(
+        self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
+    ) -> None:
+        """Note a message that is the entry at that place, behind known ones.
+
+        Args:
+            place: of the entry; what was known from there on is forgotten.
+            message: as the client writes it.
+            ours: whether it is an answer of the policy.
+            rule: by which it is that.
+            same_ids: whether its calls have our ids.
+        """
+        if place < len(self.messages):
+            self._forget(place)
+        self.messages.append(message)
+        self._keys.append(message if _is_plain(message) else _Exact(message))
+        self._rules.append(rule)
+        if ours:
+            self._answers.append(place)
+            self._same_ids.append(same_ids)
+        if any(key in message for key in TOKEN_FIELDS):
+            self._with_tokens.append(place)
+        self.ids.see(message)
+
+    def first(self, count: int) -> "Known":
+        """What is known of so many entries."""
+        other = Known()
+        other.messages, other._keys = self.messages[:], self._keys[:]
+        other._rules, other._answers = self._rules[:], self._answers[:]
+        other._same_ids, other._with_tokens = self._same_ids[:], self._with_tokens[:]
+        other.ids = CallIds(self.ids)
+        if count < len(self.messages):
+            other._forget(count)
+        return other
+
+    def _forget(self, place: int) -> None:
+        """Forget what stands from a place on."""
+        turns = bisect_left(self._answers, place)
+        del self.messages[place:], self._keys[place:], self._rules[place:]
+        del self._answers[turns:], self._same_ids[turns:]
+        del self._with_tokens[bisect_left(self._with_tokens, place) :]
+        self.ids = CallIds()
+        for message in self.messages:
+            self.ids.see(message)
+
+
+class _Exact:
+    """Equals a message as JSON only: to Python `True` equals 1."""
+
+    def __init__(self, message: Message) -> None:
+        self._text = json.dumps(message)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and json.dumps(other) == self._text
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing in it is a number or a bool, so that Python's equality is JSON's."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str)
