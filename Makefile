@@ -14,6 +14,9 @@ endif
 ifneq ($(wildcard $(DATA)/nemo_gym),)
 export ABUT_RECORDINGS ?= $(DATA)/nemo_gym
 endif
+ifneq ($(wildcard $(DATA)/clients),)
+export ABUT_CLIENTS ?= $(DATA)/clients
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.
 export HF_HUB_OFFLINE := 1
@@ -67,10 +70,11 @@ test-random: build
 	cargo test --workspace --locked --quiet
 	ABUT_RANDOM=1 $(BIN)/pytest -m hypothesis
 
-# Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. glibc keeps
+# Rollouts for minutes: 50 batches in which three environments of ten fail, more seeds, and every edit
+# of the recorded histories. glibc keeps
 # up to 64 MB of freed memory for each of its arenas, which would hide what the process itself holds.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py
+	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
