@@ -113,8 +113,8 @@ class Heard:
 
     @property
     def causes(self) -> list[str | None]:
-        """Why there are branches besides the row."""
-        return [branch.cause for branch in self.rollout.branches]
+        """Why there is each branch; None for the first."""
+        return [branch.cause for session in self.sessions for branch in session.branches]
 
     @property
     def replies(self) -> list[list[dict[str, Any]]]:
@@ -144,7 +144,7 @@ class Heard:
             replies: what is said to each answer but the last.
         """
         self.check()
-        assert self.rollout.branches == []
+        assert (self.causes, self.rollout.branches) == ([None], [])
         assert len(self.rollout.turns) == len(self.sampled) == len(self.says) == len(replies) + 1
         check_exact(self.rollout.columns, self.sampled)
         first = first or [

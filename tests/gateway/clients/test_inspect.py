@@ -88,5 +88,5 @@ def test_arguments_that_are_no_json_are_no_call(heard: Play, tmp_path: Path) -> 
     broken = 'Look:\n<tool_call>\n{"name": "lookup", "arguments": {"a": "x", "b": }}\n</tool_call>'
     one = heard(solve, [broken, SAYS[0], SAYS[4]])
     one.check()
-    assert one.causes == []
+    assert one.causes == [None]
     assert [len(request.messages) for request in one.asked] == [2, 4, 6]

@@ -91,7 +91,7 @@ def test_a_typed_answer_of_langgraph_is_asked_for_anew(heard: Play) -> None:
 
     one = heard(solve, [*SAYS[:4], '{"answer": "42"}'], Gateway(unenforced="accept"))
     one.check()
-    assert one.causes == ["tools"]
+    assert one.causes == [None, "tools"]
     assert len(one.rollout.turns) == 4  # the row is the conversation, not the typed answer
     assert one.asked[-1].tools is None
     assert one.asked[-1].unmet == ["response_format"]

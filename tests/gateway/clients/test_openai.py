@@ -9,7 +9,7 @@ import pytest
 from abut import agent
 from client_stage import FOLLOW, LOOKUP, QUESTION, SYSTEM, Heard, found
 
-ENVIRONMENTS = ("openai-3", "openai-2")
+ENVIRONMENTS = ("openai-3", "litellm")
 
 Play = Callable[..., Heard]
 
@@ -91,9 +91,11 @@ def test_a_message_may_be_sent_back_in_any_form(heard: Play, sent: Callable[[Any
         with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
             create = client.chat.completions.create
             return loop(
-                lambda messages: create(model=endpoint.model, messages=messages, tools=[LOOKUP])
-                .choices[0]
-                .message,
+                lambda messages: (
+                    create(model=endpoint.model, messages=messages, tools=[LOOKUP])
+                    .choices[0]
+                    .message
+                ),
                 sent,
             )
 
@@ -189,11 +191,13 @@ def test_typed_arguments(heard: Play) -> None:
         tools = [openai.pydantic_function_tool(Lookup, name="lookup")]
         with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
             return loop(
-                lambda messages: client.chat.completions.parse(
-                    model=endpoint.model, messages=messages, tools=tools
+                lambda messages: (
+                    client.chat.completions.parse(
+                        model=endpoint.model, messages=messages, tools=tools
+                    )
+                    .choices[0]
+                    .message
                 )
-                .choices[0]
-                .message
             )
 
     one = heard(solve)
