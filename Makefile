@@ -28,7 +28,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-agents test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -99,6 +99,25 @@ $(OPENENV)/deps.stamp: tests/openenv/servers/requirements.txt
 test-openenv: build $(OPENENV)/deps.stamp
 	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
 
+# Chat clients as people install them. No environment has all: they want an openai and an mcp of
+# their own. What they warn of is not ours to mend.
+AGENT_CLIENTS := openai-3 litellm crewai
+AGENT_VENV := .venv-agents
+
+test-agents: $(AGENT_CLIENTS:%=test-agents-%)
+
+test-agents-%: build $(AGENT_VENV)/%/deps.stamp
+	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python $(AGENT_VENV)/$*/bin/python -m pytest -W ignore \
+		-m agents tests/gateway/clients
+
+$(AGENT_VENV)/%/deps.stamp: tests/gateway/clients/%.txt tests/gateway/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(AGENT_VENV)/$*
+	$(AGENT_VENV)/$*/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(AGENT_VENV)/$*/bin/uv pip install --quiet \
+		--python $(AGENT_VENV)/$*/bin/python --requirement tests/gateway/clients/requirements.txt \
+		--requirement $<
+	touch $@
+
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so
 # five of them are hardly larger than one.
 TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.12.0 1.16.0
@@ -118,7 +137,7 @@ $(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requiremen
 		--requirement $<
 	touch $@
 
-.PRECIOUS: $(TRL_VENV)/%/deps.stamp
+.PRECIOUS: $(TRL_VENV)/%/deps.stamp $(AGENT_VENV)/%/deps.stamp
 
 demo: build
 	$(BIN)/abut demo

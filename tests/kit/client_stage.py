@@ -99,10 +99,7 @@ class Heard:
             agent,
             sampler=_in_order(stage, says),
             gateway=gateway,
-            retries=0,
-            completion=100_000,
-            max_failed_frac=1.0,
-            **options,
+            **{"retries": 0, "completion": 100_000, "max_failed_frac": 1.0} | options,
         )
         self.rollout: Rollout = played.one
         self.sampled = played.sampler.calls

@@ -1,4 +1,4 @@
-"""CrewAI: an agent with a task. It loses the text beside calls, which the gateway knows and counts."""
+"""CrewAI: an agent with a task. It loses the text beside calls, which the gateway counts."""
 
 from collections.abc import Callable
 from typing import Any

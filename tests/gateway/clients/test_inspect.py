@@ -90,3 +90,17 @@ def test_arguments_that_are_no_json_are_no_call(heard: Play, tmp_path: Path) -> 
     one.check()
     assert one.causes == [None]
     assert [len(request.messages) for request in one.asked] == [2, 4, 6]
+
+
+def test_it_ends_well_at_the_end_of_the_budget(heard: Play, tmp_path: Path) -> None:
+    """It takes the refusal for the last words of the model, and so does not raise."""
+
+    @agent
+    async def solve(endpoint: Any) -> float:
+        ended = await evaluate(endpoint, "openai-api/abut/policy", tmp_path)
+        return float(ended == "success")
+
+    one = heard(solve, completion=200)
+    one.check()
+    assert 0 < len(one.rollout.turns) < 5
+    assert one.rollout.branches == []

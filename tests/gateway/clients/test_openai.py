@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from abut import agent
-from client_stage import FOLLOW, LOOKUP, QUESTION, SYSTEM, Heard, found
+from client_stage import FOLLOW, LOOKUP, QUESTION, REPLIES, SYSTEM, Heard, found
+from dropping_proxy import DroppingProxy
 
 ENVIRONMENTS = ("openai-3", "litellm")
 
@@ -54,6 +55,18 @@ def put_together(chunks: Any) -> dict[str, Any]:
     return said | ({"tool_calls": list(calls.values())} if calls else {})
 
 
+def asking(client: Any) -> Callable[[list[Any]], Any]:
+    """Asks for a completion; returns the message of it."""
+
+    def ask(messages: list[Any]) -> Any:
+        completion = client.chat.completions.create(
+            model="policy", messages=messages, tools=[LOOKUP]
+        )
+        return completion.choices[0].message
+
+    return ask
+
+
 def loop(ask: Callable[[list[Any]], Any], sent: Callable[[Any], Any] = lambda said: said) -> float:
     """Ask until there is no call left, twice."""
     messages: list[Any] = [
@@ -89,15 +102,7 @@ def test_a_message_may_be_sent_back_in_any_form(heard: Play, sent: Callable[[Any
         import openai
 
         with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            create = client.chat.completions.create
-            return loop(
-                lambda messages: (
-                    create(model=endpoint.model, messages=messages, tools=[LOOKUP])
-                    .choices[0]
-                    .message
-                ),
-                sent,
-            )
+            return loop(asking(client), sent)
 
     one = heard(solve)
     one.check_same_as_env()
@@ -204,3 +209,81 @@ def test_typed_arguments(heard: Play) -> None:
     one.check_same_as_env()
     assert one.asked[0].tools is not None
     assert one.asked[0].tools[0]["function"]["strict"]
+
+
+def test_what_is_asked_again_gets_what_was_sampled(heard: Play) -> None:
+    """The SDK asks twice more, with the same body, where a plain reply breaks off."""
+    drops: dict[int, Any] = {0: "unheard", 2: "cut", 4: "unheard", 5: "cut"}
+    counts: list[Any] = []
+
+    @agent
+    def solve(endpoint: Any) -> float:
+        import openai
+
+        with (
+            DroppingProxy(endpoint.base_url, drops) as proxy,
+            openai.OpenAI(base_url=proxy.base_url, api_key=endpoint.api_key) as client,
+        ):
+            counts.append(proxy.retry_counts)
+            return loop(asking(client))
+
+    one = heard(solve)
+    one.check_same_as_env()
+    assert counts == [["0", "1", "0", "1", "0", "1", "2", "0", "0"]]
+    assert len(one.sampled) == 5
+
+
+def test_another_conversation_is_another_row(heard: Play) -> None:
+    """What all of these compare with does notice a word."""
+
+    @agent
+    def solve(endpoint: Any) -> float:
+        import openai
+
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            return loop(asking(client))
+
+    one = heard(solve)
+    with pytest.raises(AssertionError, match="completion_ids"):
+        one.check_same_as_env(replies=[*REPLIES[:3], [{"role": "user", "content": "And then?"}]])
+
+
+def test_the_end_of_the_budget_raises_what_clients_look_for(heard: Play) -> None:
+    raised: list[Any] = []
+
+    @agent
+    def solve(endpoint: Any) -> float:
+        import openai
+
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            try:
+                return loop(asking(client))
+            except openai.BadRequestError as error:
+                raised.append(error)
+                raise
+
+    one = heard(solve, completion=200)
+    assert (one.rollout.error, one.rollout.reward) == (None, None)
+    assert one.rollout.stop_reason == "max_completion_tokens"
+    assert one.rollout.branches == []
+    (error,) = raised
+    assert error.code == "context_length_exceeded"
+    assert "maximum context length" in str(error)
+
+
+def test_responses_are_refused_with_what_to_do(heard: Play) -> None:
+    raised: list[Any] = []
+
+    @agent
+    def solve(endpoint: Any) -> float:
+        import openai
+
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            try:
+                client.responses.create(model=endpoint.model, input=QUESTION)
+            except openai.NotFoundError as error:
+                raised.append(error)
+            return loop(asking(client))
+
+    heard(solve).check_same_as_env()
+    assert "use your client's chat completions model" in str(raised[0])
