@@ -6,12 +6,14 @@ of it the row that an environment makes that says the same.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from abut.gateway.request import ChatRequest
 from abut.gateway.server import Gateway
 from abut.gateway.session import Session
 from abut.rollout.rollout import Rollout
+from abut.samplers.sampler import Sample, SampleRequest
 from agent_stage import a_call, check_tree, play_agents
 from stage import Recording, Stage, check_exact
 
@@ -97,7 +99,7 @@ class Heard:
         played = play_agents(
             stage,
             agent,
-            sampler=_in_order(stage, says),
+            sampler=InOrder(stage, says),
             gateway=gateway,
             **{"retries": 0, "completion": 100_000, "max_failed_frac": 1.0} | options,
         )
@@ -150,7 +152,8 @@ class Heard:
         ]
         tools = self.asked[0].tools
         assert all(request.tools == tools for request in self.asked)
-        columns = _by_env(self.stage, self.says, tools, first, replies).columns
+        samples = [sample for _, sample in self.sampled]
+        columns = _by_env(self.stage, samples, tools, first, replies).columns
         assert columns is not None
         assert self.rollout.columns is not None
         for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs"):
@@ -158,20 +161,49 @@ class Heard:
             assert ours.tolist() == theirs.tolist(), name
 
 
-def _in_order(stage: Stage, says: Sequence[str]) -> Recording:
-    """A sampler that says one text after the other, and the last one again and again."""
-    left = list(says)
+class InOrder(Recording):
+    """Says one text after the other, and the last one again and again.
 
-    def script(request: Any) -> list[int]:
-        text = left.pop(0) if len(left) > 1 else left[0]
-        return [*stage.tokenizer.encode(text, added="parse"), stage.processor.close_token_id]
+    A text ends with the first stop string of the request in it, as a server that honours these
+    ends it.
+    """
 
-    return Recording(script)
+    def __init__(self, stage: Stage, says: Sequence[str]) -> None:
+        super().__init__(self._script)
+        self._stage = stage
+        self._left = list(says)
+        self._stop: str | None = None
+
+    def _script(self, request: SampleRequest) -> list[int]:
+        text = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        ends = {text.index(stop) + len(stop): stop for stop in request.stop if stop in text}
+        end = min(ends, default=None)
+        self._stop = None if end is None else ends[end]
+        ids = self._stage.tokenizer.encode(text[:end], added="parse")
+        return [*ids, *[self._stage.processor.close_token_id] * (end is None)]
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        sample = await super().sample(request)
+        if self._stop is not None:
+            sample = replace(sample, finish_reason="stop", stop_string=self._stop)
+            self.calls[-1] = request, sample
+        return sample
+
+
+class Again(Recording):
+    """Says what was sampled before, sample for sample."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        super().__init__(lambda request: ())
+        self._left = list(samples)
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        return self._left.pop(0)
 
 
 def _by_env(
     stage: Stage,
-    says: Sequence[str],
+    samples: Sequence[Sample],
     tools: Any,
     first: Sequence[dict[str, Any]],
     replies: Sequence[list[dict[str, Any]]],
@@ -195,7 +227,7 @@ def _by_env(
     processor = stage.processor.with_tools(tools) if tools else stage.processor
     return stage.play(
         Says,
-        sampler=_in_order(stage, says),
+        sampler=Again(samples),
         task={"processor": processor},
         completion=100_000,
     ).one

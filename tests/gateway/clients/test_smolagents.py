@@ -25,9 +25,9 @@ def final(answer: str) -> str:
     return a_call("final_answer", answer=answer)
 
 
-def code(text: str, stop: str = "</code>") -> str:
-    """A turn with code. What ends it is a stop string of the request, so it is not sampled."""
-    return f"Thought: I look.\n<code>\n{text}\n{stop}"
+def code(text: str) -> str:
+    """A turn with code: the stop string that ends it is not in what the agent gets."""
+    return f"Thought: I look.\n<code>\n{text}\n</code>"
 
 
 def server(endpoint: Any) -> Any:
@@ -136,10 +136,13 @@ def test_code_that_comes_back_as_a_call_is_one_branch(
 ) -> None:
     says = [
         THINKS + code("x = lookup(a='one', b=1.0)\nprint(x)"),
-        code("print(lookup(a='two'))", ""),
+        "There is no code in this.",
+        code("print(lookup(a='two'))"),
         code("final_answer('42')"),
         code("final_answer('Goodbye.')"),
     ]
     one = heard(runs("CodeAgent", make), says)
     one.check_same_as_env(first=one.asked[0].messages, replies=one.replies)
-    assert one.rewrites["code_again"]
+    stops = [sample.stop_string for _, sample in one.sampled]
+    assert stops == ["</code>", None, "</code>", "</code>", "</code>"]
+    assert one.rewrites == {"code_again": 1 + 1 + 2 + 3, "stop_put_back": 3}
