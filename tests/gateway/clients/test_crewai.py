@@ -14,8 +14,9 @@ ENVIRONMENTS = ("crewai",)
 Play = Callable[..., Heard]
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-def test_a_task_with_a_tool_is_one_branch(heard: Play, streaming: bool) -> None:
+def runs(streaming: bool = False) -> Any:
+    """A crew of one agent, with one task."""
+
     @agent
     def solve(endpoint: Any) -> float:
         from crewai import LLM, Agent, Crew, Task
@@ -37,6 +38,20 @@ def test_a_task_with_a_tool_is_one_branch(heard: Play, streaming: bool) -> None:
         Crew(agents=[finder], tasks=[task]).kickoff()
         return 1.0
 
-    one = heard(solve, [SAYS[0], a_call(a="two", k=2), SAYS[2], SAYS[3]])
+    return solve
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
+def test_a_task_with_a_tool_is_one_branch(heard: Play, streaming: bool) -> None:
+    one = heard(runs(streaming), [SAYS[0], a_call(a="two", k=2), SAYS[2], SAYS[3]])
     one.check_same_as_env(first=one.asked[0].messages, replies=one.replies)
     assert one.rewrites == {"text_lost": 3}
+
+
+def test_at_the_end_of_its_context_it_begins_anew(heard: Play) -> None:
+    """It asks for a summary, and for the task once more with that: conversations of their own."""
+    one = heard(runs(), [*SAYS[:2], "They found one.", SAYS[3]], completion=150)
+    one.check()
+    assert one.causes == [None, "tools", "new"]
+    assert [len(request.messages) for request in one.asked] == [2, 4, 6, 2, 2]
+    assert len(one.rollout.turns) == 2
