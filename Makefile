@@ -14,6 +14,9 @@ endif
 ifneq ($(wildcard $(DATA)/nemo_gym),)
 export ABUT_RECORDINGS ?= $(DATA)/nemo_gym
 endif
+ifneq ($(wildcard $(DATA)/clients),)
+export ABUT_CLIENTS ?= $(DATA)/clients
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.
 export HF_HUB_OFFLINE := 1
@@ -25,7 +28,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-agents test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -67,10 +70,11 @@ test-random: build
 	cargo test --workspace --locked --quiet
 	ABUT_RANDOM=1 $(BIN)/pytest -m hypothesis
 
-# Rollouts for minutes: 50 batches in which three environments of ten fail, and more seeds. glibc keeps
+# Rollouts for minutes: 50 batches in which three environments of ten fail, more seeds, and every edit
+# of the recorded histories. glibc keeps
 # up to 64 MB of freed memory for each of its arenas, which would hide what the process itself holds.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py
+	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
@@ -95,6 +99,25 @@ $(OPENENV)/deps.stamp: tests/openenv/servers/requirements.txt
 test-openenv: build $(OPENENV)/deps.stamp
 	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
 
+# Chat clients as people install them. No environment has all: they want an openai and an mcp of
+# their own. What they warn of is not ours to mend.
+AGENT_CLIENTS := openai-3 litellm crewai
+AGENT_VENV := .venv-agents
+
+test-agents: $(AGENT_CLIENTS:%=test-agents-%)
+
+test-agents-%: build $(AGENT_VENV)/%/deps.stamp
+	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python $(AGENT_VENV)/$*/bin/python -m pytest -W ignore \
+		-m agents tests/gateway/clients
+
+$(AGENT_VENV)/%/deps.stamp: tests/gateway/clients/%.txt tests/gateway/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(AGENT_VENV)/$*
+	$(AGENT_VENV)/$*/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(AGENT_VENV)/$*/bin/uv pip install --quiet \
+		--python $(AGENT_VENV)/$*/bin/python --requirement tests/gateway/clients/requirements.txt \
+		--requirement $<
+	touch $@
+
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so
 # five of them are hardly larger than one.
 TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.12.0 1.16.0
@@ -114,7 +137,7 @@ $(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requiremen
 		--requirement $<
 	touch $@
 
-.PRECIOUS: $(TRL_VENV)/%/deps.stamp
+.PRECIOUS: $(TRL_VENV)/%/deps.stamp $(AGENT_VENV)/%/deps.stamp
 
 demo: build
 	$(BIN)/abut demo
