@@ -1,6 +1,5 @@
 """A conversation: open, request, hear, reply, fork."""
 
-import json
 import sys
 from typing import Any
 
@@ -144,35 +143,6 @@ def test_a_policy_that_says_nothing_has_a_turn_and_no_message(talk: Conversation
     assert (len(talk.turns), talk.messages) == (1, [USER])
     talk.reply([MORE])
     assert talk.trajectory.ids.tolist()[-3:] == parts_of(talk, USER)[-3:]
-
-
-def test_a_turn_as_a_chat_api_gives_it_has_thinking_and_calls_apart(qwen3: Any) -> None:
-    import abut
-
-    tokenizer = abut.Tokenizer.from_pretrained(qwen3)
-    talk = Conversation(tokenizer, abut.ChatTemplateProcessor(qwen3))
-    talk.open([USER])
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    turn = say(talk, f"<think>\nfirst\n</think>\n\nso\n{call}")
-    message = talk.message(turn)
-    (made,) = message.pop("tool_calls")
-    assert message == {"role": "assistant", "content": "so", "reasoning_content": "first"}
-    assert (made["type"], made["function"]["name"]) == ("function", "add")
-    assert json.loads(made["function"]["arguments"]) == {"a": 1}
-    talk.reply([MORE])
-    # A malformed call is none: its text stays.
-    turn = say(talk, "<tool_call>\n{no\n</tool_call>")
-    assert talk.message(turn) == {
-        "role": "assistant",
-        "content": "<tool_call>\n{no\n</tool_call>",
-    }
-    assert talk.messages[1]["content"].endswith(call), "the record has what was sampled"
-
-
-def test_a_template_without_calls_leaves_them_in_the_content(talk: Conversation) -> None:
-    turn = say(talk, "<tool_call>{}</tool_call>")
-    assert talk.message(turn)["content"] == "<tool_call>{}</tool_call>"
-    assert "tool_calls" not in talk.message(turn)
 
 
 def a_conversation(tokenizer: Any, processor: Any, *, turns: int) -> Conversation:

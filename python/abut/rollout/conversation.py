@@ -10,7 +10,6 @@ no clock, no thread and no network, so that an engine, a replay and an audit can
     conversation.reply(messages)              # what is said to it, behind the end of the turn
 """
 
-import json
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Seam, Tokenizer, Trajectory
-from abut.errors import SamplerError, TemplateError, TrajectoryError
+from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
 from abut.parts import Part
 from abut.processor import PartsProcessor
@@ -236,37 +235,6 @@ class Conversation:
     def action(self, turn: Heard) -> str:
         """What of a turn is for whoever answers it: not its thinking."""
         return self._processor.parse_agent_output(turn.text)[1]
-
-    def message(self, turn: Heard) -> Message:
-        """A turn as a chat API would give it: content, `reasoning_content` and `tool_calls` apart.
-
-        Where the processor knows no calls, or finds a malformed one, its text stays in `content`.
-        """
-        reasoning, action = self._processor.parse_agent_output(turn.text)
-        message: Message = {"role": "assistant", "content": action}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        parse = getattr(self._processor, "parse_tool_calls", None)
-        if parse is None:
-            return message
-        try:
-            parsed = parse(action)
-        except TemplateError:  # the template writes no calls
-            return message
-        if parsed.calls and not parsed.malformed:
-            message["content"] = parsed.content
-            message["tool_calls"] = [
-                {
-                    "id": call.id or f"call{turn.start}x{k}",
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": json.dumps(call.arguments, ensure_ascii=False),
-                    },
-                }
-                for k, call in enumerate(parsed.calls)
-            ]
-        return message
 
     def reply(self, messages: Sequence[Message] = ()) -> Written:
         """Write what is said to the policy's last turn: what is missing of its end, and messages.
