@@ -1,6 +1,7 @@
 """Agents with a real vLLM server: what TRL computes again is what the server has sampled."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def test_the_agent_trains_on_what_the_server_sampled(
         per_device_train_batch_size=32,
     )
     logs = [log for log in trainer.state.log_history if DIFFERENCE in log]
+    del trainer
+    gc.collect()  # the example's client lives to the end, and warns then
     assert len(logs) == len(sent) == 4
     assert all(log["rollout/turns/mean"] > 1.5 for log in logs)
     assert all(log["rollout/error_frac"] == 0 for log in logs)
@@ -132,7 +135,7 @@ def test_a_server_that_is_killed_in_mid_batch_ends_it(second: VLLMServer, stage:
     gateway = Gateway()
     try:
         sampler = Killing(second.url, give_up_s=2)
-        with pytest.raises(SamplerError, match="is well"):
+        with pytest.raises(SamplerError, match="no server has answered"):
             play_agents(stage, *[asks] * 8, sampler=sampler, gateway=gateway)
         assert not gateway.desk.sessions
         assert {*told} <= {400}
