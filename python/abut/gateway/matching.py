@@ -105,41 +105,33 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
     """Find how far a branch is the beginning of a request."""
     found: Counter[str] = Counter()
     at, place, turns, behind_turn = 0, 0, 0, (0, 0)
+    shared = (at, turns, behind_turn)  # up to the last entry that the request has
+    may_leave_out = "empty_turn_left_out" in rewrites
     messages, forms = history.messages, history.forms
     for entry in entries:
         message = messages[place] if place < len(messages) else None
         if message is None:
             break
-        if entry.ours:
-            how = rewrite_of(message, entry, rewrites)
-            if how is None:
-                if not _may_be_left_out(entry, entries[at + 1 :], history, place, rewrites):
-                    break
-                how = "empty_turn_left_out"
-            else:
-                place += 1
-            if how:
-                found[how] += 1
-            turns += 1
-            behind_turn = (at + 1, place)
-        elif forms[place] == entry.form:
+        how = rewrite_of(message, entry, rewrites) if entry.ours else None
+        if how is not None or (not entry.ours and forms[place] == entry.form):
             place += 1
+        elif entry.is_empty and may_leave_out:
+            how = "empty_turn_left_out"
         else:
             break
         at += 1
-    return Match(at, place, turns, behind_turn, found)
-
-
-def _may_be_left_out(
-    entry: Entry, later: Sequence[Entry], history: History, place: int, rewrites: Collection[str]
-) -> bool:
-    """Whether a client may have left an empty turn out before this place.
-
-    At the end of a branch only where no answer follows that the branch does not have.
-    """
-    if not entry.is_empty or "empty_turn_left_out" not in rewrites:
-        return False
-    return any(not other.is_empty for other in later) or not history.has_answer_from[place]
+        if entry.ours:
+            if how:
+                found[how] += 1
+            turns += 1
+            behind_turn = (at, place)
+        if how != "empty_turn_left_out":
+            shared = (at, turns, behind_turn)
+    # Behind all that is shared, an answer would stand in the place of the one that was left out.
+    if at > shared[0] and history.has_answer_from[place]:
+        found["empty_turn_left_out"] -= turns - shared[1]
+        at, turns, behind_turn = shared
+    return Match(at, place, turns, behind_turn, +found)
 
 
 def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:
