@@ -58,9 +58,16 @@ def _with(
 def _item(message: Message) -> Item:
     """What an edited message stands for: where it is blank now, it is any blank answer."""
     text = message.get("content") or ""
-    kept = {message.get(key) or "" for key in ("reasoning", "reasoning_content")} - {""} if (
-        all(isinstance(message.get(key) or "", str) for key in ("reasoning", "reasoning_content"))
-    ) else {"", "no text"}
+    kept = (
+        {message.get(key) or "" for key in ("reasoning", "reasoning_content")} - {""}
+        if (
+            all(
+                isinstance(message.get(key) or "", str)
+                for key in ("reasoning", "reasoning_content")
+            )
+        )
+        else {"", "no text"}
+    )
     others = [message.get(key) for key in ("tool_calls", "refusal", "audio", "function_call")]
     blank = isinstance(text, str) and (not text.strip() or text.strip() in STOPS)
     if message["role"] != "assistant" or any(others) or not blank or len(kept) > 1:
@@ -68,9 +75,7 @@ def _item(message: Message) -> Item:
     return ("blank", text.strip(), "".join(kept))
 
 
-def _of_ids(
-    messages: Sequence[Message], items: Sequence[Item], place: int
-) -> Iterator[Edited]:
+def _of_ids(messages: Sequence[Message], items: Sequence[Item], place: int) -> Iterator[Edited]:
     """The calls get other ids, and their results do not."""
     calls = messages[place].get("tool_calls") or []
     ids = {call["id"] for call in calls}
@@ -102,9 +107,7 @@ def _of_order(
             yield from _of_results(messages, items, place)
 
 
-def _of_results(
-    messages: Sequence[Message], items: Sequence[Item], place: int
-) -> Iterator[Edited]:
+def _of_results(messages: Sequence[Message], items: Sequence[Item], place: int) -> Iterator[Edited]:
     """Two results beside each other, exchanged in part."""
     for key in ("content", "tool_call_id"):
         one, two = dict(messages[place]), dict(messages[place + 1])
@@ -245,11 +248,13 @@ def _of_calls(node: Node, message: Message, rng: random.Random) -> Iterator[tupl
     if not calls:
         return
     yield "no calls", having([])
-    yield "calls only counted", having(calls[1:] + [_a_call("other")])
+    yield "calls only counted", having([*calls[1:], _a_call("other")])
     yield "call said twice", having([*calls, calls[0]])
     yield "call added", having([*calls, _a_call("lookup")])
-    yield "text lost and ids", having([{**call, "id": "stale"} for call in calls]) | (
-        {"content": None if (message["content"] or "").strip() else "text"}
+    yield (
+        "text lost and ids",
+        having([{**call, "id": "stale"} for call in calls])
+        | ({"content": None if (message["content"] or "").strip() else "text"}),
     )
     if len(calls) > 1:
         yield "call dropped", having(calls[:-1])

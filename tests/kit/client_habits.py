@@ -226,5 +226,5 @@ def rename(messages: Sequence[Message], names: dict[str, str], *, known: bool = 
             if not known:
                 names.setdefault(call["id"], f"id_{len(names)}")
             call["id"] = names.get(call["id"], call["id"])
-        if (id_ := message.get("tool_call_id")) in names:
+        if message["role"] == "tool" and (id_ := message.get("tool_call_id")) in names:
             message["tool_call_id"] = names[id_]

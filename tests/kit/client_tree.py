@@ -1,4 +1,4 @@
-"""What a rollout's calls are, told without a text: who answered whom, and what a request stands for.
+"""What a rollout's calls are without their texts: who answered whom, what a request stands for.
 
 A request is a list of items. An answer of the policy is the node that gave it, however a client
 writes it; where an edit made another thing of it, it is a text that somebody said. So the longest

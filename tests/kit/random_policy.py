@@ -164,9 +164,7 @@ class RandomPolicy:
         pieces = [text]
         if "<" not in text and self.rng.random() < 0.3:
             pieces = list(text)
-        return [
-            int(id_) for piece in pieces for id_ in self.tokenizer.encode(piece, added="parse")
-        ]
+        return [int(id_) for piece in pieces for id_ in self.tokenizer.encode(piece, added="parse")]
 
     def _of(self, ids: Sequence[int], reason: Any, stop: str | None) -> Sample:
         logprobs = -0.25 - np.arange(len(ids), dtype=np.float32) - len(self.heard)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from abut.gateway.values import (
     CallIds,
+    CallPlace,
     arguments_of,
     calls_of,
     form,
@@ -52,6 +53,8 @@ class Entry:
     """The stop strings of the request that it answers."""
     form: Hashable = None
     """Of a message that is not the policy's."""
+    answers: CallPlace | None = None
+    """The call that a tool's message answers: the place of its entry, and its number there."""
     text: str = field(init=False, default="")
     reasoning: str = field(init=False, default="")
     calls: tuple[Hashable, ...] = field(init=False, default=())
@@ -75,11 +78,15 @@ class History:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self.forms: list[Hashable] = []
+        self.answers: dict[int, CallPlace] = {}
+        """Of messages of tools: the call that each answers, in the ids of this request."""
         ids = CallIds()
-        for message in messages:
-            self.forms.append(form_of_message(message, ids))
+        for at, message in enumerate(messages):
+            if (call := ids.place(message)) is not None:
+                self.answers[at] = call
+            self.forms.append(form_of_message(message, has_place=call is not None))
             if message.get("role") == "assistant":
-                ids.add(message)
+                ids.add(message, at)
         self.has_answer_from = [False] * (len(messages) + 1)
         for place in reversed(range(len(messages))):
             later = self.has_answer_from[place + 1]
@@ -99,6 +106,8 @@ class Match:
     behind_turn: tuple[int, int]
     """Entries and messages up to and with the last of these."""
     rewrites: Mapping[str, int]
+    stands: Sequence[int]
+    """The place of the entry that each of the messages is."""
 
 
 def match(entries: Sequence[Entry], history: History, rewrites: Collection[str]) -> Match:
@@ -108,13 +117,19 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
     shared = (at, turns, behind_turn)  # up to the last entry that the request has
     may_leave_out = "empty_turn_left_out" in rewrites
     messages, forms = history.messages, history.forms
+    stands: list[int] = []
     for entry in entries:
         message = messages[place] if place < len(messages) else None
         if message is None:
             break
-        how = rewrite_of(message, entry, rewrites) if entry.ours else None
-        if how is not None or (not entry.ours and forms[place] == entry.form):
+        how: str | None = None
+        if entry.ours:
+            how = rewrite_of(message, entry, rewrites)
+        elif forms[place] == entry.form and entry.answers == call_at(history, place, stands):
+            how = ""
+        if how is not None:
             place += 1
+            stands.append(at)
         elif entry.is_empty and may_leave_out:
             how = "empty_turn_left_out"
         else:
@@ -131,7 +146,13 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
     if at > shared[0] and history.has_answer_from[place]:
         found["empty_turn_left_out"] -= turns - shared[1]
         at, turns, behind_turn = shared
-    return Match(at, place, turns, behind_turn, +found)
+    return Match(at, place, turns, behind_turn, +found, stands)
+
+
+def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | None:
+    """The call that a message answers, where `stands` are the places of those before it."""
+    call = history.answers.get(place)
+    return None if call is None else (stands[call[0]], call[1])
 
 
 def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:
