@@ -188,7 +188,12 @@ class Clients(RuleBasedStateMachine):
         if node is None and known:  # long conversations rather than many
             node = rng.choice([*known, *known[-2:], *known[-2:], None])
         messages, items, names = compose(node, rng)
-        tail = self.tail(node, messages, rng)
+        roots = [other for other in self.tree.nodes if other.before is None]
+        if node is None and roots and rng.random() < 0.3:  # best of many
+            root, tail = rng.choice(roots), []
+            messages, items = json.loads(json.dumps(root.said)), [*root.items]
+        else:
+            tail = self.tail(node, messages, rng)
         frame = node.frame if node and rng.random() < 0.9 else None
         body = self.body([*messages, *tail], rng, frame=frame)
         request = Request(body, items, {new: old for old, new in names.items()})
@@ -202,9 +207,6 @@ class Clients(RuleBasedStateMachine):
         tag = self.policy.words.tag
         tail: list[Message] = []
         if node is None:
-            earlier = [other.said for other in self.tree.nodes if other.before is None]
-            if earlier and rng.random() < 0.3:
-                return list(rng.choice(earlier))  # best of many
             if rng.random() < 0.5:
                 tail.append({"role": "system", "content": f"Be brief. {tag()}"})
         elif messages and (calls := messages[-1].get("tool_calls")):
