@@ -76,7 +76,7 @@ class Clients(RuleBasedStateMachine):
     """Many clients of one rollout, and all that its sampler hears."""
 
     hf: ClassVar[Any] = None
-    most_edits: ClassVar[int] = 60
+    most_edits: ClassVar[int] = 30
     """Tried behind each step, of some hundreds."""
     figures: ClassVar[Counter[str]] = Counter()
 
@@ -237,7 +237,7 @@ class Clients(RuleBasedStateMachine):
             body["stop"] = rng.sample(STOPS, rng.choice([1, 2]))
         if rng.random() < 0.2:
             body["max_tokens"] = 90
-        if rng.random() < 0.2:
+        if rng.random() < 0.1:
             body["return_token_ids"] = True
         return body
 

@@ -77,20 +77,26 @@ class History:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        self.forms: list[Hashable] = []
+        self._forms: dict[int, Hashable] = {}
         self.answers: dict[int, CallPlace] = {}
         """Of messages of tools: the call that each answers, in the ids of this request."""
         ids = CallIds()
         for at, message in enumerate(messages):
             if (call := ids.place(message)) is not None:
                 self.answers[at] = call
-            self.forms.append(form_of_message(message, has_place=call is not None))
             if message.get("role") == "assistant":
                 ids.add(message, at)
-        self.has_answer_from = [False] * (len(messages) + 1)
-        for place in reversed(range(len(messages))):
-            later = self.has_answer_from[place + 1]
-            self.has_answer_from[place] = later or messages[place].get("role") == "assistant"
+
+    def has_answer_from(self, place: int) -> bool:
+        """Whether a message from there on is an assistant's."""
+        return any(message.get("role") == "assistant" for message in self.messages[place:])
+
+    def form(self, place: int) -> Hashable:
+        """Of a message that is not the policy's; answers may come with thousands of token ids."""
+        if place not in self._forms:
+            message = self.messages[place]
+            self._forms[place] = form_of_message(message, has_place=place in self.answers)
+        return self._forms[place]
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
     at, place, turns, behind_turn = 0, 0, 0, (0, 0)
     shared = (at, turns, behind_turn)  # up to the last entry that the request has
     may_leave_out = "empty_turn_left_out" in rewrites
-    messages, forms = history.messages, history.forms
+    messages = history.messages
     stands: list[int] = []
     for entry in entries:
         message = messages[place] if place < len(messages) else None
@@ -125,7 +131,7 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
         how: str | None = None
         if entry.ours:
             how = rewrite_of(message, entry, rewrites)
-        elif forms[place] == entry.form and entry.answers == call_at(history, place, stands):
+        elif history.form(place) == entry.form and entry.answers == call_at(history, place, stands):
             how = ""
         if how is not None:
             place += 1
@@ -143,7 +149,7 @@ def match(entries: Sequence[Entry], history: History, rewrites: Collection[str])
         if how != "empty_turn_left_out":
             shared = (at, turns, behind_turn)
     # Behind all that is shared, an answer would stand in the place of the one that was left out.
-    if at > shared[0] and history.has_answer_from[place]:
+    if at > shared[0] and history.has_answer_from(place):
         found["empty_turn_left_out"] -= turns - shared[1]
         at, turns, behind_turn = shared
     return Match(at, place, turns, behind_turn, +found, stands)

@@ -254,7 +254,7 @@ class Session:
             return None
         if all(branch.frame != request.frame for branch in self.branches):
             return "tools"
-        return "rewritten" if history.has_answer_from[0] else "new"
+        return "rewritten" if history.has_answer_from(0) else "new"
 
     @staticmethod
     def _note_time(branch: Branch) -> None:
