@@ -34,11 +34,16 @@ def named(hf_tokenizer: Any) -> Any:
     return naming(hf_tokenizer)
 
 
+# To the first failure: to make an example smaller takes minutes.
+STEPS = settings(
+    stateful_step_count=10, phases=[Phase.reuse, Phase.generate], report_multiple_bugs=False
+)
+FIRST = settings(STEPS, max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
+
+
 @pytest.mark.hypothesis
 def test_each_request_gets_what_was_said(clients: type[Clients]) -> None:
-    run_state_machine_as_test(
-        clients, settings=settings(max_examples=20, stateful_step_count=10, deadline=None)
-    )
+    run_state_machine_as_test(clients, settings=settings(STEPS, max_examples=20))
     figures = clients.figures
     assert figures["edits"] > 1000
     assert figures["extended"] > 50
@@ -155,11 +160,14 @@ REST: dict[str, tuple[Any, str, Any]] = {
 def test_without_a_guard_an_edited_history_is_matched(
     clients: type[Clients], guard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        clients, "most_edits", 150
+    )  # of an answer with hard arguments, some hundreds
     where, name, without = GUARDS[guard]
     monkeypatch.setattr(where, name, without)
     if name in vars(branch):
         monkeypatch.setattr(branch, name, without)
-    with pytest.raises(AssertionError, match="answers of the branch are in it, and not"):
+    with pytest.raises(AssertionError, match="and not"):
         run_state_machine_as_test(clients, settings=FIRST)
 
 
@@ -170,15 +178,3 @@ def test_what_else_the_clients_would_find(
     monkeypatch.setattr(*REST[what])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(clients, settings=FIRST)
-
-
-FIRST = settings(
-    max_examples=40,
-    stateful_step_count=8,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-)
-"""To the first failure, which is not made smaller."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,19 @@ def _with(
         [*messages[:place], *[message for message, _ in new], *messages[end:]],
         [*items[:place], *[item for _, item in new], *items[end:]],
     )
+
+
+def some(edited: Iterator[Edited], count: int, rng: random.Random) -> list[Edited]:
+    """So many edits: one of each kind before a second one of any."""
+    every = list(edited)
+    rng.shuffle(every)
+    seen: Counter[str] = Counter()
+    ranked = []
+    for one in every:
+        ranked.append((seen[one[0]], one))
+        seen[one[0]] += 1
+    ranked.sort(key=lambda pair: pair[0])
+    return [one for _, one in ranked[:count]]
 
 
 def _item(message: Message) -> Item:

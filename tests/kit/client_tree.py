@@ -140,7 +140,9 @@ class Tree:
         messages: list[Message] = []
         for number, node in enumerate(path):
             messages += [*node.said, {"role": "assistant", "content": _stand_in(number)}]
-        answers = [node.answer for node in (path or self.nodes)]
+        # A conversation of its own knows the calls of all others, a branch those of its own.
+        others = [message for node in self.begun for message in (*node.said, node.answer)]
+        answers = [node.answer for node in path] or others
         shown = _shown([*messages, *rest], answers)
         text = self.hf.apply_chat_template(
             shown, tools=tools, tokenize=False, add_generation_prompt=True

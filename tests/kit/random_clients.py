@@ -32,7 +32,7 @@ from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_body, read_request
 from abut.gateway.session import Session
 from agent_stage import check_tree, user
-from client_edits import edits
+from client_edits import edits, some
 from client_habits import compose, rename
 from client_tree import Item, Message, Node, Tree, agreed, said
 from random_policy import STOPS, TOOLS, Heard, RandomPolicy
@@ -76,7 +76,7 @@ class Clients(RuleBasedStateMachine):
     """Many clients of one rollout, and all that its sampler hears."""
 
     hf: ClassVar[Any] = None
-    most_edits: ClassVar[int] = 30
+    most_edits: ClassVar[int] = 60
     """Tried behind each step, of some hundreds."""
     figures: ClassVar[Counter[str]] = Counter()
 
@@ -344,8 +344,8 @@ class Clients(RuleBasedStateMachine):
             self.check_match("as clients write it", node.frame, messages, items)
             self.figures["rewritten"] += 1
         messages, items, _ = compose(node, rng, plainly=True)
-        edited = list(edits(messages, items, node.path, rng))
-        for name, messages, items in rng.sample(edited, min(len(edited), self.most_edits)):
+        edited = edits(messages, items, node.path, rng)
+        for name, messages, items in some(edited, self.most_edits, rng):
             self.check_match(name, node.frame, messages, items)
             self.figures["edits"] += 1
 
@@ -366,7 +366,7 @@ class Clients(RuleBasedStateMachine):
         path = [self.node_of[call] for call in place.branch.calls] if place else []
         found_path = path[: place.found.turns] if place else []
         candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items)]
-        assert _solid(found_path) in candidates, f"{name}: {_quoted(messages)}"
+        assert _solid(found_path) in candidates, f"{name}: {json.dumps(messages)}"
 
 
 def _solid(path: Sequence[Node]) -> list[Node | None]:
@@ -387,10 +387,6 @@ def _differ(
         said = [*node.said, node.answer]
         lines += [f"  said {json.dumps(message, ensure_ascii=False)}" for message in said]
     return "\n".join(lines)
-
-
-def _quoted(messages: Sequence[Message]) -> str:
-    return json.dumps(messages, ensure_ascii=False)
 
 
 async def _until(holds: Callable[[], bool]) -> None:

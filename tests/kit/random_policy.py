@@ -65,7 +65,7 @@ class Words:
     def _call(self, rng: random.Random, *, bare: bool) -> str:
         keys = rng.sample(["a", "b", "ü"], rng.randrange(3))
         arguments: dict[str, Any] = {} if bare else {"tag": self.tag()}
-        arguments |= {key: rng.choice(HARD) for key in keys}
+        arguments |= {key: rng.choice(rng.choice([HARD, HARD[:5]])) for key in keys}
         call = {"name": rng.choice(["lookup", "search"]), "arguments": arguments}
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=rng.random() < 0.5)}\n</tool_call>"
 
