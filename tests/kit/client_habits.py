@@ -222,7 +222,8 @@ def rename(messages: Sequence[Message], names: dict[str, str], *, known: bool = 
         names: of ids; new ones are added, unless only `known` ones are changed.
     """
     for message in messages:
-        for call in message.get("tool_calls") or ():
+        is_answer = message["role"] == "assistant"
+        for call in (is_answer and message.get("tool_calls")) or ():
             if not known:
                 names.setdefault(call["id"], f"id_{len(names)}")
             call["id"] = names.get(call["id"], call["id"])

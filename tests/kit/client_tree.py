@@ -34,6 +34,8 @@ class Node:
     answer: Message
     stops: Sequence[str]
     heard: Heard
+    names: dict[str, str]
+    """The tools of the calls that were known when it was asked for."""
     known: bool = field(default=False)
     """Whether a client got it."""
 
@@ -135,15 +137,20 @@ class Tree:
         solid = max(sum(not node.is_blank for node in path) for path, _ in best)
         return [one for one in best if sum(not node.is_blank for node in one[0]) == solid]
 
+    def names(self) -> dict[str, str]:
+        """The tools of all calls so far, by id."""
+        return _names([message for node in self.begun for message in (*node.said, node.answer)])
+
     def prompt(self, path: Sequence[Node], rest: Sequence[Message], tools: Any) -> "Prompt":
         """What the policy is asked with: a render of it all, the answers as they were sampled."""
         messages: list[Message] = []
         for number, node in enumerate(path):
             messages += [*node.said, {"role": "assistant", "content": _stand_in(number)}]
-        # A conversation of its own knows the calls of all others, a branch those of its own.
-        others = [message for node in self.begun for message in (*node.said, node.answer)]
-        answers = [node.answer for node in path] or others
-        shown = _shown([*messages, *rest], answers)
+        # What a conversation begins with may answer calls of others, what is said later may not.
+        others = path[0].names if path else self.names()
+        begin = len(path[0].said if path else rest)
+        names = _names([node.answer for node in path])
+        shown = _shown([*messages, *rest], others | names, names, begin)
         text = self.hf.apply_chat_template(
             shown, tools=tools, tokenize=False, add_generation_prompt=True
         )
@@ -163,6 +170,11 @@ class Tree:
                 text = "\n</think>\n\n" + text
         prompt.write(text)
         return prompt
+
+
+def _names(messages: Sequence[Message]) -> dict[str, str]:
+    """The tools that calls name, by id."""
+    return {call["id"]: call["function"]["name"] for m in messages for call in _calls(m)}
 
 
 def _stand_in(number: int) -> str:
@@ -223,17 +235,19 @@ def _bytes_of_letters() -> dict[str, int]:
     }
 
 
-def _shown(messages: Sequence[Message], answers: Sequence[Message]) -> list[Message]:
-    """A client's messages as the template takes them."""
-    names = {call["id"]: call["function"]["name"] for a in answers for call in _calls(a)}
+def _shown(
+    messages: Sequence[Message], first: dict[str, str], later: dict[str, str], begin: int
+) -> list[Message]:
+    """A client's messages as the template takes them, with the names of calls in the first ones."""
     shown = []
-    for message in messages:
+    for place, message in enumerate(messages):
+        names = first if place < begin else later
         content = message.get("content")
         if isinstance(content, list):
             content = "\n".join(part["text"] for part in content)
         new = {"role": message["role"], "content": content or ""}
         if message["role"] == "assistant":
-            names |= {call["id"]: call["function"]["name"] for call in _calls(message)}
+            first, later = first | _names([message]), later | _names([message])
             thinking = message.get("reasoning_content") or message.get("reasoning")
             if isinstance(thinking, str):
                 new["reasoning_content"] = thinking

@@ -185,7 +185,7 @@ class Clients(RuleBasedStateMachine):
 
     def request(self, rng: random.Random, node: Node | None = None) -> Request:
         known = self.known
-        if node is None and known:  # long conversations rather than many
+        if node is None and known:  # rather long conversations than many
             node = rng.choice([*known, *known[-2:], *known[-2:], None])
         messages, items, names = compose(node, rng)
         roots = [other for other in self.tree.nodes if other.before is None]
@@ -286,8 +286,13 @@ class Clients(RuleBasedStateMachine):
             if prompt.is_of(heard.prompt):
                 self.figures["extended" if path else "roots"] += 1
                 before = path[-1] if path else None
-                rest, items = messages[place:], request.items[place:]
-                return Node(before, rest, items, frame, {}, heard.chat.stop, heard)
+                rest = messages[place:]
+                items = [  # white space counts in what is not the policy's here
+                    said(message) if item[0] == "blank" else item
+                    for message, item in zip(rest, request.items[place:], strict=True)
+                ]
+                stop, names = heard.chat.stop, self.tree.names()
+                return Node(before, rest, items, frame, {}, stop, heard, names)
             prompts.append(prompt.text)
         got = self.policy.tokenizer.decode(heard.prompt)
         raise AssertionError(f"the sampler got\n{got!r}\nand not\n" + "\n".join(map(repr, prompts)))
