@@ -379,13 +379,8 @@ def _solid(path: Sequence[Node]) -> list[Node | None]:
     return [None if node.is_blank else node for node in path]
 
 
-def _differ(
-    name: str,
-    messages: Sequence[Message],
-    got: Sequence[Node],
-    wanted: Sequence[Node],
-    path: Sequence[Node],
-) -> str:
+def _differ(name: str, messages: Sequence[Message], *paths: Sequence[Node]) -> str:
+    got, wanted, path = paths
     lines = [f"{name}: {len(got)} answers of the branch are in it, and not {len(wanted)}:"]
     lines += [f"  sent {json.dumps(message, ensure_ascii=False)}" for message in messages]
     for node in path:
