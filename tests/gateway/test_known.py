@@ -11,7 +11,6 @@ from abut.gateway import matching
 from abut.gateway.known import Known, Seen
 from abut.gateway.matching import REWRITES, Entry, History, match
 from abut.gateway.request import read_request
-from abut.gateway.values import CallIds, form_of_message
 
 Messages = list[dict[str, Any]]
 
@@ -35,14 +34,14 @@ def a_result(number: int, text: str = "found") -> dict[str, Any]:
 
 def a_branch(turns: int, rng: random.Random | None = None) -> list[Entry]:
     """A question, then answers and results; with `rng` some say nothing and call nothing."""
-    entries, ids = [Entry({"role": "user", "content": "Why?"}, form=("user", "Why?"))], CallIds()
+    entries = [Entry({"role": "user", "content": "Why?"}, form=("user", "Why?"))]
     for number in range(turns):
         empty = rng is not None and rng.random() < 0.2
         answer = an_answer(number, "" if empty else f"text {number}", calls=not empty)
         entries.append(Entry(answer, ours=True))
-        ids.see(answer)
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
-        entries.append(Entry(said, form=form_of_message(said, ids)))
+        history, at = History([*(entry.message for entry in entries), said]), len(entries)
+        entries.append(Entry(said, form=history.form(at), answers=history.answers.get(at)))
     return entries
 
 
@@ -117,9 +116,9 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rewrite_of", "form_of_message"):
         whole = getattr(matching, name)
 
-        def noted(message: Any, *rest: Any, whole: Any = whole) -> Any:
+        def noted(message: Any, *rest: Any, whole: Any = whole, **named: Any) -> Any:
             looked_at.append(message)
-            return whole(message, *rest)
+            return whole(message, *rest, **named)
 
         monkeypatch.setattr(matching, name, noted)
     entries, known = a_branch(100), Known()

@@ -119,9 +119,11 @@ def check_tree(rollout: Rollout, calls: Sequence[tuple[SampleRequest, Sample]]) 
         assert holders, f"no branch holds turn {request.turn} of {request.rollout_id}"
         owners = [k for k in holders if trained[k][start:end].any() and not explained[k][start]]
         assert owners, f"turn {request.turn} is trained in no branch of its own"
+        drawn = sample.logprobs.tolist()  # which tells siblings apart that say the same
+        owners = [k for k in owners if logprobs[k][start:end].tolist() == drawn]
+        assert owners, f"turn {request.turn} is trained with other logprobs"
         owner = owners[0]
         assert trained[owner][start:end].all()
-        assert logprobs[owner][start:end].tolist() == sample.logprobs.tolist()
         explained[owner][start:end] = 1
     for mask, seen in zip(trained, explained, strict=True):
         assert mask.tolist() == seen.tolist(), "a token is trained that was not sampled there"

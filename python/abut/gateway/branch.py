@@ -4,7 +4,7 @@ Invariant: every call stands in the branches that go on from it, as it was sampl
 owns it: over all branches a sampled token is trained once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -13,9 +13,9 @@ import numpy as np
 from abut._native import Columns
 from abut.gateway.call import Call
 from abut.gateway.known import Known
-from abut.gateway.matching import Entry, Match
+from abut.gateway.matching import Entry, History, Match, call_at
 from abut.gateway.processors import Shown
-from abut.gateway.values import CallIds, calls_of, form_of_message
+from abut.gateway.values import calls_of, names_of_calls
 from abut.messages import Message
 from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import Branch as RecordedBranch
@@ -45,7 +45,6 @@ class Branch:
     entries: list[Entry] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     sampling: bool = False
-    ids: CallIds = field(default_factory=CallIds)
     names: dict[str, str] = field(default_factory=dict)
     """Of the tool that each call id has called."""
     known: Known = field(default_factory=Known)
@@ -62,10 +61,27 @@ class Branch:
         other.own_ids, other.known = set(self.own_ids), self.known.first(entries)
         return other
 
-    def say(self, messages: Iterable[Message]) -> None:
-        """Note what a client said."""
-        for message in messages:
-            self._note(Entry(message, form=form_of_message(message, self.ids)))
+    def say(self, history: History, found: Match | None = None) -> None:
+        """Note what a client said: all of it, or what is behind the last answer that was found."""
+        said = 0 if found is None else found.behind_turn[1]
+        stands = [] if found is None else [*found.stands[:said]]
+        for place in range(said, len(history.messages)):
+            call = call_at(history, place, stands)
+            stands.append(len(self.entries))
+            self._note(Entry(history.messages[place], form=history.form(place), answers=call))
+
+    def in_own_ids(self, history: History, found: Match) -> list[Message]:
+        """What a client said behind the last answer that was found, with the ids of our calls.
+
+        A client may have given them others.
+        """
+        said = found.behind_turn[1]
+        messages = list(history.messages[said:])
+        for place, (of, number) in history.answers.items():
+            if of < said <= place:
+                call = calls_of(self.entries[found.stands[of]].message)[number]
+                messages[place - said] = messages[place - said] | {"tool_call_id": call.get("id")}
+        return messages
 
     def hear(self, call: Call) -> None:
         """Note what the policy answered."""
@@ -77,10 +93,7 @@ class Branch:
     def _note(self, entry: Entry) -> None:
         self.entries.append(entry)
         if entry.message.get("role") == "assistant":
-            self.ids.add(entry.message)
-            for call in calls_of(entry.message):
-                if isinstance(id_ := call.get("id"), str):
-                    self.names[id_] = call["function"]["name"]
+            self.names |= names_of_calls(entry.message)
 
     @property
     def unanswered(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
-from abut.gateway.values import CallIds
 from abut.messages import Message
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -45,12 +44,10 @@ class Known:
 
     Attributes:
         messages: the client's: the k-th is the k-th entry of the branch.
-        ids: of their calls.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.ids = CallIds()
         self._keys: list[Any] = []
         self._rules: list[str] = []
         self._answers: list[int] = []
@@ -100,7 +97,6 @@ class Known:
             self._same_ids.append(same_ids)
         if any(key in message for key in TOKEN_FIELDS):
             self._with_tokens.append(place)
-        self.ids.see(message)
 
     def first(self, count: int) -> "Known":
         """What is known of so many entries."""
@@ -108,7 +104,6 @@ class Known:
         other.messages, other._keys = self.messages[:], self._keys[:]
         other._rules, other._answers = self._rules[:], self._answers[:]
         other._same_ids, other._with_tokens = self._same_ids[:], self._with_tokens[:]
-        other.ids = CallIds(self.ids)
         if count < len(self.messages):
             other._forget(count)
         return other
@@ -119,9 +114,6 @@ class Known:
         del self.messages[place:], self._keys[place:], self._rules[place:]
         del self._answers[turns:], self._same_ids[turns:]
         del self._with_tokens[bisect_left(self._with_tokens, place) :]
-        self.ids = CallIds()
-        for message in self.messages:
-            self.ids.see(message)
 
 
 class _Exact:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from abut.gateway.known import Known
 from abut.gateway.values import (
     CallIds,
+    CallPlace,
     arguments_of,
     calls_of,
     form,
@@ -53,6 +54,8 @@ class Entry:
     """The stop strings of the request that it answers."""
     form: Hashable = None
     """Of a message that is not the policy's."""
+    answers: CallPlace | None = None
+    """The call that a tool's message answers: the place of its entry, and its number there."""
     text: str = field(init=False, default="")
     reasoning: str = field(init=False, default="")
     calls: tuple[Hashable, ...] = field(init=False, default=())
@@ -78,27 +81,25 @@ class History:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self._forms: dict[int, Hashable] = {}
-        self._ids, self._read = CallIds(), 0  # of the calls in so many messages
-
-    def begin_at(self, place: int, ids: CallIds) -> None:
-        """Look at no message before `place`, in which there are calls of these ids."""
-        if place > self._read:
-            self._ids, self._read = CallIds(ids), place
-
-    def form(self, place: int) -> Hashable:
-        """What a message is compared by that is not the policy's."""
-        if place not in self._forms:
-            if place < self._read:
-                self._ids, self._read = CallIds(), 0
-            for message in islice(self.messages, self._read, place):
-                self._ids.see(message)
-            self._read = place
-            self._forms[place] = form_of_message(self.messages[place], self._ids)
-        return self._forms[place]
+        self.answers: dict[int, CallPlace] = {}
+        """Of messages of tools: the call that each answers, in the ids of this request."""
+        ids = CallIds()
+        for at, message in enumerate(messages):
+            if (call := ids.place(message)) is not None:
+                self.answers[at] = call
+            if message.get("role") == "assistant":
+                ids.add(message, at)
 
     def has_answer_from(self, place: int) -> bool:
-        """Whether an answer stands there or behind it."""
+        """Whether a message from there on is an assistant's."""
         return any(message.get("role") == "assistant" for message in self.messages[place:])
+
+    def form(self, place: int) -> Hashable:
+        """Of a message that is not the policy's; answers may come with thousands of token ids."""
+        if place not in self._forms:
+            message = self.messages[place]
+            self._forms[place] = form_of_message(message, has_place=place in self.answers)
+        return self._forms[place]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Match:
     behind_turn: tuple[int, int]
     """Entries and messages up to and with the last of these."""
     rewrites: Mapping[str, int]
+    stands: Sequence[int]
+    """The place of the entry that each of the messages is."""
     same_ids: int
     """So many answers whose calls have our ids."""
     last: tuple[int, int] | None
@@ -139,49 +142,49 @@ def match(
     at = place = known.common(messages)
     turns, behind, found, same_ids = known.compared(place)
     behind_turn, last = (behind, behind), (turns - 1, behind - 1) if turns else None
-    if place == len(known.messages):
-        history.begin_at(place, known.ids)
+    stands = list(range(place))
+    shared = (at, turns, behind_turn)  # up to the last entry that the request has
+    may_leave_out = "empty_turn_left_out" in rewrites
     for entry in islice(entries, at, None):
         message = messages[place] if place < len(messages) else None
         if message is None:
             break
+        how: str | None = None
         if entry.ours:
             how = rewrite_of(message, entry, rewrites)
-            if how is None:
-                if not _may_be_left_out(entry, entries[at + 1 :], history, place, rewrites):
-                    break
-                how = "empty_turn_left_out"
-            else:
-                theirs = calls_of(message)
-                same = bool(theirs) and _ids(theirs) == entry.call_ids
-                if at == place:
-                    known.learn(place, message, ours=True, rule=how, same_ids=same)
-                same_ids, last = same_ids + same, (turns, place)
-                place += 1
-            if how:
-                found[how] += 1
-            turns += 1
-            behind_turn = (at + 1, place)
-        elif history.form(place) == entry.form:
+        elif history.form(place) == entry.form and entry.answers == call_at(history, place, stands):
+            how = ""
+        if how is not None:
+            same = entry.ours and bool(entry.call_ids) and _ids(calls_of(message)) == entry.call_ids
             if at == place:
-                known.learn(place, message, ours=False)
+                known.learn(place, message, ours=entry.ours, rule=how, same_ids=same)
+            if entry.ours:
+                same_ids, last = same_ids + same, (turns, place)
+            stands.append(at)
             place += 1
+        elif entry.is_empty and may_leave_out:
+            how = "empty_turn_left_out"
         else:
             break
         at += 1
-    return Match(at, place, turns, behind_turn, found, same_ids, last)
+        if entry.ours:
+            if how:
+                found[how] += 1
+            turns += 1
+            behind_turn = (at, place)
+        if how != "empty_turn_left_out":
+            shared = (at, turns, behind_turn)
+    # Behind all that is shared, an answer would stand in the place of the one that was left out.
+    if at > shared[0] and history.has_answer_from(place):
+        found["empty_turn_left_out"] -= turns - shared[1]
+        at, turns, behind_turn = shared
+    return Match(at, place, turns, behind_turn, +found, stands, same_ids, last)
 
 
-def _may_be_left_out(
-    entry: Entry, later: Sequence[Entry], history: History, place: int, rewrites: Collection[str]
-) -> bool:
-    """Whether a client may have left an empty turn out before this place.
-
-    At the end of a branch only where no answer follows that the branch does not have.
-    """
-    if not entry.is_empty or "empty_turn_left_out" not in rewrites:
-        return False
-    return any(not other.is_empty for other in later) or not history.has_answer_from(place)
+def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | None:
+    """The call that a message answers, where `stands` are the places of those before it."""
+    call = history.answers.get(place)
+    return None if call is None else (stands[call[0]], call[1])
 
 
 def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:

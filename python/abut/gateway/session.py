@@ -197,7 +197,7 @@ class Session:
         history = History(request.messages)
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
-            return await self._root(request, shown, self._why_new(request, history))
+            return await self._root(request, shown, history, self._why_new(request, history))
         branch, found, again = place
         for call in branch.calls[: found.turns]:
             if not call.delivered:
@@ -207,16 +207,15 @@ class Session:
         if again:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
-        entries, said = found.behind_turn
+        entries = found.behind_turn[0]
         if entries == len(branch.entries) and not branch.sampling:
             target = branch
         else:
             at = branch.conversation.turns[found.turns - 1].end
             target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
-        new = request.messages[said:]
         self._note_time(target)
         try:
-            await self._say(target, new)
+            await self._say(target, target.in_own_ids(history, found))
         except TemplateError as error:
             if request.messages[-1]["role"] == "assistant":
                 raise Refusal(
@@ -224,8 +223,8 @@ class Session:
                     f"{error}",
                     param="messages",
                 ) from error
-            return await self._root(request, shown, "template")
-        target.say(new)
+            return await self._root(request, shown, history, "template")
+        target.say(history, found)
         if target is not branch:
             self.branches.append(target)
         return target
@@ -243,7 +242,9 @@ class Session:
         self.branches.append(other)
         return other
 
-    async def _root(self, request: ChatRequest, shown: Shown, cause: BranchCause | None) -> Branch:
+    async def _root(
+        self, request: ChatRequest, shown: Shown, history: History, cause: BranchCause | None
+    ) -> Branch:
         """A conversation from its beginning, as the template renders it."""
         conversation = self._policy.conversation(shown.processor)
         branch = Branch(request.frame, shown, conversation, cause)
@@ -254,7 +255,7 @@ class Session:
             await work_done(False, lambda: conversation.open(messages))
         except (TemplateError, TokenizerError) as error:
             raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
-        branch.say(request.messages)
+        branch.say(history)
         self.branches.append(branch)
         return branch
 

@@ -7,7 +7,7 @@ and the calls of an answer, and which call a tool's message answers.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from abut.gateway.values import arguments_of
+from abut.gateway.values import arguments_of, names_of_calls
 from abut.messages import Message
 
 
@@ -21,10 +21,18 @@ def shown_messages(
         names: of the tool that each call id has called.
         own_ids: call ids that the policy itself wrote; others are the gateway's, and not shown.
     """
-    return [_shown(message, names, own_ids) for message in messages]
+    shown = []
+    called: dict[str, str] = {}
+    for message in messages:
+        shown.append(_shown(message, names, own_ids, called))
+        if message["role"] == "assistant":
+            called |= names_of_calls(message)
+    return shown
 
 
-def _shown(message: Message, names: Mapping[str, str], own_ids: Collection[str]) -> Message:
+def _shown(
+    message: Message, names: Mapping[str, str], own_ids: Collection[str], called: Mapping[str, str]
+) -> Message:
     role, content = message["role"], message.get("content")
     text = content if isinstance(content, str) else _text_of_parts(content)
     shown: Message = {"role": role, "content": text}
@@ -38,7 +46,8 @@ def _shown(message: Message, names: Mapping[str, str], own_ids: Collection[str])
         id_ = message.get("tool_call_id")
         known = names.get(id_) if isinstance(id_, str) else None
         name = message.get("name")
-        shown["name"] = known or (name if isinstance(name, str) else "unknown")
+        here = called.get(id_) if isinstance(id_, str) else None
+        shown["name"] = here or known or (name if isinstance(name, str) else "unknown")
         if isinstance(id_, str) and (known is None or id_ in own_ids):
             shown["tool_call_id"] = id_
     return shown

@@ -6,7 +6,7 @@ value. `True` is no number, though Python says that it equals 1.
 
 import json
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from abut.messages import Message
 
@@ -83,41 +83,44 @@ def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
+def names_of_calls(message: Mapping[str, Any]) -> dict[str, str]:
+    """The tool that each of its calls names, by id."""
+    return {
+        id_: call["function"]["name"]
+        for call in calls_of(message)
+        if isinstance(id_ := call.get("id"), str)
+    }
+
+
+CallPlace: TypeAlias = tuple[int, int]
+"""Of a call: the place of its message, and the how many-th of that message it is."""
+
+
 class CallIds:
-    """Which call an id means: that of which assistant message, and the how many-th of it.
+    """Which call an id means. An id that was given to two calls means none."""
 
-    An id that was given to two calls means none.
-    """
+    def __init__(self) -> None:
+        self._places: dict[Any, CallPlace | None] = {}
 
-    def __init__(self, other: "CallIds | None" = None) -> None:
-        self._places: dict[Any, tuple[int, int] | None] = dict(other._places) if other else {}
-        self._turns: int = other._turns if other else 0
-
-    def add(self, message: Mapping[str, Any]) -> None:
-        """Note the calls of a message of an assistant."""
-        calls = calls_of(message)
-        for number, call in enumerate(calls):
+    def add(self, message: Mapping[str, Any], at: int) -> None:
+        """Note the calls of an assistant's message, the `at`-th of all."""
+        for number, call in enumerate(calls_of(message)):
             id_ = call.get("id")
             if isinstance(id_, str):
-                self._places[id_] = None if id_ in self._places else (self._turns, number)
-        self._turns += bool(calls)
+                self._places[id_] = None if id_ in self._places else (at, number)
 
-    def see(self, message: Mapping[str, Any]) -> None:
-        """Note the calls of a message, if it is one of an assistant."""
-        if message.get("role") == "assistant":
-            self.add(message)
-
-    def place(self, id_: Any) -> tuple[int, int] | None:
-        """Of the call; None where there is none, or more than one."""
+    def place(self, message: Message) -> CallPlace | None:
+        """Of the call that a tool's message answers; None where that is none, or more than one."""
+        id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
         return self._places.get(id_) if isinstance(id_, str) else None
 
 
-def form_of_message(message: Message, ids: CallIds) -> Hashable:
+def form_of_message(message: Message, *, has_place: bool = False) -> Hashable:
     """The form of a message that is none of the policy's.
 
     Args:
         message: as the client sent it.
-        ids: of the calls before it.
+        has_place: whether the place of the call that it answers is known, and its id says nothing.
     """
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
@@ -128,22 +131,20 @@ def form_of_message(message: Message, ids: CallIds) -> Hashable:
         isinstance(content, list) and len(content) > 1
     ):
         said["content"] = text
-    forms: dict[str, Any] = {}
+    calls: tuple[Hashable, ...] = ()
     if said.get("role") == "assistant":
         for key in _EMPTY_OF_OURS:
             if not said.get(key):
                 said.pop(key, None)
-        calls = calls_of(said)
-        if len(calls) == len(said.get("tool_calls") or ()):
+        theirs = calls_of(said)
+        if len(theirs) == len(said.get("tool_calls") or ()):
             said.pop("tool_calls", None)
-            if calls:
-                forms["tool_calls"] = tuple(map(form_of_call, calls))
-    if said.get("role") == "tool" and (place := ids.place(said.get("tool_call_id"))) is not None:
+            calls = tuple(map(form_of_call, theirs))
+    if has_place:
         del said["tool_call_id"]
-        forms["tool_call_id"] = ("call", *place)
-    if len(said) == 2 and not forms and isinstance(said.get("content"), str):
+    if len(said) == 2 and not calls and not has_place and isinstance(said.get("content"), str):
         return (said.get("role"), said["content"])
-    return ("message", form(said), form({}) if not forms else tuple(sorted(forms.items())))
+    return ("message", form(said), calls)
 
 
 def form_of_call(call: Mapping[str, Any]) -> Hashable:

@@ -1,0 +1,180 @@
+"""Clients that do what clients do, at random: a history that was edited is never taken for ours.
+
+Each guard of the rules is taken away in turn, and then the same clients find a wrong match.
+"""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import random_clients
+from abut.gateway import branch, matching, session, values
+from abut.gateway.branch import Branch
+from abut.gateway.matching import Entry, History
+from abut.gateway.session import Session
+from random_clients import Clients
+from random_policy import STOPS, naming
+
+
+@pytest.fixture
+def clients(named: Any) -> type[Clients]:
+    Clients.hf = named
+    Clients.figures.clear()
+    return Clients
+
+
+@pytest.fixture(scope="module")
+def named(hf_tokenizer: Any) -> Any:
+    return naming(hf_tokenizer)
+
+
+# To the first failure: to make an example smaller takes minutes.
+STEPS = settings(
+    stateful_step_count=10, phases=[Phase.reuse, Phase.generate], report_multiple_bugs=False
+)
+FIRST = settings(STEPS, max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
+
+
+@pytest.mark.hypothesis
+def test_each_request_gets_what_was_said(clients: type[Clients]) -> None:
+    run_state_machine_as_test(clients, settings=settings(STEPS, max_examples=20))
+    figures = clients.figures
+    assert figures["edits"] > 1000
+    assert figures["extended"] > 50
+    assert figures["roots"] > 50
+
+
+def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[..., str | None]:
+    """`rewrite_of` of a message and an answer that were changed before."""
+    real = matching.rewrite_of
+    return lambda message, entry, rewrites: real(*change(message, entry), rewrites)
+
+
+def without_inner_space(content: Any) -> str | None:
+    text = values.text_of(content)
+    return None if text is None else " ".join(text.split())
+
+
+def with_bools_as_numbers(value: Any) -> Any:
+    return _form(int(value) if isinstance(value, bool) else value)
+
+
+def of_one_key(message: Any, entry: Entry) -> bool:
+    """`_same_reasoning` of the older name alone."""
+    return _same_reasoning({k: v for k, v in message.items() if k != "reasoning"}, entry)
+
+
+def of_any_code(text: str, whole: str) -> bool:
+    """`_repeats`, whatever the code is."""
+    return _repeats(_with(text, whole, arguments=whole), whole)
+
+
+def written_in_any_way(text: str, whole: str) -> bool:
+    """`_repeats`, however the calls are written."""
+    return _repeats(_with(text, whole), whole)
+
+
+def _with(text: str, whole: str, **changed: Any) -> str:
+    head = f"{whole}\nCalling tools:\n"
+    if not text.startswith(head):
+        return text
+    try:
+        calls = ast.literal_eval(text.removeprefix(head).strip())
+        calls[0]["function"] |= changed if calls[0]["function"]["arguments"].strip() else {}
+    except (ValueError, SyntaxError, TypeError, KeyError):
+        return text
+    return f"{head}{calls!r}"
+
+
+class OfAnyIds(str):
+    """Equal to a text in which the calls have other ids."""
+
+    def __eq__(self, other: object) -> bool:
+        return _without_ids(self) == _without_ids(str(other))
+
+    __hash__ = str.__hash__
+
+
+def _without_ids(text: str) -> str:
+    return re.sub(r"'id': '[^']*'", "'id': ''", text)
+
+
+def stripped(message: Any, **options: Any) -> Any:
+    content = message.get("content")
+    if isinstance(content, str):
+        message = message | {"content": content.strip()}
+    return _form_of_message(message, **options)
+
+
+_form, _form_of_message = values.form, values.form_of_message
+_repeats, _same_reasoning = matching._repeats, matching._same_reasoning
+_with_calls = matching._with_calls
+
+GUARDS: dict[str, tuple[Any, str, Any]] = {
+    "1: inner white space counts": (matching, "text_of", without_inner_space),
+    "2: thinking is compared": (matching, "_same_reasoning", lambda message, entry: True),
+    "2: both names of it": (matching, "_same_reasoning", of_one_key),
+    "3: a bool is no number": (values, "form", with_bools_as_numbers),
+    "4: ids say which call": (matching, "call_at", lambda history, place, stands: None),
+    "5: what we never say": (matching, "_NEVER_OURS", ()),
+    "6: text lost, but not ids": (matching, "_ids", lambda calls: None),
+    "7: stop strings of that request": (
+        matching,
+        "rewrite_of",
+        rewriting(lambda message, entry: (message, replace(entry, stop=STOPS))),
+    ),
+    "8: ids of calls as text": (
+        matching,
+        "_with_calls",
+        lambda entry: OfAnyIds(_with_calls(entry)),
+    ),
+    "9: the code is in the text": (matching, "_repeats", of_any_code),
+    "9: the line is as Python writes it": (matching, "_repeats", written_in_any_way),
+    "10: only what is empty is left out": (Entry, "is_empty", property(lambda entry: entry.ours)),
+    "10: not where another answer stands": (
+        History,
+        "has_answer_from",
+        lambda history, place: False,
+    ),
+    "11: white space of others counts": (matching, "form_of_message", stripped),
+}
+REST: dict[str, tuple[Any, str, Any]] = {
+    "an undelivered sample is given": (Session, "_asked_before", lambda self, body, retried: None),
+    "what was said is not rendered": (session, "find_place", lambda *args: None),
+    "ids of a client's own are known": (
+        Branch,
+        "in_own_ids",
+        lambda self, history, found: history.messages[found.behind_turn[1] :],
+    ),
+    "a sample stands in one row": (random_clients, "others", lambda branches, row: []),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_a_guard_an_edited_history_is_matched(
+    clients: type[Clients], guard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        clients, "most_edits", 150
+    )  # of an answer with hard arguments, some hundreds
+    where, name, without = GUARDS[guard]
+    monkeypatch.setattr(where, name, without)
+    if name in vars(branch):
+        monkeypatch.setattr(branch, name, without)
+    with pytest.raises(AssertionError, match="and not"):
+        run_state_machine_as_test(clients, settings=FIRST)
+
+
+@pytest.mark.parametrize("what", REST)
+def test_what_else_the_clients_would_find(
+    clients: type[Clients], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*REST[what])
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(clients, settings=FIRST)
