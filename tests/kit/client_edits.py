@@ -35,7 +35,7 @@ def edits(
         others = _of_answer(node, rng) if node else _of_said(message, rng, is_said=is_said)
         for name, other in others:
             if other != message:
-                yield name, *_with(messages, items, place, [(other, _item(other))])
+                yield name, *_with(messages, items, place, [(other, said(other))])
         yield from _of_order(messages, items, place, node)
         if node:
             yield from _of_ids(messages, items, place)
@@ -67,26 +67,6 @@ def some(edited: Iterator[Edited], count: int, rng: random.Random) -> list[Edite
         seen[one[0]] += 1
     ranked.sort(key=lambda pair: pair[0])
     return [one for _, one in ranked[:count]]
-
-
-def _item(message: Message) -> Item:
-    """What an edited message stands for: where it is blank now, it is any blank answer."""
-    text = message.get("content") or ""
-    kept = (
-        {message.get(key) or "" for key in ("reasoning", "reasoning_content")} - {""}
-        if (
-            all(
-                isinstance(message.get(key) or "", str)
-                for key in ("reasoning", "reasoning_content")
-            )
-        )
-        else {"", "no text"}
-    )
-    others = [message.get(key) for key in ("tool_calls", "refusal", "audio", "function_call")]
-    blank = isinstance(text, str) and (not text.strip() or text.strip() in STOPS)
-    if message["role"] != "assistant" or any(others) or not blank or len(kept) > 1:
-        return said(message)
-    return ("blank", text.strip(), "".join(kept))
 
 
 def _of_ids(messages: Sequence[Message], items: Sequence[Item], place: int) -> Iterator[Edited]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from random_policy import Heard
+from random_policy import STOPS, Heard
 
 Message = dict[str, Any]
 Item = tuple[Any, ...]
@@ -65,8 +65,24 @@ def answered(node: Node, *, stop: str = "", reasoning: bool = False) -> Item:
     return ("answer", node)
 
 
+def blank(message: Message) -> Item | None:
+    """What a message stands for that may be a blank answer of any kind."""
+    text = message.get("content") or ""
+    thoughts = [message.get(key) or "" for key in ("reasoning", "reasoning_content")]
+    others = [message.get(key) for key in ("tool_calls", "refusal", "audio", "function_call")]
+    if message["role"] != "assistant" or any(others) or not isinstance(text, str):
+        return None
+    texts = {str(thought) for thought in thoughts} - {""}
+    if len(texts) > 1:
+        return None
+    stop = text.strip()
+    return ("blank", stop, "".join(texts)) if stop in ("", *STOPS) else None
+
+
 def is_of(item: Item, node: Node) -> bool:
     """Whether an item is this answer."""
+    if item[0] == "said":
+        item = blank(json.loads(item[1])) or item
     if item[0] == "blank":
         thought = (node.answer.get("reasoning") or "").strip()
         return (

@@ -34,7 +34,7 @@ from abut.gateway.session import Session
 from agent_stage import check_tree, user
 from client_edits import edits, some
 from client_habits import compose, rename
-from client_tree import Item, Message, Node, Tree, agreed, said
+from client_tree import Item, Message, Node, Tree, agreed, blank, said
 from random_policy import STOPS, TOOLS, Heard, RandomPolicy
 
 seeds = st.integers(0, 2**32 - 1)
@@ -122,7 +122,7 @@ class Clients(RuleBasedStateMachine):
         changed = [
             (messages, items)
             for _, messages, items in edits(messages, items, node.path, rng)
-            if not any(item[0] == "blank" for item in items)
+            if not any(map(blank, messages))
         ]
         if changed:
             messages, items = rng.choice(changed)
