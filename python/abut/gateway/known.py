@@ -120,9 +120,12 @@ class _Exact:
     """Equals a message as JSON only: to Python `True` equals 1."""
 
     def __init__(self, message: Message) -> None:
+        self._message = message
         self._text = json.dumps(message)
 
     def __eq__(self, other: object) -> bool:
+        if other is self._message:
+            return True
         return isinstance(other, dict) and json.dumps(other) == self._text
 
     __hash__ = None  # type: ignore[assignment]

@@ -85,10 +85,11 @@ class History:
         """Of messages of tools: the call that each answers, in the ids of this request."""
         ids = CallIds()
         for at, message in enumerate(messages):
-            if (call := ids.place(message)) is not None:
-                self.answers[at] = call
-            if message.get("role") == "assistant":
+            role = message.get("role")
+            if role == "assistant":
                 ids.add(message, at)
+            elif role == "tool" and (call := ids.place(message)) is not None:
+                self.answers[at] = call
 
     def has_answer_from(self, place: int) -> bool:
         """Whether a message from there on is an assistant's."""

@@ -76,10 +76,11 @@ def arguments_of(arguments: Any) -> Any:
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The calls of a message that are calls of functions at all."""
     calls = message.get("tool_calls")
+    if not calls or not isinstance(calls, list):
+        return []
+    # `dict`, and not `Mapping`: what JSON gives, told in a tenth of the time.
     return [
-        call
-        for call in (calls if isinstance(calls, list) else ())
-        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+        call for call in calls if isinstance(call, dict) and isinstance(call.get("function"), dict)
     ]
 
 
