@@ -305,10 +305,10 @@ def _calls(message: Message) -> list[Any]:
 
 
 def _function(call: Any) -> Any:
-    function, arguments = call["function"], call["function"]["arguments"]
+    function, arguments = call["function"], call["function"]["arguments"] or "{}"
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments or "{}")
+            value = json.loads(arguments)
         except ValueError:
             value = None
         arguments = value if isinstance(value, dict) else arguments
