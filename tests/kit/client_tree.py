@@ -93,15 +93,22 @@ def is_of(item: Item, node: Node) -> bool:
     return item[0] == "answer" and item[1] is node
 
 
-def agreed(path: Sequence[Node], items: Sequence[Item]) -> tuple[list[Node], int]:
+def agreed(
+    path: Sequence[Node], items: Sequence[Item], tail: Sequence[Item] = ()
+) -> tuple[list[Node], int]:
     """The answers of a path that a request has, and how many of its items stand up to the last.
 
     A blank answer may be missing: before something else that both have, or at the end of it where
     no other answer follows.
+
+    Args:
+        path: the answers.
+        items: of the request.
+        tail: what was said behind the last of the answers, and has none yet.
     """
     found: list[tuple[Node, int]] = []
     place = shared = 0
-    for step in (step for node in path for step in (*node.items, node)):
+    for step in [*(step for node in path for step in (*node.items, node)), *tail]:
         here = items[place] if place < len(items) else ("end",)
         if isinstance(step, Node):
             is_here = is_of(here, step)
@@ -139,8 +146,7 @@ class Tree:
 
         More than one only where answers are alike: all are blank.
         """
-        nodes = [node for node in self.nodes if node.frame == frame]
-        found = [agreed(node.path, items) for node in nodes]
+        found = [self.agreed(node, items) for node in self.begun if node.frame == frame]
         most = max((len(path) for path, _ in found), default=0)
         best = [(path, place) for path, place in found if len(path) == most] or [([], 0)]
         for node in self.begun:  # where this was asked before
@@ -152,6 +158,12 @@ class Tree:
                 best.append((path, place))
         solid = max(sum(not node.is_blank for node in path) for path, _ in best)
         return [one for one in best if sum(not node.is_blank for node in one[0]) == solid]
+
+    def agreed(self, node: Node, items: Sequence[Item]) -> tuple[list[Node], int]:
+        """As `agreed`, with the path up to an answer, or up to what asked for it."""
+        if node in self.nodes:
+            return agreed(node.path, items)
+        return agreed(node.path[:-1], items, node.items)
 
     def names(self) -> dict[str, str]:
         """The tools of all calls so far, by id."""
@@ -186,6 +198,19 @@ class Tree:
                 text = "\n</think>\n\n" + text
         prompt.write(text)
         return prompt
+
+
+def differ(name: str, messages: Sequence[Message], *paths: Sequence[Node]) -> str:
+    """Says which answers of a branch are in a request: `got`, `wanted`, and all of its `path`."""
+    got, wanted, path = paths
+    lines = [f"{name}: {len(got)} answers of the branch are in it, and not {len(wanted)}:"]
+    lines += [f"  sent {json.dumps(message, ensure_ascii=False)}" for message in messages]
+    for node in path:
+        lines += [
+            f"  said {json.dumps(message, ensure_ascii=False)}"
+            for message in (*node.said, node.answer)
+        ]
+    return "\n".join(lines)
 
 
 def _names(messages: Sequence[Message]) -> dict[str, str]:
@@ -280,10 +305,10 @@ def _calls(message: Message) -> list[Any]:
 
 
 def _function(call: Any) -> Any:
-    function, arguments = call["function"], call["function"]["arguments"]
+    function, arguments = call["function"], call["function"]["arguments"] or "{}"
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments or "{}")
+            value = json.loads(arguments)
         except ValueError:
             value = None
         arguments = value if isinstance(value, dict) else arguments
