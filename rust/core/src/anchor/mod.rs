@@ -13,7 +13,10 @@
 mod normal;
 mod pattern;
 mod pieces;
+mod program;
 mod vocabulary;
+mod walk;
+mod word;
 
 use rustc_hash::FxHashSet;
 use tokenizers::models::ModelWrapper;
@@ -22,6 +25,8 @@ use crate::file::{AddedToken, Loaded};
 use normal::Normal;
 use pieces::{Pieces, Place};
 use vocabulary::Vocabulary;
+pub(crate) use walk::Walk;
+pub(crate) use word::{Restart, Words};
 
 /// What decides whether a place is an anchor.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub(crate) struct Anchors {
     normalized: Reach,
     pieces: Pieces,
     vocabulary: Option<Vocabulary>,
+    words: Option<Words>,
 }
 
 impl Anchors {
@@ -48,7 +54,8 @@ impl Anchors {
             let words = "no pre-tokenizer that cuts, and a model without anchors inside a word";
             return Err(words.to_owned());
         }
-        Ok(Self { raw, normal, normalized, pieces, vocabulary })
+        let words = Words::new(loaded, &pieces);
+        Ok(Self { raw, normal, normalized, pieces, vocabulary, words })
     }
 
     /// The last anchor inside `text`, in bytes.
@@ -72,6 +79,19 @@ impl Anchors {
     /// Whether two tokens that the model does not merge when they meet are sure to stay.
     pub fn certify(&self) -> bool {
         self.vocabulary.as_ref().is_some_and(Vocabulary::merges)
+    }
+
+    /// What is known of places inside a word.
+    pub fn words(&self) -> Option<&Words> {
+        self.words.as_ref()
+    }
+
+    /// Whether the normalizer works on both sides of byte `at` apart, whatever follows.
+    pub fn part_normalized(&self, text: &str, at: usize) -> bool {
+        let (before, mut after) = (&text[..at], text[at..].chars());
+        after.next().is_some_and(|right| {
+            self.normal.around(before, right, after.next(), |c| self.raw.ends(c)).is_some()
+        })
     }
 
     /// What happens at a place where every stage before the model comes apart.

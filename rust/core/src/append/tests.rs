@@ -1,0 +1,93 @@
+//! Certificates: tokens that are kept stay.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{AddedMode, Overrides, Trajectory};
+
+/// A number below `n`, from a state: enough to make merges and texts at random.
+fn below(state: &mut u64, n: u64) -> usize {
+    *state =
+        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from((*state >> 33) % n).expect("small")
+}
+
+/// BPE over `a`, `b` and `c` without a pre-tokenizer, in whose vocabulary all pairs meet.
+fn tokenizer(state: &mut u64) -> Tokenizer {
+    let mut pieces: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let mut merges: Vec<[String; 2]> = Vec::new();
+    while pieces.len() < 24 {
+        let pair = [(); 2].map(|()| pieces[below(state, pieces.len() as u64)].clone());
+        if !pieces.contains(&pair.concat()) {
+            pieces.push(pair.concat());
+            merges.push(pair);
+        }
+    }
+    for pair in ["aa", "ab", "ac", "ba", "bb", "bc", "ca", "cb", "cc"] {
+        if !pieces.iter().any(|piece| piece == pair) {
+            pieces.push(pair.to_owned());
+        }
+    }
+    let vocab: serde_json::Map<String, Value> =
+        pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), id.into())).collect();
+    let model = json!({"type": "BPE", "vocab": vocab, "merges": merges});
+    let json = json!({"version": "1.0", "model": model}).to_string();
+    Tokenizer::from_json(&json, &Overrides::default()).expect("a tokenizer")
+}
+
+fn text(state: &mut u64, most: u64) -> String {
+    (0..=below(state, most)).map(|_| ['a', 'b', 'c'][below(state, 3)]).collect()
+}
+
+#[test]
+fn a_certificate_keeps_the_tokens_of_a_long_run() {
+    let (mut state, mut certified) = (7, 0);
+    for _ in 0..40 {
+        let tokenizer = Arc::new(tokenizer(&mut state));
+        let mut trajectory = Trajectory::new(tokenizer.clone());
+        let mut open = OpenText::new(Edge::Start);
+        let mut ids: Vec<u32> = Vec::new();
+        let mut whole = String::new();
+        for _ in 0..60 {
+            let piece = text(&mut state, 20);
+            whole.push_str(&piece);
+            let part = [Part::content(&piece)];
+            let tail = open.encode_with(&tokenizer, &ids, &part).expect("it can be written");
+            certified += usize::from(tail.kept > 0);
+            open.push(&part, Provenance::Env);
+            let settled = open.settle(&tokenizer, &tail);
+            assert_eq!(settled, Settled::default(), "nothing here is an anchor");
+            ids.truncate(tail.kept);
+            ids.extend(tail.encoded.ids);
+            trajectory.append_parts(&part, Provenance::Env).expect("it can be written");
+            let expected =
+                tokenizer.encode(&whole, AddedMode::Text).expect("it can be written");
+            assert_eq!((trajectory.ids(), &ids), (&expected[..], &expected), "{whole}");
+        }
+    }
+    assert!(certified > 1500, "{certified} of 2400 appends were certified");
+}
+
+#[test]
+fn certified_tokens_stay_and_of_the_others_some_do_not() {
+    let (mut state, mut stayed, mut changed) = (11, 0, 0);
+    for _ in 0..200 {
+        let tokenizer = tokenizer(&mut state);
+        let encode = |text: &str| tokenizer.encode(text, AddedMode::Text).expect("known");
+        for _ in 0..200 {
+            let (a, b) = (text(&mut state, 12), text(&mut state, 12));
+            let (left, right, joined) = (encode(&a), encode(&b), encode(&(a.clone() + &b)));
+            let (last, first) = (left[left.len() - 1], right[0]);
+            let same = joined == [left, right].concat();
+            if tokenizer.stay_apart(last, first) {
+                assert!(same, "{a} | {b}");
+                stayed += 1;
+            } else {
+                changed += usize::from(!same);
+            }
+        }
+    }
+    assert!(stayed > 1000 && changed > 1000, "{stayed} stayed, {changed} changed");
+}
