@@ -18,7 +18,7 @@ fn main() {
     let mut below = move |n: usize| { s = s.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407); ((s >> 33) as usize) % n };
     let b64: Vec<char> = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/".chars().collect();
     let emoji: Vec<char> = "😀😁🤖🧠🥳🚀🎉🔥✨🫠".chars().collect();
-    let mut gen_ = |f: &mut dyn FnMut(usize) -> char| -> String { (0..n).map(|i| f(i)).collect() };
+    let gen_ = |f: &mut dyn FnMut(usize) -> char| -> String { (0..n).map(|i| f(i)).collect() };
     let texts: Vec<(&str, String)> = vec![
         ("base64", gen_(&mut |_| b64[below(64)])),
         ("hex", gen_(&mut |_| b"0123456789abcdef"[below(16)] as char)),

@@ -71,9 +71,10 @@ impl Anchors {
         anchors.next().map(|(at, c)| (at, at + c.len_utf8()))
     }
 
-    /// Whether text can be taken up again at byte `at`, but for what the model merges across it.
+    /// Whether text can be taken up again at byte `at`, which no added token touches, but for what
+    /// the model merges across it.
     pub fn can_restart(&self, text: &str, at: usize) -> bool {
-        self.place(text, at).is_some()
+        self.untouched_place(text, at).is_some()
     }
 
     /// Whether two tokens that the model does not merge when they meet are sure to stay.
@@ -96,11 +97,14 @@ impl Anchors {
 
     /// What happens at a place where every stage before the model comes apart.
     fn place(&self, text: &str, at: usize) -> Option<Place> {
+        let (left, right) = (text[..at].chars().next_back()?, text[at..].chars().next()?);
+        if self.raw.parts(left, right) { self.untouched_place(text, at) } else { None }
+    }
+
+    /// The same where no added token reaches over the place or ends at it.
+    fn untouched_place(&self, text: &str, at: usize) -> Option<Place> {
         let (before, mut after) = (&text[..at], text[at..].chars());
-        let (left, right, next) = (before.chars().next_back()?, after.next()?, after.next());
-        if !self.raw.parts(left, right) {
-            return None;
-        }
+        let (right, next) = (after.next()?, after.next());
         let begins = self.raw.begins(right, next);
         let after = self.normal.after(right, next);
         let (left, right) = self.normal.around(before, right, next, |c| self.raw.ends(c))?;

@@ -17,6 +17,8 @@ use super::pattern::{NOT_SPACE_AHEAD, greedy};
 const AHEAD: char = '\u{10FFFE}';
 /// Programs are at most as long, so that a set of operations is a few words.
 const MOST: usize = 256;
+/// More threads at once than any pattern of a model has.
+const MOST_THREADS: usize = 62;
 /// Case-insensitive groups that are read in the same way everywhere: nothing that they hold folds
 /// to several characters.
 const FOLDED: [&str; 2] = ["(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)"];
@@ -26,7 +28,10 @@ const FOLDED: [&str; 2] = ["(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re
 pub(super) struct Program {
     code: Vec<Op>,
     sets: Vec<Set>,
-    start: usize,
+    /// Before the first character.
+    begin: Threads,
+    /// What goes on behind each `Ahead`, and whether that is a match.
+    behind: Vec<(Threads, bool)>,
     spaces: Set,
 }
 
@@ -48,11 +53,37 @@ struct Set {
     class: ClassUnicode,
 }
 
+/// Operations that wait for a character, the one that would be tried first before the others.
+#[derive(Debug, Clone, Copy)]
+struct Threads {
+    count: u8,
+    /// Whether there were too many.
+    overflows: bool,
+    ops: [u8; MOST_THREADS],
+}
+
+impl Threads {
+    const NONE: Self = Self { count: 0, overflows: false, ops: [0; MOST_THREADS] };
+
+    fn push(&mut self, op: usize) {
+        match self.ops.get_mut(usize::from(self.count)) {
+            Some(free) => {
+                *free = u8::try_from(op).expect("programs are short");
+                self.count += 1;
+            }
+            None => self.overflows = true,
+        }
+    }
+
+    fn ops(&self) -> impl Iterator<Item = usize> + '_ {
+        self.ops[..usize::from(self.count)].iter().map(|&op| usize::from(op))
+    }
+}
+
 /// What the engine could do from one place on.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Attempt {
-    /// Operations that wait for a character, the one that would be tried first before the others.
-    threads: Vec<u8>,
+    threads: Threads,
     /// Where the match ends that stands if all threads fail.
     pub end: Option<usize>,
 }
@@ -60,12 +91,12 @@ pub(super) struct Attempt {
 impl Attempt {
     /// Whether nothing that follows can change its end.
     pub fn has_ended(&self) -> bool {
-        self.threads.is_empty()
+        self.threads.count == 0
     }
 
     /// Whether both go on in the same way.
     pub fn goes_on_as(&self, other: &Self) -> bool {
-        self.threads == other.threads
+        self.threads.ops().eq(other.threads.ops())
     }
 }
 
@@ -84,8 +115,8 @@ impl Seen {
 }
 
 /// The threads after a character.
-struct Next<'a> {
-    threads: &'a mut Vec<u8>,
+struct Next {
+    threads: Threads,
     seen: Seen,
     end: Option<usize>,
 }
@@ -111,50 +142,44 @@ impl Program {
             Compiler { possessive: greedy(&marked) != marked, ..Compiler::default() };
         let end = compiler.push(Op::Match)?;
         let start = compiler.emit(&parse(&marked)?, end)?;
-        let Compiler { code, sets, kept, .. } = compiler;
+        let Compiler { code, sets, kept, aheads, .. } = compiler;
         let HirKind::Class(Class::Unicode(spaces)) = parse(r"\s")?.into_kind() else {
             return None;
         };
-        let program = Self { code, sets, start, spaces: Set::new(spaces) };
-        let (mut first, mut seen) = (Vec::new(), Seen::default());
+        let spaces = Set::new(spaces);
+        let mut program = Self { code, sets, begin: Threads::NONE, behind: Vec::new(), spaces };
+        program.behind = aheads.into_iter().map(|next| program.reached(next)).collect();
         // A match of nothing is a rule of its own in every engine.
-        let is_empty = program.reach(start, &mut first, &mut seen);
-        let waits = first.iter().any(|&op| matches!(program.code[usize::from(op)], Op::Ahead(_)));
+        let (begin, is_empty) = program.reached(start);
+        let is_ahead = |op: usize| matches!(program.code[op], Op::Ahead(_));
+        let waits = begin.ops().any(is_ahead);
         let is_sound = kept.iter().all(|&(set, next)| program.never_gives_back(set, next));
-        (!is_empty && !waits && is_sound).then_some(program)
+        program.begin = begin;
+        (!is_empty && !waits && is_sound && !begin.overflows).then_some(program)
     }
 
     /// An attempt that has taken nothing.
     pub fn begin(&self) -> Attempt {
-        let mut attempt = Attempt::default();
-        self.reach(self.start, &mut attempt.threads, &mut Seen::default());
-        attempt
+        Attempt { threads: self.begin, end: None }
     }
 
-    /// Takes the character between two places.
-    pub fn step(
-        &self,
-        attempt: &mut Attempt,
-        c: char,
-        [before, after]: [usize; 2],
-        scratch: &mut Vec<u8>,
-    ) {
-        std::mem::swap(&mut attempt.threads, scratch);
-        attempt.threads.clear();
-        let mut next =
-            Next { threads: &mut attempt.threads, seen: Seen::default(), end: attempt.end };
+    /// Takes the character between two places; `false` where there is too much to follow.
+    pub fn step(&self, attempt: &mut Attempt, c: char, places: [usize; 2]) -> bool {
+        if attempt.has_ended() {
+            return true;
+        }
+        let mut next = Next { threads: Threads::NONE, seen: Seen::default(), end: attempt.end };
         let is_space = self.spaces.has(c);
         // A match ends all that would be tried after it.
-        let _ = scratch
-            .iter()
-            .any(|&op| self.take(usize::from(op), c, is_space, [before, after], &mut next));
-        attempt.end = next.end;
+        let _ = attempt.threads.ops().any(|op| self.take(op, c, is_space, places, &mut next));
+        *attempt = Attempt { threads: next.threads, end: next.end };
+        !next.threads.overflows
     }
 
     /// Where it ends if the text ends here, at `at`.
     pub fn end_at_end_of_text(&self, attempt: &Attempt, at: usize) -> Option<usize> {
-        let matches = |&op: &u8| self.matches_nothing(usize::from(op));
-        if attempt.threads.iter().any(matches) { Some(at) } else { attempt.end }
+        let matches = attempt.threads.ops().any(|op| self.matches_nothing(op));
+        if matches { Some(at) } else { attempt.end }
     }
 
     /// What one thread does with a character; `true` where it finds a match.
@@ -164,39 +189,44 @@ impl Program {
         c: char,
         is_space: bool,
         places: [usize; 2],
-        next: &mut Next<'_>,
+        next: &mut Next,
     ) -> bool {
         match self.code[op] {
             Op::Take { set, next: after } if self.sets[set].has(c) => {
-                let found = self.reach(after, next.threads, &mut next.seen);
+                let found = self.reach(after, &mut next.threads, &mut next.seen);
                 if found {
                     next.end = Some(places[1]);
                 }
                 found
             }
-            Op::Ahead(after) if is_space => {
-                let mut here = Vec::new();
-                let matches = self.reach(after, &mut here, &mut Seen::default());
-                let found =
-                    here.iter().any(|&op| self.take(usize::from(op), c, is_space, places, next));
-                if matches && !found {
+            Op::Ahead(behind) if is_space => {
+                let (threads, matches) = &self.behind[behind];
+                let found = threads.ops().any(|op| self.take(op, c, is_space, places, next));
+                if *matches && !found {
                     next.end = Some(places[0]);
                 }
-                matches || found
+                *matches || found
             }
             _ => false,
         }
     }
 
-    /// The operations that wait for a character, from one on; `true` where it comes to a match,
+    /// The operations that wait for a character, from one on, and whether it comes to a match.
+    fn reached(&self, op: usize) -> (Threads, bool) {
+        let mut threads = Threads::NONE;
+        let matches = self.reach(op, &mut threads, &mut Seen::default());
+        (threads, matches)
+    }
+
+    /// Adds the operations that wait for a character, from one on; `true` where it comes to a match,
     /// which ends all that would be tried after it.
-    fn reach(&self, op: usize, threads: &mut Vec<u8>, seen: &mut Seen) -> bool {
+    fn reach(&self, op: usize, threads: &mut Threads, seen: &mut Seen) -> bool {
         if !seen.insert(op) {
             return false;
         }
         match self.code[op] {
             Op::Take { .. } | Op::Ahead(_) => {
-                threads.push(u8::try_from(op).expect("programs are short"));
+                threads.push(op);
                 false
             }
             Op::Split(first, second) => {
@@ -208,18 +238,15 @@ impl Program {
 
     /// Whether an operation comes to a match where nothing follows.
     fn matches_nothing(&self, op: usize) -> bool {
-        let Op::Ahead(after) = self.code[op] else { return false };
-        let mut threads = Vec::new();
-        self.reach(after, &mut threads, &mut Seen::default())
-            || threads.iter().any(|&op| self.matches_nothing(usize::from(op)))
+        let Op::Ahead(behind) = self.code[op] else { return false };
+        let (threads, matches) = &self.behind[behind];
+        *matches || threads.ops().any(|op| self.matches_nothing(op))
     }
 
     /// Whether a repetition of `set` that `next` follows always keeps all that it took: nothing that
     /// comes after could take any of it.
     fn never_gives_back(&self, set: usize, next: usize) -> bool {
-        let mut threads = Vec::new();
-        self.reach(next, &mut threads, &mut Seen::default());
-        threads.iter().all(|&op| match self.code[usize::from(op)] {
+        self.reached(next).0.ops().all(|op| match self.code[op] {
             Op::Take { set: other, .. } => {
                 let mut both = self.sets[set].class.clone();
                 both.intersect(&self.sets[other].class);
@@ -258,6 +285,8 @@ struct Compiler {
     possessive: bool,
     /// The sets that possessive quantifiers repeat, and what comes after them.
     kept: Vec<(usize, usize)>,
+    /// What comes after each `(?!\S)`.
+    aheads: Vec<usize>,
 }
 
 impl Compiler {
@@ -275,7 +304,10 @@ impl Compiler {
             HirKind::Literal(literal) => {
                 let text = std::str::from_utf8(&literal.0).ok()?;
                 text.chars().rev().try_fold(next, |next, c| match c {
-                    AHEAD => self.push(Op::Ahead(next)),
+                    AHEAD => {
+                        self.aheads.push(next);
+                        self.push(Op::Ahead(self.aheads.len() - 1))
+                    }
                     _ => {
                         let only = ClassUnicode::new([ClassUnicodeRange::new(c, c)]);
                         self.take(only, next)

@@ -64,7 +64,6 @@ pub(crate) struct Walk {
     at: usize,
     doing: Vec<Doing>,
     attempts: Vec<Begun>,
-    scratch: Vec<u8>,
 }
 
 /// How a walk from a place inside a text meets the walk over all of it.
@@ -110,7 +109,7 @@ impl Path {
     /// At the beginning of a text.
     pub fn begin(&self) -> Walk {
         let doing = self.stages.iter().map(|_| Doing::Fresh).collect();
-        Walk { at: 0, doing, attempts: Vec::new(), scratch: Vec::new() }
+        Walk { at: 0, doing, attempts: Vec::new() }
     }
 
     /// Takes a character, which came from byte `origin`; `false` where the walk is lost.
@@ -126,7 +125,7 @@ impl Path {
                 Stage::Single(by, behavior) => by.cuts_before(*behavior, &mut walk.doing[index], c),
                 Stage::Pattern(program) => {
                     let doing = &mut walk.doing[index];
-                    doing.take(program, c, places, &mut walk.scratch)
+                    doing.take(program, c, places)
                 }
             };
             match cuts {
@@ -142,7 +141,7 @@ impl Path {
     }
 
     fn step_last(&self, walk: &mut Walk, c: char, places: [usize; 2], origin: Option<usize>) -> bool {
-        let Walk { attempts, scratch, .. } = walk;
+        let attempts = &mut walk.attempts;
         let mut index = 0;
         loop {
             if index == attempts.len() {
@@ -156,7 +155,9 @@ impl Path {
                 let attempt = self.last.begin();
                 attempts.push(Begun { attempt, start, second: places[1], origin });
             }
-            self.last.step(&mut attempts[index].attempt, c, places, scratch);
+            if !self.last.step(&mut attempts[index].attempt, c, places) {
+                return false;
+            }
             let next = attempts[index].next();
             if attempts.get(index + 1).is_some_and(|behind| behind.start != next) {
                 attempts.truncate(index + 1);
@@ -234,15 +235,11 @@ impl Walk {
 impl Doing {
     /// Whether a match of a stage before the last one is cut before this character; `None` where
     /// that depends on what follows.
-    fn take(
-        &mut self,
-        program: &Program,
-        c: char,
-        places: [usize; 2],
-        scratch: &mut Vec<u8>,
-    ) -> Option<bool> {
+    fn take(&mut self, program: &Program, c: char, places: [usize; 2]) -> Option<bool> {
         if let Self::Matching(attempt) = self {
-            program.step(attempt, c, places, scratch);
+            if !program.step(attempt, c, places) {
+                return None;
+            }
             if attempt.end == Some(places[1]) {
                 return Some(false);
             }
@@ -251,7 +248,9 @@ impl Doing {
             }
         }
         let mut attempt = program.begin();
-        program.step(&mut attempt, c, places, scratch);
+        if !program.step(&mut attempt, c, places) {
+            return None;
+        }
         let (cuts, now) = if attempt.end == Some(places[1]) {
             (!matches!(self, Self::Fresh), Self::Matching(attempt))
         } else if attempt.has_ended() && attempt.end.is_none() {
