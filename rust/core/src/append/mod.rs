@@ -24,7 +24,7 @@ use trace::{LONG_BYTES, Trace};
 /// A run of at most as many tokens is encoded again as a whole, where its text is not walked.
 const SHORT_RUN_TOKENS: usize = 64;
 /// How many tokens are given back at first where a certificate is tried.
-const TAIL_TOKENS: usize = 4;
+const TAIL_TOKENS: usize = 2;
 /// How many tokens more are given back to come to the edge of a character.
 const MOST_INSIDE: usize = 8;
 /// How much of the text before a place is looked at, in bytes: several times what composes.

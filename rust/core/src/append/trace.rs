@@ -11,7 +11,7 @@ use crate::encode::Edge;
 use crate::tokenizer::Tokenizer;
 
 /// Text of fewer bytes is encoded again as a whole, and not walked.
-pub(super) const LONG_BYTES: usize = 256;
+pub(super) const LONG_BYTES: usize = 128;
 /// How far back a place is sought at which the normalizer comes apart, in characters.
 const MOST_BACK: usize = 64;
 /// A piece that began further back than this is not settled at its beginning. It was tried before.
