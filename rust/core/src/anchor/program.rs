@@ -38,7 +38,10 @@ pub(super) struct Program {
 #[derive(Debug, Clone, Copy)]
 enum Op {
     /// Takes a character of this set.
-    Take { set: usize, next: usize },
+    Take {
+        set: usize,
+        next: usize,
+    },
     /// Goes on where whitespace or nothing follows.
     Ahead(usize),
     /// Tries the first before the second.
@@ -125,7 +128,8 @@ impl Program {
     /// `None` where the expression could be read in another way, or is too long.
     pub fn new(expression: &str) -> Option<Self> {
         let ends_in_anchor = expression.ends_with('$') && !expression.ends_with("\\$");
-        let plain = FOLDED.iter().fold(expression.to_owned(), |text, known| text.replace(known, ""));
+        let plain =
+            FOLDED.iter().fold(expression.to_owned(), |text, known| text.replace(known, ""));
         let doubtful = ["--", "~~", "(?i", "(?x", "{0,1}+", "{0,}+", "{1,}+"];
         if ends_in_anchor
             || expression.contains(AHEAD)

@@ -140,12 +140,19 @@ impl Path {
         self.step_last(walk, c, places, origin)
     }
 
-    fn step_last(&self, walk: &mut Walk, c: char, places: [usize; 2], origin: Option<usize>) -> bool {
+    fn step_last(
+        &self,
+        walk: &mut Walk,
+        c: char,
+        places: [usize; 2],
+        origin: Option<usize>,
+    ) -> bool {
         let attempts = &mut walk.attempts;
         let mut index = 0;
         loop {
             if index == attempts.len() {
-                let start = index.checked_sub(1).map_or(places[0], |before| attempts[before].next());
+                let start =
+                    index.checked_sub(1).map_or(places[0], |before| attempts[before].next());
                 if start != places[0] {
                     break;
                 }
@@ -285,3 +292,6 @@ impl By {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

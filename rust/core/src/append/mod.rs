@@ -237,5 +237,3 @@ fn with(mut joined: Joined, parts: &[Part<'_>]) -> Joined {
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod dbg;

@@ -9,8 +9,7 @@ use crate::{AddedMode, Overrides, Trajectory};
 
 /// A number below `n`, from a state: enough to make merges and texts at random.
 fn below(state: &mut u64, n: u64) -> usize {
-    *state =
-        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from((*state >> 33) % n).expect("small")
 }
 
@@ -62,8 +61,7 @@ fn a_certificate_keeps_the_tokens_of_a_long_run() {
             ids.truncate(tail.kept);
             ids.extend(tail.encoded.ids);
             trajectory.append_parts(&part, Provenance::Env).expect("it can be written");
-            let expected =
-                tokenizer.encode(&whole, AddedMode::Text).expect("it can be written");
+            let expected = tokenizer.encode(&whole, AddedMode::Text).expect("it can be written");
             assert_eq!((trajectory.ids(), &ids), (&expected[..], &expected), "{whole}");
         }
     }
@@ -90,4 +88,71 @@ fn certified_tokens_stay_and_of_the_others_some_do_not() {
         }
     }
     assert!(stayed > 1000 && changed > 1000, "{stayed} stayed, {changed} changed");
+}
+
+/// abut's own tokenizer: byte-level BPE behind Qwen's pattern.
+fn own() -> Tokenizer {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
+    let json = std::fs::read_to_string(path).expect("it comes with abut");
+    Tokenizer::from_json(&json, &Overrides::default()).expect("a tokenizer")
+}
+
+/// Appends one character after the other; the bytes that each append encoded.
+fn encoded_bytes(tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
+    let (mut open, mut ids) = (OpenText::new(Edge::Start), Vec::new());
+    let mut settled_ids = Vec::new();
+    let mut buffer = [0; 4];
+    let encoded = text.chars().map(|c| {
+        let part = [Part::content(c.encode_utf8(&mut buffer))];
+        let tail = open.encode_with(tokenizer, &ids, &part).expect("it can be written");
+        let encoded = tail.boundary + c.len_utf8() - tail.tried();
+        open.push(&part, Provenance::Env);
+        let settled = open.settle(tokenizer, &tail);
+        ids.truncate(tail.kept);
+        ids.extend(tail.encoded.ids);
+        settled_ids.extend(ids.drain(..settled.tokens));
+        encoded
+    });
+    let encoded = encoded.collect();
+    settled_ids.extend(ids);
+    assert_eq!(settled_ids, tokenizer.encode(text, AddedMode::Text).expect("known"), "{text}");
+    encoded
+}
+
+#[test]
+fn an_append_to_a_long_word_encodes_few_bytes() {
+    let tokenizer = own();
+    let mut state = 5;
+    let mut random = |from: &str, count: usize| -> String {
+        let from: Vec<char> = from.chars().collect();
+        (0..count).map(|_| from[below(&mut state, from.len() as u64)]).collect()
+    };
+    let runs = [
+        random("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/", 4000),
+        random("0123456789abcdef", 4000),
+        random("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", 4000),
+        "a".repeat(4000),
+        "er".repeat(2000),
+        random("😀🤖🚀\u{1fae0}", 2000),
+        "👩🏽\u{200d}👩\u{200d}👧\u{fe0f}".repeat(300),
+        random("中文字漢あア", 2000),
+        random("0123456789", 4000),
+        random("!#$%&*-=<|", 4000),
+        " ".repeat(4000),
+        "\n".to_owned() + &" ".repeat(4000),
+    ];
+    for text in runs {
+        let encoded = encoded_bytes(&tokenizer, &text);
+        // What is not walked, some tokens, and what they are given back for.
+        let most = encoded.iter().max().expect("there are appends");
+        assert!(*most <= 512, "{most} bytes at once: {}", &text[..16]);
+    }
+}
+
+#[test]
+fn what_has_no_theory_is_encoded_again_as_a_whole() {
+    // Marks can be put into another order by one more of them.
+    let text = "e".to_owned() + &"\u{301}".repeat(1000);
+    let encoded = encoded_bytes(&own(), &text);
+    assert_eq!(encoded.iter().max(), Some(&text.len()));
 }
