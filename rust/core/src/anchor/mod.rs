@@ -74,7 +74,10 @@ impl Anchors {
     /// Whether text can be taken up again at byte `at`, which no added token touches, but for what
     /// the model merges across it.
     pub fn can_restart(&self, text: &str, at: usize) -> bool {
-        self.untouched_place(text, at).is_some()
+        // One further on may swallow the whitespace on the left.
+        let swallows = |left: char| self.raw.strips && left.is_whitespace();
+        !text[..at].chars().next_back().is_none_or(swallows)
+            && self.untouched_place(text, at).is_some()
     }
 
     /// Whether two tokens that the model does not merge when they meet are sure to stay.
