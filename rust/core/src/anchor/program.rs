@@ -307,15 +307,13 @@ impl Compiler {
             HirKind::Capture(capture) => self.emit(&capture.sub, next),
             HirKind::Literal(literal) => {
                 let text = std::str::from_utf8(&literal.0).ok()?;
-                text.chars().rev().try_fold(next, |next, c| match c {
-                    AHEAD => {
+                text.chars().rev().try_fold(next, |next, c| {
+                    if c == AHEAD {
                         self.aheads.push(next);
-                        self.push(Op::Ahead(self.aheads.len() - 1))
+                        return self.push(Op::Ahead(self.aheads.len() - 1));
                     }
-                    _ => {
-                        let only = ClassUnicode::new([ClassUnicodeRange::new(c, c)]);
-                        self.take(only, next)
-                    }
+                    let only = ClassUnicode::new([ClassUnicodeRange::new(c, c)]);
+                    self.take(only, next)
                 })
             }
             HirKind::Class(class) => {

@@ -176,23 +176,6 @@ impl Path {
         true
     }
 
-    /// Where a walk from a place inside the text, up to the same place, goes on as this one: both
-    /// are in one attempt, which will end at the same place, and what follows is the same.
-    pub fn meet(&self, whole: &Walk, from_place: &Walk) -> Option<Meeting> {
-        let place = whole.at.checked_sub(from_place.at)?;
-        // The piece at the place is still the first one.
-        let first = from_place.attempts.first().filter(|first| first.start == 0)?;
-        let end = first.attempt.end? + place;
-        let attempt = whole.attempts.iter().position(|begun| {
-            begun.start <= place
-                && begun.attempt.end == Some(end)
-                && begun.attempt.goes_on_as(&first.attempt)
-        })?;
-        let mut stages = whole.doing.iter().zip(&from_place.doing);
-        let same = stages.all(|(whole, from_place)| whole.goes_on_as(from_place));
-        same.then(|| Meeting { attempt, before: place - whole.attempts[attempt].start })
-    }
-
     /// Whether all attempts before that of a meeting end where they do now, wherever in `text`,
     /// which follows, the text may end.
     pub fn keeps(&self, whole: &Walk, meeting: Meeting, text: &str) -> bool {
@@ -226,6 +209,23 @@ impl Path {
 }
 
 impl Walk {
+    /// Where a walk from a place inside the text, up to the same place, goes on as this one: both
+    /// are in one attempt, which will end at the same place, and what follows is the same.
+    pub fn meet(&self, from_place: &Self) -> Option<Meeting> {
+        let place = self.at.checked_sub(from_place.at)?;
+        // The piece at the place is still the first one.
+        let first = from_place.attempts.first().filter(|first| first.start == 0)?;
+        let end = first.attempt.end? + place;
+        let attempt = self.attempts.iter().position(|begun| {
+            begun.start <= place
+                && begun.attempt.end == Some(end)
+                && begun.attempt.goes_on_as(&first.attempt)
+        })?;
+        let mut stages = self.doing.iter().zip(&from_place.doing);
+        let same = stages.all(|(whole, from_place)| whole.goes_on_as(from_place));
+        same.then(|| Meeting { attempt, before: place - self.attempts[attempt].start })
+    }
+
     /// The byte where the first piece that is not cut for good begins, and may go on.
     pub fn origin(&self) -> Option<usize> {
         self.attempts.first()?.origin

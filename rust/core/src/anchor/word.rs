@@ -112,7 +112,7 @@ impl Words {
     ) -> Option<Restart> {
         let mut from_place = self.path.begin();
         let walked = self.walk(&mut from_place, tail, 0, true);
-        let meeting = self.path.meet(whole, &from_place).filter(|_| walked)?;
+        let meeting = whole.meet(&from_place).filter(|_| walked)?;
         if !meeting.is_in_first() && !self.path.keeps(whole, meeting, &rest()?) {
             return None;
         }

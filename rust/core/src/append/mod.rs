@@ -39,6 +39,8 @@ pub(crate) struct OpenText {
     spans: Vec<Range<usize>>,
     /// How far the pre-tokenizer is in it.
     trace: Trace,
+    /// Two tokens that stay apart when they meet: in a run of spaces the same two again and again.
+    apart: Option<[u32; 2]>,
 }
 
 /// The tokens of an open text from one of them on, when more has joined it.
@@ -50,6 +52,8 @@ pub(crate) struct Tail {
     pub encoded: Encoded,
     /// Where the new text begins, in bytes.
     pub boundary: usize,
+    /// The two tokens that meet before it, which stay apart.
+    apart: Option<[u32; 2]>,
 }
 
 /// How much of the open text became final.
@@ -71,7 +75,13 @@ impl Tail {
 
 impl OpenText {
     pub fn new(edge: Edge) -> Self {
-        Self { text: WrittenText::default(), edge, spans: Vec::new(), trace: Trace::new(edge) }
+        Self {
+            text: WrittenText::default(),
+            edge,
+            spans: Vec::new(),
+            trace: Trace::new(edge),
+            apart: None,
+        }
     }
 
     pub fn edge(&self) -> Edge {
@@ -106,7 +116,7 @@ impl OpenText {
         }
         let joined = with(self.joined(), parts);
         let encoded = tokenizer.encode_joined(&joined, self.edge)?;
-        Ok(Tail { kept: 0, encoded, boundary: self.bytes() })
+        Ok(Tail { kept: 0, encoded, boundary: self.bytes(), apart: None })
     }
 
     /// The tokens from about `kept` on, where it is certain that those before it stay: the text can
@@ -135,11 +145,16 @@ impl OpenText {
         let Some(restart) = restart else { return Ok(None) };
         let mut encoded = tokenizer.encode_joined(&near.after(at - from), Edge::Interior)?;
         let Some(&next) = encoded.ids.first() else { return Ok(None) };
-        if restart == Restart::Inside && !tokenizer.stay_apart(ids[kept - 1], next) {
+        let pair = [ids[kept - 1], next];
+        let is_certain = restart == Restart::Piece
+            || self.apart == Some(pair)
+            || tokenizer.stay_apart(pair[0], pair[1]);
+        if !is_certain {
             return Ok(None);
         }
         encoded.shift(at, kept);
-        Ok(Some(Tail { kept, encoded, boundary: self.bytes() }))
+        let apart = (restart == Restart::Inside).then_some(pair);
+        Ok(Some(Tail { kept, encoded, boundary: self.bytes(), apart }))
     }
 
     /// The last token before which a character ends, at or not far before `kept`, and before the end
@@ -155,7 +170,9 @@ impl OpenText {
     }
 
     pub fn push(&mut self, parts: &[Part<'_>], provenance: Provenance) {
-        parts.iter().for_each(|part| self.text.push(*part, provenance));
+        for part in parts {
+            self.text.push(*part, provenance);
+        }
     }
 
     /// Takes over where the tokens came from, and settles all that nothing can change any more.
@@ -163,6 +180,7 @@ impl OpenText {
         let encoded = &tail.encoded;
         self.spans.truncate(tail.kept);
         self.spans.extend(encoded.spans.iter().cloned());
+        self.apart = tail.apart.or(self.apart);
         let mut settled = Settled::default();
         let whole = self.bytes();
         // Before the tail all places have been tried.

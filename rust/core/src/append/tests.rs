@@ -156,3 +156,75 @@ fn what_has_no_theory_is_encoded_again_as_a_whole() {
     let encoded = encoded_bytes(&own(), &text);
     assert_eq!(encoded.iter().max(), Some(&text.len()));
 }
+
+/// Byte-level BPE of these merges and entries besides them, behind Qwen's pattern.
+fn crafted(merges: &[[&str; 2]], entries: &[String], ignore_merges: bool) -> Tokenizer {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
+    let json = std::fs::read_to_string(path).expect("it comes with abut");
+    let mut config: Value = serde_json::from_str(&json).expect("a file");
+    let bytes = crate::byte_chars::byte_chars().into_iter().map(String::from);
+    let made = merges.iter().map(|pair| pair.concat());
+    let all = bytes.chain(made).chain(entries.iter().cloned()).enumerate();
+    let vocab: serde_json::Map<String, Value> = all.map(|(id, entry)| (entry, id.into())).collect();
+    config["added_tokens"] = json!([]);
+    config["model"] = json!({"type": "BPE", "vocab": vocab, "merges": merges,
+        "ignore_merges": ignore_merges});
+    Tokenizer::from_json(&config.to_string(), &Overrides::default()).expect("a tokenizer")
+}
+
+/// Follows a text that grows by pieces of as many characters, and compares after each.
+fn follow(tokenizer: &Arc<Tokenizer>, text: &str, step: usize) {
+    let mut trajectory = Trajectory::new(tokenizer.clone());
+    let chars: Vec<char> = text.chars().collect();
+    let mut whole = String::new();
+    for piece in chars.chunks(step) {
+        let piece: String = piece.iter().collect();
+        whole.push_str(&piece);
+        trajectory.append_parts(&[Part::content(&piece)], Provenance::Env).expect("known");
+        let expected = tokenizer.encode(&whole, AddedMode::Text).expect("known");
+        assert_eq!(trajectory.ids(), expected, "{whole:?}");
+    }
+}
+
+#[test]
+fn a_newline_after_many_spaces_joins_them_to_the_one_before() {
+    let tokenizer = Arc::new(crafted(&[["Ċ", "Ġ"], ["Ġ", "Ġ"]], &[], false));
+    for step in [1, 2, 7] {
+        follow(&tokenizer, &format!("\n{}\n{}x", " ".repeat(300), " ".repeat(200)), step);
+    }
+}
+
+#[test]
+fn a_word_that_comes_to_stand_in_the_vocabulary_skips_the_merges() {
+    let entries = ["a".repeat(250), "ab".repeat(150)];
+    let tokenizer = Arc::new(crafted(&[["a", "b"], ["a", "a"]], &entries, true));
+    for step in [1, 2, 5] {
+        follow(&tokenizer, &"a".repeat(600), step);
+        follow(&tokenizer, &"ab".repeat(300), step);
+    }
+}
+
+#[test]
+fn an_added_token_that_comes_into_being_in_a_long_word_is_cut_out() {
+    let mut json: Value = serde_json::from_str(
+        &std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../python/abut/demo/assets/tokenizer.json"
+        ))
+        .expect("it comes with abut"),
+    )
+    .expect("a file");
+    let added = |id: u32, content: &str, single_word: bool| {
+        json!({"id": id, "content": content, "single_word": single_word, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": false})
+    };
+    json["added_tokens"] = json!([added(9000, "ababababc", false), added(9001, "xyz", true)]);
+    json["normalizer"] = Value::Null;
+    let tokenizer = Tokenizer::from_json(&json.to_string(), &Overrides::default());
+    let tokenizer = Arc::new(tokenizer.expect("a tokenizer"));
+    for step in [1, 3, 8] {
+        let (long, other) = ("ab".repeat(90), "xyz".repeat(60));
+        follow(&tokenizer, &format!("{long}c{long}{long}cxyz{other}{other} xyz {other}"), step);
+        follow(&tokenizer, &format!("{other}ababababc{other} xyz{other}"), step);
+    }
+}

@@ -43,8 +43,8 @@ impl Tokenizer {
         let Some(normalizer) = &self.pipeline.normalizers[edge as usize] else {
             return Some(Cow::Borrowed(text));
         };
-        let mut normalized = NormalizedString::from(text);
-        caught(|| normalizer.normalize(&mut normalized)).ok()?.ok()?;
-        Some(Cow::Owned(normalized.get().to_owned()))
+        let mut string = NormalizedString::from(text);
+        caught(|| normalizer.normalize(&mut string)).ok()?.ok()?;
+        Some(Cow::Owned(string.get().to_owned()))
     }
 }

@@ -110,7 +110,7 @@ pub fn run(rng: &mut Rng, chars: &[char]) -> String {
         let own: Vec<char> = rng.pick(&RUNS).chars().collect();
         let from = if rng.one_in(3) { chars } else { &own[..] };
         // One character, few of them in turn, or all of them.
-        let unit: Vec<char> = (0..1 + rng.below(4)).map(|_| rng.pick(from)).collect();
+        let unit: Vec<char> = (0..=rng.below(4)).map(|_| rng.pick(from)).collect();
         let kind = rng.below(3);
         for at in 0..rng.below(220) {
             run.push(if kind == 0 { rng.pick(from) } else { unit[at % unit.len()] });

@@ -99,7 +99,7 @@ fn from_a_meeting_on_the_pieces_are_those_of_the_whole_text() {
             let behind: BTreeSet<usize> = all.range(at + 1..).copied().collect();
             let alone = places(&oracle, &(x[at..].to_owned() + &y));
             let alone: BTreeSet<usize> = alone.range(1..).map(|place| place + at).collect();
-            let meeting = path.meet(&whole, &tail).filter(|meeting| {
+            let meeting = whole.meet(&tail).filter(|meeting| {
                 let keeps = path.keeps(&whole, *meeting, &y);
                 kept += usize::from(keeps && !meeting.is_in_first());
                 meeting.is_in_first() || keeps
@@ -119,4 +119,27 @@ fn from_a_meeting_on_the_pieces_are_those_of_the_whole_text() {
     }
     // Behind an attempt that may still go on; and what the walks are kept from.
     assert!(kept > 80 && differ > 300, "{kept} kept, {differ} differ");
+}
+
+#[test]
+fn an_expression_that_could_be_read_in_another_way_is_not_followed() {
+    let refused = [
+        r"a?+a",
+        r"\p{L}++a",
+        r"\s++(?!\S)",
+        r"a*",
+        r"(?:a*)+",
+        r"a$",
+        r"^a",
+        r"a(?=b)",
+        r"(?i:ss)",
+        r"(?:a|(?!\S))b?",
+        r"a{0,1}+a",
+    ];
+    for expression in refused {
+        assert!(Program::new(expression).is_none(), "{expression}");
+    }
+    for expression in [GPT2, LLAMA3, O200K, DEEPSEEK_REST, TIKTOKEN, r"\p{L}++\d", r"a+?b"] {
+        assert!(Program::new(expression).is_some(), "{expression}");
+    }
 }
