@@ -202,8 +202,9 @@ impl OpenText {
         }
         let forgotten = whole - self.bytes();
         let left = encoded.added.iter().filter(|cut| cut.start >= forgotten);
-        let added: Vec<_> = left.map(|cut| cut.start - forgotten..cut.end - forgotten).collect();
-        self.trace.advance(tokenizer, self.text.as_str(), &added);
+        let added = left.map(|cut| cut.start - forgotten..cut.end - forgotten);
+        let from = tail.tried().saturating_sub(forgotten);
+        self.trace.advance(tokenizer, self.text.as_str(), from, added);
         let last_piece = self.trace.last_piece(tokenizer, self.text.as_str());
         if let Some((piece, before)) = last_piece.and_then(|piece| self.tokens_before(piece)) {
             settled.tokens += before;

@@ -24,6 +24,8 @@ pub(super) struct Trace {
     /// What stands before the text that comes next.
     edge: Edge,
     walk: Walking,
+    /// The bytes of the added tokens behind `walked`, which were cut out as far as is known.
+    added: Vec<Range<usize>>,
 }
 
 #[derive(Debug, Clone)]
@@ -36,7 +38,7 @@ enum Walking {
 
 impl Trace {
     pub fn new(edge: Edge) -> Self {
-        Self { walked: 0, edge, walk: Walking::NotBegun }
+        Self { walked: 0, edge, walk: Walking::NotBegun, added: Vec::new() }
     }
 
     /// Up to which byte the text was walked; `None` where it was not.
@@ -45,18 +47,24 @@ impl Trace {
     }
 
     /// Walks on in `text`, as far as nothing can change it. `added` are the bytes of the added tokens
-    /// that were cut out behind `walked`.
-    pub fn advance(&mut self, tokenizer: &Tokenizer, text: &str, added: &[Range<usize>]) {
+    /// that were cut out of it from byte `from` on.
+    pub fn advance(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        from: usize,
+        added: impl Iterator<Item = Range<usize>>,
+    ) {
+        self.added.retain(|cut| cut.start < from);
+        self.added.extend(added.filter(|cut| cut.start >= self.walked));
         let Some(words) = tokenizer.words().filter(|_| text.len() >= LONG_BYTES) else { return };
         let Some(to) = text.len().checked_sub(words.unsettled_bytes()) else { return };
-        for cut in added {
-            if cut.start < self.walked {
-                continue;
-            }
-            if cut.start >= to {
-                break;
-            }
-            *self = Self { walked: cut.end, ..Self::new(Edge::Segment) };
+        let settled = self.added.partition_point(|cut| cut.start < to);
+        if let Some(last) = self.added[..settled].last() {
+            let walked = last.end;
+            self.added.drain(..settled);
+            let added = std::mem::take(&mut self.added);
+            *self = Self { walked, added, ..Self::new(Edge::Segment) };
         }
         if matches!(self.walk, Walking::NotBegun) {
             self.walk = words.begin(self.edge).map_or(Walking::Lost, Walking::At);
@@ -112,6 +120,9 @@ impl Trace {
     /// Counts bytes from a later one on, which was walked over.
     pub fn forget(&mut self, bytes: usize) {
         self.walked -= bytes;
+        for cut in &mut self.added {
+            *cut = cut.start - bytes..cut.end - bytes;
+        }
         if let Walking::At(walk) = &mut self.walk {
             walk.forget(bytes);
         }
