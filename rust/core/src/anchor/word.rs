@@ -14,7 +14,6 @@ use tokenizers::models::ModelWrapper;
 
 use super::pieces::Pieces;
 use super::walk::{Meeting, Path, Walk};
-use crate::encode::Edge;
 use crate::file::{Loaded, kind, stages};
 
 /// Between the longest added token that may still come and the place up to which text is walked.
@@ -86,9 +85,10 @@ impl Words {
         self.unsettled_bytes
     }
 
-    /// At the beginning of a text; `None` where more than the text is cut.
-    pub fn begin(&self, edge: Edge) -> Option<Walk> {
-        let prefixed = self.writes_prefix && matches!(edge, Edge::Start | Edge::Segment);
+    /// At the beginning of a text, which may be that of a segment; `None` where more than the text
+    /// is cut.
+    pub fn begin(&self, begins_segment: bool) -> Option<Walk> {
+        let prefixed = self.writes_prefix && begins_segment;
         (!prefixed).then(|| self.path.begin())
     }
 

@@ -159,6 +159,15 @@ fn what_has_no_theory_is_encoded_again_as_a_whole() {
 
 /// Byte-level BPE of these merges and entries besides them, behind Qwen's pattern.
 fn crafted(merges: &[[&str; 2]], entries: &[String], ignore_merges: bool) -> Tokenizer {
+    with_added(merges, entries, ignore_merges, json!([]))
+}
+
+fn with_added(
+    merges: &[[&str; 2]],
+    entries: &[String],
+    ignore_merges: bool,
+    added: Value,
+) -> Tokenizer {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/abut/demo/assets/tokenizer.json");
     let json = std::fs::read_to_string(path).expect("it comes with abut");
     let mut config: Value = serde_json::from_str(&json).expect("a file");
@@ -166,7 +175,7 @@ fn crafted(merges: &[[&str; 2]], entries: &[String], ignore_merges: bool) -> Tok
     let made = merges.iter().map(|pair| pair.concat());
     let all = bytes.chain(made).chain(entries.iter().cloned()).enumerate();
     let vocab: serde_json::Map<String, Value> = all.map(|(id, entry)| (entry, id.into())).collect();
-    config["added_tokens"] = json!([]);
+    config["added_tokens"] = added;
     config["model"] = json!({"type": "BPE", "vocab": vocab, "merges": merges,
         "ignore_merges": ignore_merges});
     Tokenizer::from_json(&config.to_string(), &Overrides::default()).expect("a tokenizer")
@@ -226,5 +235,19 @@ fn an_added_token_that_comes_into_being_in_a_long_word_is_cut_out() {
         let (long, other) = ("ab".repeat(90), "xyz".repeat(60));
         follow(&tokenizer, &format!("{long}c{long}{long}cxyz{other}{other} xyz {other}"), step);
         follow(&tokenizer, &format!("{other}ababababc{other} xyz{other}"), step);
+    }
+}
+
+#[test]
+fn a_word_behind_an_added_token_that_is_not_hard_begins_there() {
+    // It is not hard, since it could begin at its own last character.
+    let added = json!([{"id": 9000, "content": "aqa", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": false}]);
+    let tokenizer = with_added(&[["b", "b"]], &["b".repeat(250)], true, added);
+    assert!(!tokenizer.is_hard(9000));
+    let tokenizer = Arc::new(tokenizer);
+    for step in [1, 2, 6] {
+        let (before, after) = ("b".repeat(300), "b".repeat(350));
+        follow(&tokenizer, &format!("{before}aqa{after}aqa{after}"), step);
     }
 }

@@ -67,7 +67,7 @@ impl Trace {
             *self = Self { walked, added, ..Self::new(Edge::Segment) };
         }
         if matches!(self.walk, Walking::NotBegun) {
-            self.walk = words.begin(self.edge).map_or(Walking::Lost, Walking::At);
+            self.walk = words.begin(self.edge.is_left_edge()).map_or(Walking::Lost, Walking::At);
         }
         let Walking::At(walk) = &mut self.walk else { return };
         let places = (self.walked + 1..=to).rev().filter(|at| text.is_char_boundary(*at));
