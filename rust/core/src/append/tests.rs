@@ -189,8 +189,8 @@ fn follow(tokenizer: &Arc<Tokenizer>, text: &str, step: usize) {
     for piece in chars.chunks(step) {
         let piece: String = piece.iter().collect();
         whole.push_str(&piece);
-        trajectory.append_parts(&[Part::content(&piece)], Provenance::Env).expect("known");
-        let expected = tokenizer.encode(&whole, AddedMode::Text).expect("known");
+        trajectory.append_parts(&[Part::scaffold(&piece)], Provenance::Env).expect("known");
+        let expected = tokenizer.encode(&whole, AddedMode::Parse).expect("known");
         assert_eq!(trajectory.ids(), expected, "{whole:?}");
     }
 }
