@@ -147,6 +147,31 @@ fn append(criterion: &mut Criterion) {
     }
 }
 
+/// One character after the other, to a run that has no anchor.
+fn grow(criterion: &mut Criterion) {
+    const CHARS: usize = 10_000;
+    let tokenizer = tokenizer();
+    let mut group = criterion.benchmark_group(format!("append {CHARS} characters, one by one"));
+    group.sample_size(10);
+    let mut random = Random(5);
+    let letters = (0..CHARS).map(|_| char::from(b"etaoinshrdlu"[random.below(12)])).collect();
+    let runs: [(&str, String); 3] =
+        [("letters", letters), ("one letter", "a".repeat(CHARS)), ("emoji", "😀".repeat(CHARS))];
+    for (name, text) in runs {
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let mut trajectory = Trajectory::new(tokenizer.clone());
+                let mut buffer = [0; 4];
+                for c in text.chars() {
+                    let part = Part::content(c.encode_utf8(&mut buffer));
+                    black_box(trajectory.append_parts(&[part], Provenance::Env).unwrap());
+                }
+                trajectory
+            });
+        });
+    }
+}
+
 fn seam(criterion: &mut Criterion) {
     let tokenizer = tokenizer();
     let mut group = criterion.benchmark_group("seam");
@@ -231,5 +256,5 @@ fn pad(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(inner_loops, encode, append, seam, join, pad);
+criterion_group!(inner_loops, encode, append, grow, seam, join, pad);
 criterion_main!(inner_loops);

@@ -50,6 +50,31 @@ impl Cutter {
         }
     }
 
+    /// The bytes of the longest match.
+    pub fn longest(&self) -> usize {
+        self.lens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Whether a match holds, ends or begins at this byte, were all of them cut out. Looks at
+    /// [`Cutter::longest`] bytes on both sides.
+    pub fn touches(&self, text: &str, at: usize) -> bool {
+        let Some(finder) = &self.all else { return false };
+        let longest = self.longest();
+        let is_edge = |place: &usize| text.is_char_boundary(*place);
+        let from = (0..=at.saturating_sub(longest)).rfind(is_edge).unwrap_or(0);
+        let to = (at + longest..text.len()).find(is_edge).unwrap_or(text.len());
+        let near = &text[..to];
+        let mut next = from;
+        // Of those that begin at one place the longest is found.
+        while let Some((_, span)) = finder.find(near, next).filter(|(_, span)| span.start <= at) {
+            if span.end >= at {
+                return true;
+            }
+            next = next_char(text, span.start);
+        }
+        false
+    }
+
     pub fn token(&self, index: usize) -> &AddedToken {
         &self.tokens[index]
     }

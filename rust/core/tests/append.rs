@@ -16,7 +16,7 @@ use abut_core::{
 };
 use serde_json::Value;
 use support::Oracle;
-use support::random::{PATTERNS, Rng, everything, text, tokenizer};
+use support::random::{PATTERNS, Rng, everything, run, text, tokenizer};
 
 type Outcome = Result<(), String>;
 
@@ -58,6 +58,46 @@ impl Case {
                 let (a, b) = whole.split_at(whole.len() - piece.len());
                 self.judge_two_texts(a, b)?;
                 counts.pairs += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A long run of characters, which may have no anchor, in pieces: against `tokenizers` where it is
+    /// all scaffold, else against the parts as a whole. Now and then a fork goes on with it.
+    fn append_run(&self, rng: &mut Rng, counts: &mut Counts) -> Outcome {
+        let all = run(rng, &self.chars);
+        let mut trajectory = Trajectory::new(self.ours.clone());
+        let mixed = rng.one_in(4);
+        let mut parts: Vec<(PartKind, String)> = Vec::new();
+        let mut rest = all.as_str();
+        let most = rng.pick(&[1, 1, 3, 9]);
+        while !rest.is_empty() {
+            let first = if parts.is_empty() { rng.below(200) } else { rng.below(most) };
+            let end = rest.char_indices().nth(first + 1).map_or(rest.len(), |(at, _)| at);
+            let (piece, after) = rest.split_at(end);
+            rest = after;
+            let is_content = mixed && rng.one_in(2);
+            let kind = if is_content { PartKind::Content } else { PartKind::Scaffold };
+            parts.push((kind, piece.to_owned()));
+            let seen: Vec<Part<'_>> =
+                parts.iter().map(|(kind, text)| Part { kind: *kind, text }).collect();
+            let expected = if mixed {
+                self.ours.encode_parts(&seen, Edge::Start).ok()
+            } else {
+                self.oracle.encode(&seen.iter().map(|part| part.text).collect::<String>())
+            };
+            let Some(expected) = expected else { break };
+            trajectory
+                .append_parts(&seen[seen.len() - 1..], Provenance::Env)
+                .map_err(|error| format!("{seen:?}: {error}"))?;
+            if trajectory.ids() != expected {
+                return Err(format!("{seen:?}: {:?}, not {expected:?}", trajectory.ids()));
+            }
+            counts.runs += 1;
+            counts.open += u64::from(trajectory.open_bytes() > 128);
+            if rng.one_in(40) {
+                trajectory = trajectory.fork(trajectory.ids().len()).map_err(|e| e.to_string())?;
             }
         }
         Ok(())
@@ -128,17 +168,22 @@ struct Counts {
     parts: u64,
     /// Pairs of texts.
     pairs: u64,
+    /// Appends to long runs, and after how many of them much was open.
+    runs: u64,
+    open: u64,
 }
 
 impl Counts {
     fn appends(&self) -> u64 {
-        self.kinds.values().sum::<u64>() + self.parts
+        self.kinds.values().sum::<u64>() + self.parts + self.runs
     }
 }
 
 fn try_case(case: &Case, rng: &mut Rng, rounds: usize, counts: &mut Counts) -> Outcome {
     for _ in 0..rounds {
-        if rng.one_in(4) {
+        if rng.one_in(16) {
+            case.append_run(rng, counts)?;
+        } else if rng.one_in(4) {
             case.append_parts(rng, counts)?;
         } else {
             case.append_text(rng, counts)?;
@@ -205,6 +250,7 @@ fn text_in_pieces_is_the_whole_text() {
     fuzz(1, &mut counts, |counts| counts.appends() > 40_000);
     assert!(counts.kinds[SeamKind::Window.as_str()] > 5_000, "{counts:?}");
     assert!(counts.kinds[SeamKind::Merged.as_str()] > 500, "{counts:?}");
+    assert!(counts.open > 2_000, "{counts:?}");
     assert!(counts.encoders.values().all(|count| *count >= 3), "{counts:?}");
     assert_eq!(counts.encoders.len(), 2, "{counts:?}");
 }

@@ -13,7 +13,10 @@
 mod normal;
 mod pattern;
 mod pieces;
+mod program;
 mod vocabulary;
+mod walk;
+mod word;
 
 use rustc_hash::FxHashSet;
 use tokenizers::models::ModelWrapper;
@@ -22,6 +25,8 @@ use crate::file::{AddedToken, Loaded};
 use normal::Normal;
 use pieces::{Pieces, Place};
 use vocabulary::Vocabulary;
+pub(crate) use walk::Walk;
+pub(crate) use word::{Restart, Words};
 
 /// What decides whether a place is an anchor.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub(crate) struct Anchors {
     normalized: Reach,
     pieces: Pieces,
     vocabulary: Option<Vocabulary>,
+    words: Option<Words>,
 }
 
 impl Anchors {
@@ -48,7 +54,8 @@ impl Anchors {
             let words = "no pre-tokenizer that cuts, and a model without anchors inside a word";
             return Err(words.to_owned());
         }
-        Ok(Self { raw, normal, normalized, pieces, vocabulary })
+        let words = Words::new(loaded, &pieces);
+        Ok(Self { raw, normal, normalized, pieces, vocabulary, words })
     }
 
     /// The last anchor inside `text`, in bytes.
@@ -64,9 +71,13 @@ impl Anchors {
         anchors.next().map(|(at, c)| (at, at + c.len_utf8()))
     }
 
-    /// Whether text can be taken up again at byte `at`, but for what the model merges across it.
+    /// Whether text can be taken up again at byte `at`, which no added token touches, but for what
+    /// the model merges across it.
     pub fn can_restart(&self, text: &str, at: usize) -> bool {
-        self.place(text, at).is_some()
+        // One further on may swallow the whitespace on the left.
+        let swallows = |left: char| self.raw.strips && left.is_whitespace();
+        !text[..at].chars().next_back().is_none_or(swallows)
+            && self.untouched_place(text, at).is_some()
     }
 
     /// Whether two tokens that the model does not merge when they meet are sure to stay.
@@ -74,13 +85,29 @@ impl Anchors {
         self.vocabulary.as_ref().is_some_and(Vocabulary::merges)
     }
 
+    /// What is known of places inside a word.
+    pub fn words(&self) -> Option<&Words> {
+        self.words.as_ref()
+    }
+
+    /// Whether the normalizer works on both sides of byte `at` apart, whatever follows.
+    pub fn part_normalized(&self, text: &str, at: usize) -> bool {
+        let (before, mut after) = (&text[..at], text[at..].chars());
+        after.next().is_some_and(|right| {
+            self.normal.around(before, right, after.next(), |c| self.raw.ends(c)).is_some()
+        })
+    }
+
     /// What happens at a place where every stage before the model comes apart.
     fn place(&self, text: &str, at: usize) -> Option<Place> {
+        let (left, right) = (text[..at].chars().next_back()?, text[at..].chars().next()?);
+        if self.raw.parts(left, right) { self.untouched_place(text, at) } else { None }
+    }
+
+    /// The same where no added token reaches over the place or ends at it.
+    fn untouched_place(&self, text: &str, at: usize) -> Option<Place> {
         let (before, mut after) = (&text[..at], text[at..].chars());
-        let (left, right, next) = (before.chars().next_back()?, after.next()?, after.next());
-        if !self.raw.parts(left, right) {
-            return None;
-        }
+        let (right, next) = (after.next()?, after.next());
         let begins = self.raw.begins(right, next);
         let after = self.normal.after(right, next);
         let (left, right) = self.normal.around(before, right, next, |c| self.raw.ends(c))?;

@@ -193,6 +193,7 @@ fn starts_apart(c: char) -> bool {
             | '\u{5D0}'..='\u{5EA}'
             | '\u{620}'..='\u{64A}'
             | '\u{1E00}'..='\u{1EFF}'
+            | '\u{200B}'..='\u{200D}'
             | '\u{2010}'..='\u{2027}'
             | '\u{2030}'..='\u{205E}'
             | '\u{2190}'..='\u{2BFF}'
@@ -202,7 +203,33 @@ fn starts_apart(c: char) -> bool {
             | '\u{3400}'..='\u{4DB5}'
             | '\u{4E00}'..='\u{9FEF}'
             | '\u{AC00}'..='\u{D7A3}'
+            | '\u{FE00}'..='\u{FE0F}'
             | '\u{FF01}'..='\u{FF5E}'
-            | '\u{1F300}'..='\u{1F64F}'
+            | '\u{1F1E6}'..='\u{1F1FF}'
+            | '\u{1F300}'..='\u{1FAFF}'
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use unicode_normalization_alignments::char::canonical_combining_class;
+    use unicode_normalization_alignments::{
+        IsNormalized, UnicodeNormalization, is_nfc_quick, is_nfkc_quick,
+    };
+
+    use super::*;
+
+    #[test]
+    fn nothing_before_a_character_that_starts_apart_is_composed_or_reordered_with_it() {
+        for c in ('\0'..=char::MAX).filter(|c| starts_apart(*c)) {
+            let first = std::iter::once(c).nfkd().next().expect("a character").0;
+            assert_eq!(canonical_combining_class(first), 0, "{c:?}");
+            // What it becomes on its own begins with what composes with nothing before it.
+            let own = std::iter::once(c).nfc().next().expect("a character").0;
+            assert_eq!(is_nfc_quick(std::iter::once(own)), IsNormalized::Yes, "{c:?}");
+            let own = std::iter::once(c).nfkc().next().expect("a character").0;
+            assert_eq!(is_nfkc_quick(std::iter::once(own)), IsNormalized::Yes, "{c:?}");
+        }
+        assert!(starts_apart('\u{1fae0}') && starts_apart('\u{200d}') && !starts_apart('\u{301}'));
+    }
 }

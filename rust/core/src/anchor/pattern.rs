@@ -16,12 +16,13 @@ use regex_syntax::hir::{Class, ClassUnicode, Hir, HirKind};
 /// One bit for each position of an expression.
 type Positions = u128;
 
-const NOT_SPACE_AHEAD: &str = r"(?!\S)";
+pub(super) const NOT_SPACE_AHEAD: &str = r"(?!\S)";
 const NOTHING: &str = r"[^\s\S]";
 
 /// Which characters a match can hold side by side, and which are always part of one.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Pattern {
+    expression: String,
     attempts: Relation,
     looks_ahead: bool,
     /// The relation without what looks ahead.
@@ -45,10 +46,16 @@ impl Pattern {
         let without =
             |ahead: &str| rest.replace(NOT_SPACE_AHEAD, ahead) + if at_end { ahead } else { "" };
         Some(Self {
+            expression: expression.to_owned(),
             looks_ahead: at_end || expression.contains(NOT_SPACE_AHEAD),
             attempts: Relation::new(&greedy(&without("")))?,
             sure: Relation::new(&without(NOTHING))?,
         })
+    }
+
+    /// As it stands in the file.
+    pub(super) fn expression(&self) -> &str {
+        &self.expression
     }
 
     /// Whether what stands behind a match can undo it.
@@ -74,7 +81,7 @@ impl Pattern {
 }
 
 /// The expression with greedy quantifiers for possessive ones, which match less.
-fn greedy(expression: &str) -> String {
+pub(super) fn greedy(expression: &str) -> String {
     let mut out = String::with_capacity(expression.len());
     let (mut depth, mut escaped, mut quantified) = (0, false, false);
     let mut before = ' ';
@@ -99,7 +106,7 @@ fn greedy(expression: &str) -> String {
 }
 
 /// The positions of one expression, and which may follow which.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Relation {
     classes: Vec<ClassUnicode>,
     follow: Vec<Positions>,

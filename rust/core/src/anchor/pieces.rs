@@ -18,7 +18,7 @@ const WHITESPACE: &str = r"\w+|[^\w\s]+";
 pub(crate) struct Pieces(Vec<Stage>);
 
 #[derive(Debug)]
-enum Stage {
+pub(super) enum Stage {
     Split {
         by: By,
         behavior: Behavior,
@@ -32,8 +32,8 @@ enum Stage {
 }
 
 /// What a split matches.
-#[derive(Debug)]
-enum By {
+#[derive(Debug, Clone)]
+pub(super) enum By {
     Pattern(Box<Pattern>),
     // Single characters.
     Char(char),
@@ -44,7 +44,7 @@ enum By {
 
 /// What becomes of the matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Behavior {
+pub(super) enum Behavior {
     /// A piece each, or nothing.
     Apart,
     WithPrevious,
@@ -139,6 +139,10 @@ impl Pieces {
         Ok(Self(found))
     }
 
+    pub(super) fn stages(&self) -> &[Stage] {
+        &self.0
+    }
+
     /// Whether any stage ever cuts.
     pub fn can_cut(&self) -> bool {
         self.0.iter().any(|stage| matches!(stage, Stage::Split { .. }))
@@ -224,7 +228,7 @@ impl By {
     }
 
     /// Whether a match holds this character wherever it stands; `None` where that depends.
-    fn matches(&self, c: char) -> Option<bool> {
+    pub(super) fn matches(&self, c: char) -> Option<bool> {
         match self {
             Self::Pattern(pattern) if pattern.always_matches(c) => Some(true),
             Self::Pattern(pattern) => (!pattern.may_match(c)).then_some(false),

@@ -26,7 +26,8 @@ pub enum Edge {
 impl Edge {
     pub(crate) const ALL: [Self; 4] = [Self::Start, Self::Segment, Self::Continue, Self::Interior];
 
-    fn is_left_edge(self) -> bool {
+    /// Whether a segment begins behind it.
+    pub(crate) fn is_left_edge(self) -> bool {
         matches!(self, Self::Start | Self::Segment)
     }
 }

@@ -12,6 +12,8 @@ pub(crate) struct Encoded {
     pub spans: Vec<Range<usize>>,
     /// The hard tokens that were cut out, in order.
     pub hard: Vec<HardCut>,
+    /// The bytes of every added token that was cut out, in order.
+    pub added: Vec<Range<usize>>,
 }
 
 /// A hard token in a joined text: a place that nothing around it can change.
@@ -51,6 +53,9 @@ impl Encoded {
         for cut in &mut self.hard {
             cut.bytes = moved(&cut.bytes);
             cut.tokens_before_end += tokens;
+        }
+        for cut in &mut self.added {
+            *cut = moved(cut);
         }
     }
 

@@ -46,7 +46,9 @@ impl Pipeline {
                 .convert_offsets(Span::Normalized(cut.range.clone()))
                 .unwrap_or(0..segment.text.len());
             let token = cutter.token(cut.token);
-            out.push(token.id, segment.offset + original.start..segment.offset + original.end);
+            let range = segment.offset + original.start..segment.offset + original.end;
+            out.added.push(range.clone());
+            out.push(token.id, range);
             from = cut.range.end;
         }
         self.encode_slice(&normalized, from..normalized.get().len(), segment, out)

@@ -11,6 +11,7 @@ mod restart;
 mod spelled;
 #[cfg(test)]
 mod tests;
+mod word;
 
 use std::ops::Range;
 
@@ -127,6 +128,7 @@ impl Tokenizer {
         for cut in cuts {
             self.encode_segment(joined, from..cut.range.start, edge, &mut out)?;
             out.push(self.raw.token(cut.token).id, cut.range.clone());
+            out.added.push(cut.range.clone());
             from = cut.range.end;
             if self.hard[cut.token] {
                 let tokens_before_end = out.ids.len();

@@ -26,20 +26,29 @@ impl Tokenizer {
         self.anchors.as_ref().is_some_and(|anchors| anchors.can_restart(text, at))
     }
 
+    /// Whether tokens that the model leaves apart when they meet stay, wherever text can be taken up
+    /// again between them.
+    pub(crate) fn certifies(&self) -> bool {
+        self.anchors.as_ref().is_some_and(Anchors::certify)
+    }
+
     /// Whether the model leaves two tokens of one word as they are when they meet. Then no merge
     /// crosses the place between them: up to the first that does, both sides are as on their own,
     /// and it would also happen between the two.
     pub(crate) fn stay_apart(&self, left: u32, right: u32) -> bool {
         use tokenizers::Model;
         let model = &self.pipeline.model;
+        let unknown = self.unk_id.and_then(|id| model.id_to_token(id));
+        // One of a single character is merged as that character.
+        let unknown = unknown.as_deref().filter(|unknown| unknown.chars().nth(1).is_some());
         let text = |id: u32| {
-            // An unknown token and a byte do not spell the text that they stand for.
             let text =
                 model.id_to_token(id).filter(|_| self.unk_id != Some(id) && !self.is_added(id));
-            text.filter(|text| !(text.len() == 6 && text.starts_with("<0x")))
+            // An unknown token and a byte do not spell the text that they stand for, nor does what
+            // is merged from them.
+            text.filter(|text| !text.contains("<0x") && !unknown.is_some_and(|u| text.contains(u)))
         };
-        let certified = self.anchors.as_ref().is_some_and(Anchors::certify);
-        let (true, Some(a), Some(b)) = (certified, text(left), text(right)) else { return false };
+        let (Some(a), Some(b)) = (text(left), text(right)) else { return false };
         let joined = model.tokenize(&(a + &b)).unwrap_or_default();
         joined.iter().map(|token| token.id).eq([left, right])
     }

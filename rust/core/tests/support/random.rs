@@ -87,6 +87,41 @@ pub fn text(rng: &mut Rng, chars: &[char], most: usize) -> String {
     text
 }
 
+/// Characters of one kind, which patterns keep together.
+const RUNS: [&str; 12] = [
+    "abcdefghijklmnopqrstuvwxyz",
+    "aAbBeEsStTſßĳİΣé",
+    "0123456789٣²½",
+    " ",
+    " \t\u{a0}\u{3000}",
+    " \n",
+    "!-.,_<|>/'+=",
+    "😀👩\u{200d}\u{1f3fd}\u{fe0f}🤖\u{1fae0}",
+    "\u{301}\u{323}\u{310}",
+    "中文字漢あア",
+    "한글ᄀ\u{1161}\u{11A8}",
+    "ab'st \n",
+];
+
+/// A long run of few kinds of characters, with something else in it now and then.
+pub fn run(rng: &mut Rng, chars: &[char]) -> String {
+    let mut run = text(rng, chars, 6);
+    for _ in 0..=rng.below(3) {
+        let own: Vec<char> = rng.pick(&RUNS).chars().collect();
+        let from = if rng.one_in(3) { chars } else { &own[..] };
+        // One character, few of them in turn, or all of them.
+        let unit: Vec<char> = (0..=rng.below(4)).map(|_| rng.pick(from)).collect();
+        let kind = rng.below(3);
+        for at in 0..rng.below(220) {
+            run.push(if kind == 0 { rng.pick(from) } else { unit[at % unit.len()] });
+            if rng.one_in(60) {
+                run.push_str(rng.pick(&SPELLED));
+            }
+        }
+    }
+    run
+}
+
 /// The whole alphabet, letters more often than the rest.
 pub fn everything() -> Vec<char> {
     ALPHABET.chars().chain('a'..='z').collect()

@@ -85,12 +85,14 @@ impl Fast {
             return false;
         }
         let text = composed.as_ref().map_or(segment.text, |composed| &composed.text);
-        let before = out.ids.len();
+        let (before, cuts_before) = (out.ids.len(), out.added.len());
         self.pool.with(|scratch| {
             let mut from = 0;
             for (cut, id) in segment.cuts_of_unchanged() {
                 self.encode_slice(text, from..cut.start, segment, scratch, out);
-                out.push(id, segment.offset + cut.start..segment.offset + cut.end);
+                let range = segment.offset + cut.start..segment.offset + cut.end;
+                out.added.push(range.clone());
+                out.push(id, range);
                 from = cut.end;
             }
             self.encode_slice(text, from..text.len(), segment, scratch, out);
@@ -106,6 +108,7 @@ impl Fast {
         let mints = |id: &u32| segment.mintable.contains_key(id);
         if !segment.mintable.is_empty() && out.ids[before..].iter().any(mints) {
             out.truncate(before);
+            out.added.truncate(cuts_before);
             return false;
         }
         true
