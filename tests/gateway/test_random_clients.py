@@ -18,7 +18,9 @@ from abut.gateway import branch, matching, session, values
 from abut.gateway.branch import Branch
 from abut.gateway.matching import Entry, History
 from abut.gateway.session import Session
-from random_clients import Clients
+from agent_stage import user
+from client_tree import answered, said
+from random_clients import Clients, Request
 from random_policy import STOPS, naming
 
 
@@ -48,6 +50,27 @@ def test_each_request_gets_what_was_said(clients: type[Clients]) -> None:
     assert figures["edits"] > 1000
     assert figures["extended"] > 50
     assert figures["roots"] > 50
+
+
+@pytest.mark.parametrize("goes_on", [[], [user("go on")]])
+def test_a_turn_that_was_begun_and_never_sampled_is_none(
+    clients: type[Clients], goes_on: list[Any]
+) -> None:
+    """They found it: what was asked next came behind an empty turn that nobody had sampled."""
+    client = clients()
+    client.begin(seed=0)
+    first = Request({"messages": [user("a")]}, [said(user("a"))], {})
+    client.answer(client.send(first))
+    (node,) = client.tree.nodes
+
+    def behind(*messages: Any) -> Request:
+        items = [*first.items, answered(node), *map(said, messages)]
+        return Request({"messages": [user("a"), node.answer, *messages]}, items, {})
+
+    client.answer(client.send(behind()), fails=True)
+    client.answer(client.send(behind(*goes_on)))
+    client.every_request_is_a_prefix_and_every_sample_stands_once()
+    client.teardown()
 
 
 def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[..., str | None]:

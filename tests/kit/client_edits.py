@@ -79,7 +79,7 @@ def _of_ids(messages: Sequence[Message], items: Sequence[Item], place: int) -> I
         new = [(messages[place] | {"tool_calls": stale}, items[place])]
         others, other_items = _with(messages, items, place, new)
         for k in lost:
-            other_items[k] = ("said", "a result of no call", False)
+            other_items[k] = said({"role": "tool", "content": "a result of no call"})
         yield "ids of calls", others, other_items
 
 
@@ -105,8 +105,8 @@ def _of_results(messages: Sequence[Message], items: Sequence[Item], place: int) 
     """Two results beside each other, exchanged in part."""
     for key in ("content", "tool_call_id"):
         one, two = dict(messages[place]), dict(messages[place + 1])
-        one[key], two[key] = two[key], one[key]
-        if one != messages[place]:
+        one[key], two[key] = two.get(key), one.get(key)
+        if one[key] != two[key]:
             new = [(one, said(one)), (two, said(two))]
             yield f"{key} exchanged", *_with(messages, items, place, new, place + 2)
 

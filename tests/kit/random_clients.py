@@ -187,14 +187,15 @@ class Clients(RuleBasedStateMachine):
         known = self.known
         if node is None and known:  # rather long conversations than many
             node = rng.choice([*known, *known[-2:], *known[-2:], None])
-        messages, items, names = compose(node, rng)
+        other_tools = rng.random() < 0.1  # then an answer is one that somebody said: as it came
+        messages, items, names = compose(node, rng, plainly=other_tools)
         roots = [other for other in self.tree.nodes if other.before is None]
         if node is None and roots and rng.random() < 0.3:  # best of many
             root, tail = rng.choice(roots), []
             messages, items = json.loads(json.dumps(root.said)), [*root.items]
         else:
             tail = self.tail(node, messages, rng)
-        frame = node.frame if node and rng.random() < 0.9 else None
+        frame = node.frame if node and not other_tools else None
         body = self.body([*messages, *tail], rng, frame=frame)
         request = Request(body, items, {new: old for old, new in names.items()})
         request.items += map(said, request.messages[len(messages) :])

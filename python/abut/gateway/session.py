@@ -208,10 +208,11 @@ class Session:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
         entries = found.behind_turn[0]
-        if entries == len(branch.entries) and not branch.sampling:
+        at = branch.conversation.turns[found.turns - 1].end
+        # A turn may have been begun behind it and never sampled, though nobody said anything.
+        if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:
-            at = branch.conversation.turns[found.turns - 1].end
             target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
         self._note_time(target)
         try:
