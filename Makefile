@@ -28,7 +28,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-random test-soak test-vllm test-openenv test-agents test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -63,8 +63,17 @@ test: test-rust test-python
 test-rust:
 	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
 
-test-python: build
-	$(BIN)/pytest
+# In two halves, which `make --jobs=2` runs side by side: the first starts processes and trains models.
+LONG_TESTS := tests/audit tests/bench tests/cli tests/core tests/demo tests/test_examples.py \
+	tests/test_packaging.py
+
+test-python: test-python-long test-python-rest
+
+test-python-long: build
+	$(BIN)/pytest $(LONG_TESTS)
+
+test-python-rest: build
+	$(BIN)/pytest $(LONG_TESTS:%=--ignore=%)
 
 test-random: build
 	cargo test --workspace --locked --quiet

@@ -104,6 +104,7 @@ def test_an_agent_with_the_openai_client_plays(trains: Any, tmp_path: Path, caps
     logged = trainer.state.log_history[0]
     assert logged["rollout/turns/mean"] > 1.5
     assert (logged["rollout/error_frac"], logged["rollout/branches/mean"]) == (0, 1)
+    trainer.rollout_func._tasks.route.gateway.stop()  # else it ends with the process
     del trainer
     gc.collect()
     assert logged["reward"] > 0

@@ -11,7 +11,6 @@ from abut.bench.rows import gateway
 from abut.bench.scale import Scale
 from abut.bench.texts import Replies
 from abut.bench.workbench import Workbench
-from abut.demo.model import ASSETS
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tokenizers")
@@ -86,12 +85,8 @@ def test_what_is_required_is_a_time_and_a_growth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("real", [False, True], ids=["demo", "qwen3"])
-def test_every_server_answers_and_understands_the_same(
-    real: bool, request: pytest.FixtureRequest
-) -> None:
-    folder = Path(request.getfixturevalue("qwen3").name_or_path) if real else ASSETS
-    workbench = Workbench(folder, Scale.quick(), {})
+def test_every_server_answers_and_understands_the_same(qwen3: Any) -> None:
+    workbench = Workbench(Path(qwen3.name_or_path), Scale.quick(), {})
     row = gateway.measure(workbench)
     cases = [gateway.case(length) for length in workbench.scale.gateway_lengths]
     sides = [(case, side) for case in cases for side in gateway.SIDES]
