@@ -95,7 +95,7 @@ class PlayedAgent(OwnLoop):
         settle = getattr(self._agent, "settle", None)
         if settle is None:
             return
-        await self._ask(batch, "settle", lambda: settle(played))
+        await self._ask(batch, "settle", lambda: settle(played, batch.tokenizer))
         name, nan = f"{self.__name__}.settle", batch.notices.nan_reward
         for _, rollout in played:
             said = AgentResult(rollout.reward, rollout.extras)

@@ -90,6 +90,7 @@ class OwnLoop(ABC):
 
     async def settle(self, batch: "Batch", played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
         """Called when all rollouts of the batch have ended, with those that this has played."""
+        return
 
 
 class Batch:

@@ -1,0 +1,36 @@
+"""Eval Protocol itself: `make test-eval-protocol`. Elsewhere these are skipped, and say so."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+WITHOUT_THE_PACKAGE = ("test_without.py",)
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    has_package = importlib.util.find_spec("eval_protocol") is not None
+    for item in items:
+        if HERE not in item.path.parents or item.path.name in WITHOUT_THE_PACKAGE:
+            continue
+        item.add_marker(pytest.mark.eval_protocol)
+        if not has_package:
+            item.add_marker(pytest.mark.skip(reason="no eval_protocol: make test-eval-protocol"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the package keeps its store; and where tests that outside data has are imported from."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        patch.setenv("EP_DISABLE_AUTO_BROWSER", "1")
+        patch.syspath_prepend(str(HERE))
+        if data := os.environ.get("ABUT_EVAL_PROTOCOL"):
+            sys.path.append(data)
+        yield folder
