@@ -213,6 +213,17 @@ def test_an_extra_that_is_missing_is_named(
 
 
 USES = {
+    "eval_protocol": """
+        import abut.eval_protocol
+        from eval_protocol.models import EvaluationRow, Message
+        from eval_protocol.pytest import evaluation_test
+
+        @evaluation_test(input_messages=[[[Message(role="user", content="hi")]]])
+        def test_it(row: EvaluationRow) -> EvaluationRow:
+            return row
+
+        assert abut.eval_protocol.eval_test(test_it).dataset()["prompt"][0] == "hi"
+    """,
     "gateway": """
         from abut.gateway import Gateway
         gateway = Gateway()

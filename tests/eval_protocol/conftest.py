@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ep_server import openenv_server
+
 HERE = Path(__file__).parent
 WITHOUT_THE_PACKAGE = ("test_without.py",)
 
@@ -34,3 +36,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if data := os.environ.get("ABUT_EVAL_PROTOCOL"):
             sys.path.append(data)
         yield folder
+
+
+@pytest.fixture(scope="session")
+def guess_server() -> Iterator[str]:
+    """The OpenEnv server of `ep_tests.openenv_guess`."""
+    data = os.environ.get("ABUT_EVAL_PROTOCOL")
+    if data is None:
+        pytest.skip("ABUT_EVAL_PROTOCOL is unset: it names a folder that has ep_tests")
+    with openenv_server("ep_tests.guess_server:app", data) as url:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GUESS_URL", url)
+            yield url

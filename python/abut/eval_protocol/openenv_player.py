@@ -67,7 +67,12 @@ class OpenEnvPlayer:
 
         self._slots = None if self._max_rollouts is None else asyncio.Semaphore(self._max_rollouts)
         self._client = openai.AsyncOpenAI(
-            base_url="http://each.rollout.has.its.own", api_key="too", max_retries=0, timeout=None
+            base_url="http://each.rollout.has.its.own",
+            api_key="too",
+            # The gateway closes the connections of a rollout that ends, and another one may just
+            # have taken one of them up; it gives a request that is sent again the same sample.
+            max_retries=5,
+            timeout=None,
         )
 
     async def stop(self) -> None:

@@ -103,7 +103,7 @@ class Scorer:
                 raise
             return self._nothing(text_of(error), error)
         except BaseException as error:  # pytest.skip and pytest.fail are no Exceptions
-            if type(error).__module__.partition(".")[0] == "_pytest":
+            if _is_outcome(error):
                 return _Nothing(f"{type(error).__name__}: {error}", is_fault=False)
             return self._nothing(text_of(error), error)
 
@@ -132,6 +132,14 @@ class Scorer:
 class _Nothing:
     why: str
     is_fault: bool
+
+
+def _is_outcome(error: BaseException) -> bool:
+    """Whether it is what pytest.skip, pytest.fail and pytest.xfail raise."""
+    import pytest
+
+    outcomes = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
+    return isinstance(error, outcomes)
 
 
 def _is_row(value: Any) -> bool:

@@ -172,9 +172,11 @@ def _are_outputs(outputs: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether JSON can say it: no NumPy, no NaN."""
+    from pydantic_core import to_jsonable_python
+
     try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
+        json.dumps(to_jsonable_python(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # pydantic's own are ValueErrors
         return False
     return True
 
