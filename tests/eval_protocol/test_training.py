@@ -106,8 +106,9 @@ def rollouts(run: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def test_no_rollout_fails(run: Any) -> None:
-    errors = [rollout["error"] for _, rollout in rollouts(run)]
-    assert errors == [None] * 128
+    errors = [r["error"] for _, r in rollouts(run)]
+    assert [error for error in errors if error is not None] == []
+    assert len(errors) == 128
 
 
 def test_each_row_is_exactly_what_the_model_saw_and_sampled(run: Any) -> None:
@@ -151,6 +152,12 @@ def test_scores_are_those_of_plain_pytest_on_the_same_answers(run: Any, tmp_path
     assert len(set(compared.values())) > 5  # they are not all alike
 
 
+def said_by(run: Any, rollout: dict[str, Any]) -> list[Any]:
+    """The policy's messages in a rollout, as its client got them."""
+    ours = f"{rollout['rollout_id']}."
+    return [message for rollout_id, _, message in run.answers if rollout_id.startswith(ours)]
+
+
 def plain(messages: Any) -> str:
     """A conversation as its key."""
     kept = ("role", "content", "tool_calls", "tool_call_id")
@@ -180,11 +187,12 @@ def scores_of_pytest(url: str, folder: Path) -> dict[Any, float]:
         "PYTHONPATH": f"{DATA}:{HERE}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "--ep-no-upload", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--ep-no-upload"]
     command += ["-p", "no:cacheprovider", "--rootdir", str(folder), *files]
     done = subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, timeout=280
     )
+    assert (folder / ".eval_protocol").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     with sqlite3.connect(folder / ".eval_protocol" / "logs.db") as db:
         rows = [json.loads(data) for (data,) in db.execute("SELECT data FROM evaluationrow")]
     scores = {
@@ -219,12 +227,12 @@ def test_a_groups_scores_need_all_of_it(run: Any) -> None:
     groups: dict[Any, list[Any]] = {}
     for row, rollout in rollouts(run):
         if row["environment"].endswith(":test_shortest"):
-            group = (rollout["rollout_id"].rsplit("-", 2)[0], row["row_id"])
-            groups.setdefault(group, []).append(rollout)
+            *batch, index, _ = rollout["rollout_id"].split("-")
+            groups.setdefault((*batch, int(index) // GENERATIONS), []).append(rollout)
     assert groups
     for group in groups.values():
         assert len(group) == GENERATIONS
-        lengths = [len(rollout["messages"][-1]["content"]) for rollout in group]
+        lengths = [len(said_by(run, rollout)[-1]["content"] or "") for rollout in group]
         shortest = [float(length == min(lengths)) for length in lengths]
         assert [rollout["env_reward"] for rollout in group] == shortest
 
