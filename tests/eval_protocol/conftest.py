@@ -12,6 +12,9 @@ import pytest
 from ep_server import openenv_server
 
 HERE = Path(__file__).parent
+DATA = os.environ.get("ABUT_EVAL_PROTOCOL")
+# Tests are named as modules: ours, and those of the outside data.
+sys.path += [str(HERE), *([DATA] if DATA else [])]
 WITHOUT_THE_PACKAGE = ("test_without.py",)
 
 
@@ -27,24 +30,20 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the package keeps its store; and where tests that outside data has are imported from."""
+    """Where the package keeps its store."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(folder))
         patch.setenv("EP_DISABLE_AUTO_BROWSER", "1")
-        patch.syspath_prepend(str(HERE))
-        if data := os.environ.get("ABUT_EVAL_PROTOCOL"):
-            sys.path.append(data)
         yield folder
 
 
 @pytest.fixture(scope="session")
 def guess_server() -> Iterator[str]:
     """The OpenEnv server of `ep_tests.openenv_guess`."""
-    data = os.environ.get("ABUT_EVAL_PROTOCOL")
-    if data is None:
+    if DATA is None:
         pytest.skip("ABUT_EVAL_PROTOCOL is unset: it names a folder that has ep_tests")
-    with openenv_server("ep_tests.guess_server:app", data) as url:
+    with openenv_server("ep_tests.guess_server:app", DATA) as url:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GUESS_URL", url)
             yield url

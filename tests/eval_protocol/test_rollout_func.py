@@ -3,7 +3,6 @@
 import inspect
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 pytest.importorskip("eval_protocol")
 pytest.importorskip("trl")
 
-from eval_protocol.models import EvaluateResult, EvaluationRow, Message
-from eval_protocol.pytest import SingleTurnRolloutProcessor, evaluation_test
+from ep_own.scored_game import Game, action_parser
+from eval_protocol.pytest import SingleTurnRolloutProcessor
 from eval_protocol.pytest.integrations import openenv_trl_vllm
-from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
 from openenv.core import GenericEnvClient
 
 import abut
@@ -30,38 +28,8 @@ SERVERS = str(Path(__file__).parent / "servers")
 PROMPTS = ["go"] * 4
 
 
-class Game:
-    """Two steps, worth what the action says; `log` has what happened to each."""
-
-    log: list[Any] = []
-
-    def __init__(self, **made: Any) -> None:
-        self.made, self.steps = made, 0
-        self.log.append(self)
-
-    @classmethod
-    def from_docker_image(cls, image: str, **keywords: Any) -> "Game":
-        return cls(image=image, **keywords)
-
-    def reset(self) -> Any:
-        return SimpleNamespace(observation={"text": "begin"}, reward=None, done=False)
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return SimpleNamespace(
-            observation={"text": f"after {action}"}, reward=float(action), done=self.steps == 2
-        )
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def prompt_builder(observation: Any, step: int, history: list[str]) -> str:
     return f"{step} {observation['text']} {history}"
-
-
-def action_parser(text: str) -> float:
-    return float(len(text))
 
 
 @pytest.fixture
@@ -222,53 +190,27 @@ def test_an_environment_that_fails_costs_its_rollout_alone_and_is_sent_no_step_t
     assert [env.tried for env in game.log if env.tried == 1 and env.steps == 0] == [1, 1]
 
 
-@evaluation_test(
-    input_messages=[[[Message(role="user", content="hi")]]],
-    completion_params=[{"model": "openai/m", "max_tokens": 3}],
-    rollout_processor=OpenEnvRolloutProcessor(
-        env_factory=lambda: Game(whose="the test's"),
-        prompt_builder=lambda observation, step, history: "of the test",
-        action_parser=action_parser,
-    ),
-    steps=1,
-    disable_browser_open=True,
-)
-def test_scores(row: EvaluationRow) -> EvaluationRow:
-    """A tenth of what the steps gave."""
-    rewards = (row.execution_metadata.extra or {})["step_rewards"]
-    row.evaluation_result = EvaluateResult(score=sum(rewards) / 10, reason="")
-    return row
+ENV_PATH = "ep_own.scored_game"
 
 
-@pytest.fixture
-def env_path(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The test above, as a module of its own."""
-    import sys
-    from types import ModuleType
-
-    module = ModuleType("scores_games")
-    module.test_scores = test_scores  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "scores_games", module)
-    return "scores_games"
-
-
-def test_a_test_is_environment_and_score(play: Any, env_path: str) -> None:
+def test_a_test_is_environment_and_score(play: Any) -> None:
     Game.log.clear()
-    output = play(None, None, None, env_path=env_path)
+    output = play(None, None, None, env_path=ENV_PATH)
     assert [env.made for env in Game.log] == [{"whose": "the test's"}] * 4
     assert output["messages"][0][1]["content"] == "of the test"
     assert output["num_turns"] == [1] * 4  # the test's steps
-    assert output["eval_score"] == output["env_reward"] == [0.2] * 4  # two tokens of three
-    assert output["step_rewards"] == [2.0] * 4
+    assert output["eval_score"] == output["env_reward"] == [0.3] * 4
+    assert output["step_rewards"] == [3.0] * 4
+    assert {request.max_tokens for request, _ in play.sampler.calls} == {2}  # and its params
 
 
-def test_what_is_given_wins_over_the_test(play: Any, game: Any, env_path: str) -> None:
+def test_what_is_given_wins_over_the_test(play: Any, game: Any) -> None:
     Game.log.clear()
-    output = play(game, prompt_builder, action_parser, env_path=env_path, max_steps=2)
+    output = play(game, prompt_builder, action_parser, env_path=ENV_PATH, max_steps=2)
     assert (len(Game.log), len(game.log)) == (0, 4)
     assert output["messages"][0][1]["content"] == "1 begin []"
     assert output["num_turns"] == [2] * 4
-    again = play(None, env_path=env_path, processor_kwargs={"env_factory": game})
+    again = play(None, env_path=ENV_PATH, processor_kwargs={"env_factory": game})
     assert (len(Game.log), len(game.log)) == (0, 8)
     assert again["error"] == [None] * 4
 

@@ -176,7 +176,7 @@ def scores_of_pytest(url: str, folder: Path) -> dict[Any, float]:
         f"{DATA}/ep_tests/single_turn.py::test_sum",
         f"{DATA}/ep_tests/single_turn.py::test_shortest",
         f"{DATA}/ep_tests/custom_agent.py",
-        *(f"{HERE}/ep_own/{name}.py" for name in ("graph", "adapted")),
+        *(f"{HERE}/ep_own/{name}.py" for name in ("mcp_tools", "graph", "adapted")),
         f"{HERE}/ep_own/two_tests.py::test_length",
     ]
     environ = {

@@ -58,6 +58,7 @@ def play_test(
     sampler: Any = None,
     whole_group: bool = True,
     step: int = 3,
+    prefix: str = "r",
     **options: Any,
 ) -> Batch:
     """Play a batch of a test, some generations of each row."""
@@ -70,7 +71,7 @@ def play_test(
     tasks = [
         RolloutTask(
             index=index,
-            rollout_id=f"r{index}-{RUN}",
+            rollout_id=f"{prefix}{index}-{RUN}",
             make_env=bound,  # type: ignore[arg-type]
             messages=[],
             seed=str(row["prompt"]),

@@ -16,6 +16,7 @@ from typing import Any
 
 from abut.agents import Endpoint
 from abut.envs.task import RolloutTask
+from abut.eval_protocol.first_alone import FirstAlone
 from abut.eval_protocol.live_openenv import LiveOpenEnv
 from abut.eval_protocol.openenv_source import OpenEnvSource
 
@@ -59,6 +60,7 @@ class OpenEnvPlayer:
         self._max_rollouts = max_rollouts
         self._slots: asyncio.Semaphore | None = None
         self._client: Any = None
+        self._first = FirstAlone()
         self._closing: list[asyncio.Future[Any]] = []
 
     async def start(self) -> None:
@@ -99,7 +101,8 @@ class OpenEnvPlayer:
     async def _played(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
         env = LiveOpenEnv()
         try:
-            await env.open(lambda: self._source.make(task.group))
+            async with self._first.turn():
+                await env.open(lambda: self._source.make(task.group))
             return await self._episode(row, endpoint, env)
         finally:
             self._closing.append(env.close())
