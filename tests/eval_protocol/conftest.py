@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 DATA = os.environ.get("ABUT_EVAL_PROTOCOL")
 # Tests are named as modules: ours, and those of the outside data.
 sys.path += [str(HERE), *([DATA] if DATA else [])]
-WITHOUT_THE_PACKAGE = ("test_without.py",)
+WITHOUT_THE_PACKAGE = ("test_without.py", "test_first_imports.py")
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -43,7 +43,7 @@ def guess_server() -> Iterator[str]:
     """The OpenEnv server of `ep_tests.openenv_guess`."""
     if DATA is None:
         pytest.skip("ABUT_EVAL_PROTOCOL is unset: it names a folder that has ep_tests")
-    with openenv_server("ep_tests.guess_server:app", DATA) as url:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GUESS_URL", url)
-            yield url
+    app = "ep_tests.guess_server:app"
+    with openenv_server(app, DATA) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GUESS_URL", url)
+        yield url

@@ -1,4 +1,4 @@
-"""`eval_test`: which test, which rows, which processor; and what cannot be trained, with the way out."""
+"""`eval_test`: which test, which rows, which processor; and what cannot be trained."""
 
 import json
 from typing import Any
@@ -80,12 +80,25 @@ def test_it_is_an_agent_and_its_name_is_its_own() -> None:
 
 
 def test_rows_come_as_eval_protocol_loads_them() -> None:
-    """Adapted, cut to three, changed and filtered; the file's empty line is none."""
+    """Adapted, cut to three and filtered; the file's empty line is none."""
     rows = eval_test("ep_own.adapted").dataset()
     assert rows["row_id"] == ["boat", "car"]
-    assert rows["prompt"][0] == "system: Count.\n\nuser: How many letters has boat?"
+    assert rows["prompt"][0] == "How many letters has boat?"
     row = EvaluationRow.model_validate_json(rows["eval_row"][1])
     assert row.ground_truth == {"letters": 3, "word": "car"}
+
+
+def test_rows_are_changed_as_the_test_says() -> None:
+    """Under pytest Eval Protocol 0.3.33 fails where there is a preprocess_fn."""
+
+    def say_first(rows: list[EvaluationRow]) -> list[EvaluationRow]:
+        for row in rows:
+            row.messages.insert(0, Message(role="system", content="Count."))
+        return rows
+
+    assert eval_test(made(preprocess_fn=say_first)).dataset()["prompt"] == [
+        "system: Count.\n\nuser: hi"
+    ]
 
 
 def test_rows_without_an_id_have_the_same_one_each_time() -> None:

@@ -1,9 +1,9 @@
-"""Eval Protocol's helper for TRL, with our import: what its arguments do, and rows that are right."""
+"""Eval Protocol's helper for TRL, with our import: its arguments, and rows that are right."""
 
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -151,7 +151,7 @@ def test_no_more_play_at_once_than_concurrency_says(play: Any, game: Any) -> Non
 
 def test_async_environments_play_too(play: Any) -> None:
     class Async(Game):
-        log: list[Any] = []
+        log: ClassVar[list[Any]] = []
 
         async def reset(self) -> Any:  # type: ignore[override]
             return super().reset()

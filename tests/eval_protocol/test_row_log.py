@@ -208,7 +208,10 @@ def test_what_the_page_would_refuse_is_cut_to_size_or_left_out() -> None:
 @pytest.mark.parametrize(
     ("make", "changed"),
     [
-        (lambda row: setattr(row.evaluation_result, "score", float("nan")), "evaluation_result.score"),
+        (
+            lambda row: setattr(row.evaluation_result, "score", float("nan")),
+            "evaluation_result.score",
+        ),
         (lambda row: setattr(row.messages[0], "logprobs", float("inf")), "logprobs"),
         (lambda row: setattr(row, "tools", [{"f": object()}]), "tools"),
         (

@@ -1,4 +1,4 @@
-"""Tests of Eval Protocol, unmodified, under a real `GRPOTrainer`: what was said is what is trained."""
+"""Tests of Eval Protocol, unmodified, under a real `GRPOTrainer`: what was said is trained."""
 
 import json
 import os
@@ -148,7 +148,7 @@ def test_scores_are_those_of_plain_pytest_on_the_same_answers(run: Any, tmp_path
         found = scores_of_pytest(server.url, tmp_path)
     compared = {key: score for key, score in expected.items() if key[0] != "test_all_right"}
     assert len(compared) == GENERATIONS * (3 + 3 + 2 + 1 + 1 + 2 + 2)
-    assert {key: found[key] for key in compared} == compared
+    assert {key: found.get(key) for key in compared} == compared
     assert len(set(compared.values())) > 5  # they are not all alike
 
 
@@ -204,7 +204,7 @@ def scores_of_pytest(url: str, folder: Path) -> dict[Any, float]:
         for row in rows
         if row.get("evaluation_result")
     }
-    assert scores, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return scores
 
 
@@ -246,7 +246,9 @@ def test_what_gives_no_score_is_none_and_never_zero(run: Any) -> None:
 
 
 def test_metrics_are_columns_and_are_logged(run: Any) -> None:
-    brief = [r["eval/brief"] for row, r in rollouts(run) if row["environment"].endswith(":test_sum")]
+    brief = [
+        r["eval/brief"] for row, r in rollouts(run) if row["environment"].endswith(":test_sum")
+    ]
     assert brief
     assert any("eval/brief" in log for log in run.trainer.state.log_history)
 

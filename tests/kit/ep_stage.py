@@ -1,4 +1,4 @@
-"""What tests of Eval Protocol are played on: a policy that knows its answers, and a batch of a test."""
+"""What tests of Eval Protocol are played on: a policy that knows its answers, and a batch."""
 
 import json
 import re

@@ -122,6 +122,8 @@ class EvalTest:
         """Have the processor set up."""
         self._rows.clear()
         self._scores.clear()
+        if self._scorer is not None:
+            await self._scorer.start()
         await self._player.start()
 
     async def stop(self) -> None:

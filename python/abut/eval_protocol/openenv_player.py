@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from abut.agents import Endpoint
+from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
-from abut.eval_protocol.first_alone import FirstAlone
+from abut.eval_protocol.first_imports import import_for
 from abut.eval_protocol.live_openenv import LiveOpenEnv
 from abut.eval_protocol.openenv_source import OpenEnvSource
 
@@ -60,13 +61,18 @@ class OpenEnvPlayer:
         self._max_rollouts = max_rollouts
         self._slots: asyncio.Semaphore | None = None
         self._client: Any = None
-        self._first = FirstAlone()
+        self._has_imported = False
         self._closing: list[asyncio.Future[Any]] = []
 
     async def start(self) -> None:
         """Make the client that all rollouts of the batch share."""
         import openai
 
+        source = self._source
+        if not self._has_imported:
+            self._has_imported = True
+            theirs = (source.env_factory, source.prompt_builder, source.action_parser)
+            await THREADS.ask(lambda: import_for(theirs))
         self._slots = None if self._max_rollouts is None else asyncio.Semaphore(self._max_rollouts)
         self._client = openai.AsyncOpenAI(
             base_url="http://each.rollout.has.its.own",
@@ -101,8 +107,7 @@ class OpenEnvPlayer:
     async def _played(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
         env = LiveOpenEnv()
         try:
-            async with self._first.turn():
-                await env.open(lambda: self._source.make(task.group))
+            await env.open(lambda: self._source.make(task.group))
             return await self._episode(row, endpoint, env)
         finally:
             self._closing.append(env.close())

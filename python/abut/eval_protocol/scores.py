@@ -15,7 +15,7 @@ from typing import Any
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.threads import THREADS
 from abut.errors import text_of, trace_of
-from abut.eval_protocol.first_alone import FirstAlone
+from abut.eval_protocol.first_imports import import_for
 from abut.eval_protocol.loaded_test import LoadedTest
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,13 @@ class Scorer:
         self._test = test
         self._row_timeout_s = row_timeout_s
         self._said: set[str] = set()
-        self._first = FirstAlone()
+        self._has_imported = False
+
+    async def start(self) -> None:
+        """Called before a batch."""
+        if not self._has_imported:
+            self._has_imported = True
+            await THREADS.ask(lambda: import_for([self._test.function]))
 
     async def of_row(self, row: Any) -> Score:
         """Score a row by itself."""
@@ -94,7 +100,7 @@ class Scorer:
             return await returned if inspect.isawaitable(returned) else returned
 
         try:
-            async with self._first.turn(), asyncio.timeout(limit_s) as clock:
+            async with asyncio.timeout(limit_s) as clock:
                 return await call()
         except TimeoutError as error:
             if clock.expired():

@@ -1,4 +1,4 @@
-"""Rows from a file, by an adapter, cut, changed and filtered; another model judges the answers."""
+"""Rows from a file, by an adapter, cut and filtered; another model judges the answers."""
 
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,11 @@ def adapt(lines: list[dict[str, Any]]) -> list[EvaluationRow]:
     ]
 
 
-def say_first(rows: list[EvaluationRow]) -> list[EvaluationRow]:
-    for row in rows:
-        row.messages.insert(0, Message(role="system", content="Count."))
-    return rows
-
-
 @evaluation_test(
     input_dataset=[str(Path(__file__).with_name("words.jsonl"))],
     dataset_adapter=adapt,
     max_dataset_rows=3,
     filtered_row_ids=["boat", "car"],
-    preprocess_fn=say_first,
     completion_params=[{"model": "openai/any-model", "temperature": 0.0, "max_tokens": 16}],
     rollout_processor=SingleTurnRolloutProcessor(),
     disable_browser_open=True,

@@ -1,7 +1,7 @@
 """A game of two steps in this process, and a test that scores it."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from eval_protocol.models import EvaluateResult, EvaluationRow, Message
 from eval_protocol.pytest import evaluation_test
@@ -11,7 +11,7 @@ from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcess
 class Game:
     """Two steps, worth what the action says; `log` has what happened to each."""
 
-    log: list[Any] = []
+    log: ClassVar[list[Any]] = []
 
     def __init__(self, **made: Any) -> None:
         self.made, self.steps = made, 0

@@ -27,7 +27,7 @@ def test_length(row: EvaluationRow) -> EvaluationRow:
     evaluation_test_kwargs=[{"letter": "a"}, {"letter": "e"}],
     disable_browser_open=True,
 )
-def test_letter(row: EvaluationRow, letter: str = "") -> EvaluationRow:
+def test_letter(row: EvaluationRow, letter: str) -> EvaluationRow:
     """How often a letter was said."""
     said = str(row.messages[-1].content or "")
     row.evaluation_result = EvaluateResult(score=float(said.count(letter)), reason=letter)
