@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from ep_own.scored_game import Game
 from eval_protocol.models import EvaluateResult, EvaluationRow, Message, Status
 from eval_protocol.pytest import RolloutProcessor, SingleTurnRolloutProcessor, evaluation_test
 from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
+from openenv.core import GenericEnvClient
 
 from abut.eval_protocol import eval_test
 from ep_server import free_port, start_server
@@ -135,10 +140,6 @@ def test_a_body_that_hangs_gives_no_score_and_ends_no_batch(
 
 def test_an_openenv_server_that_dies_fails_the_rollouts_that_play_on_it(stage: Stage) -> None:
     """Each plays a turn; then it is gone, and all say so; the next batch has a new one."""
-    from pathlib import Path
-
-    from openenv.core import GenericEnvClient
-
     servers, port = str(Path(__file__).parent / "servers"), free_port()
     process = start_server("mini_web:app", servers, port, {})
 
@@ -187,3 +188,51 @@ def test_an_episode_ends_and_is_scored_where_the_budget_does(stage: Stage) -> No
         assert rollout.reward == 1.0
         assert 1 < len(rollout.turns) == len(rollout.step_rewards) < 30
         assert rollout.extras["step_rewards"] == len(rollout.turns)
+
+
+IN_A_PROCESS = """
+import logging, socket, sys
+logging.basicConfig(level=logging.WARNING)
+asked = []
+look_up = socket.getaddrinfo
+def noting(host, *args, **kwargs):
+    if host not in ("127.0.0.1", "localhost", "::1", None):
+        asked.append(host)
+        raise OSError("no network")
+    return look_up(host, *args, **kwargs)
+socket.getaddrinfo = noting
+from transformers import AutoTokenizer
+import abut
+from abut.eval_protocol import eval_test
+from abut.template.processor import ChatTemplateProcessor
+from assets import DEMO_ASSETS
+from ep_stage import play_test
+from stage import Stage
+hf = AutoTokenizer.from_pretrained(DEMO_ASSETS)
+stage = Stage(abut.Tokenizer.from_pretrained(hf), ChatTemplateProcessor(hf))
+test = eval_test("ep_own.two_tests:test_length")
+print("rewards", play_test(stage, test).rewards)
+test._log.wait()
+print("looked up", asked)
+"""
+
+
+def test_a_store_that_cannot_be_had_costs_nothing_and_no_network_is_asked(tmp_path: Any) -> None:
+    """In a process of its own: where the store's folder should be, there is a file."""
+    here = Path(__file__).parent
+    (tmp_path / ".eval_protocol").write_text("a file")
+    environ = {name: value for name, value in os.environ.items() if "LITELLM" not in name}
+    environ |= {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    paths = (here, here.parent / "kit", *filter(None, [os.environ.get("PYTHONPATH")]))
+    environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert "rewards [0.046875, 0.046875, 0.046875, 0.046875]" in done.stdout, done.stderr[-3000:]
+    assert "looked up []" in done.stdout
+    assert done.stderr.count("a row could not be logged for ep logs, training goes on") == 1
