@@ -1,18 +1,23 @@
 """`eval_test`: which test, which rows, which processor; and what cannot be trained."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from abut.agents import is_agent
-from ep_stage import last_user, play_test
+from ep_stage import call_text, last_user, play_test
 from stage import Recording, Stage
 
 pytest.importorskip("eval_protocol")
 
 from eval_protocol.models import EvaluationRow, InputMetadata, Message
-from eval_protocol.pytest import RolloutProcessor, evaluation_test
+from eval_protocol.pytest import (
+    RolloutProcessor,
+    SingleTurnRolloutProcessor,
+    evaluation_test,
+)
 from eval_protocol.pytest.remote_rollout_processor import RemoteRolloutProcessor
 
 from abut.eval_protocol import eval_test
@@ -232,3 +237,49 @@ def test_step_and_generation_reach_no_body_and_secrets_neither(stage: Stage) -> 
 
     play_test(stage, eval_test(test_sees, log=None), generations=1)
     assert seen == [{"model": "policy", "max_tokens": 9}]
+
+
+def test_a_processor_with_a_server_on_a_fixed_port_has_one_rollout_at_a_time(stage: Stage) -> None:
+    """By the name of its class, as Eval Protocol's own: a call starts a server, cleanup ends it."""
+    live: list[int] = []
+    told: list[str] = []
+
+    class MCPGymRolloutProcessor(SingleTurnRolloutProcessor):
+        def __call__(self, rows: Any, config: Any) -> Any:
+            told.append("call")
+            live.append(1)
+            assert len(live) == 1
+            return super().__call__(rows, config)
+
+        def cleanup(self) -> None:
+            told.append("cleanup")
+            live.clear()
+
+    test = eval_test(made(rollout_processor=MCPGymRolloutProcessor()), log=None)
+    assert play_test(stage, test, generations=4).rewards == [1.0] * 4
+    assert told == ["call", "cleanup"] * 4 + ["cleanup"]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "score"),
+    [
+        ("ep_own.typed", call_text("capital", country="Italy"), 1.0),
+        ("ep_own.mcp_tools", call_text("add", a=2, b=3), 1.0),
+        ("ep_own.graph", call_text("weather", city="Rome"), 1 + len("It is: sunny in Rome") / 64),
+    ],
+)
+def test_agents_with_tools_are_one_conversation(
+    stage: Stage, name: str, call: str, score: float
+) -> None:
+    """The call is asked for, its result comes back, and both turns are in one row."""
+
+    def policy(text: str) -> str:
+        said = last_user(text)
+        result = re.sub(r"</?tool_response>", "", said).strip()
+        return call if said.rstrip().endswith(("?", ".")) else f"It is: {result}"
+
+    batch = play_test(stage, eval_test(name, log=None), policy)
+    assert [rollout.error for rollout in batch.rollouts] == [None, None]
+    assert [len(rollout.turns) for rollout in batch.rollouts] == [2, 2]
+    assert [len(rollout.branches) for rollout in batch.rollouts] == [0, 0]
+    assert batch.rewards == [score] * 2

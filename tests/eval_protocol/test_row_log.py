@@ -22,6 +22,7 @@ from eval_protocol.models import (
 )
 from eval_protocol.pytest import RolloutProcessor, SingleTurnRolloutProcessor, evaluation_test
 
+import abut
 from abut.eval_protocol import eval_test, prune_logs
 from abut.eval_protocol.row_log import SAMPLE
 from abut.eval_protocol.shown_row import fitted
@@ -95,6 +96,18 @@ def test_each_rollout_is_there_running_and_then_as_it_ended(stage: Stage) -> Non
     assert failed["rollout_status"]["code"] == Status.Code.INTERNAL
     assert "broken by the test" in failed["rollout_status"]["message"]
     assert "api_key" not in json.dumps(kept.rows)
+
+
+def test_rollouts_of_a_batch_that_is_given_up_do_not_run_for_ever(stage: Stage) -> None:
+    kept = Kept()
+    test = eval_test(logged(kept))
+    with pytest.raises(abut.RolloutError, match="broken by the test"):
+        play_test(stage, test, retries=0, on_failure="raise")
+    test._log.wait()
+    ids = {row["execution_metadata"]["rollout_id"] for row in kept.rows}
+    assert ids
+    for rollout_id in ids:
+        assert kept.of(rollout_id)[-1]["rollout_status"]["message"] == "the batch was given up"
 
 
 def test_tokens_are_those_of_our_rows(stage: Stage) -> None:

@@ -127,7 +127,10 @@ class EvalTest:
         await self._player.start()
 
     async def stop(self) -> None:
-        """Have it clean up."""
+        """Have it clean up; what has not been settled was given up with the batch."""
+        for row in self._rows.values():
+            self._log.given_up(row)
+        self._rows.clear()
         await self._player.stop()
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:

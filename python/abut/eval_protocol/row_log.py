@@ -24,6 +24,7 @@ SAMPLE = 8
 """So many rollouts of each batch have their tokens there, and are all that a sample has."""
 
 _GIVES_UP = 3
+_GIVEN_UP = "the batch was given up"
 _MOST_WAITING = 4096
 _STEP = re.compile(r"step-(\d+)")
 
@@ -47,10 +48,12 @@ class RowLog:
         self._waiting = threading.BoundedSemaphore(_MOST_WAITING)
         self._failed = 0
         self._said: set[str] = set()
+        self._shown: set[str] = set()
 
     def running(self, row: Any, task: RolloutTask) -> None:
         """Show a rollout that begins."""
         if self._takes(task):
+            self._shown.add(task.rollout_id)
             copy = row.model_copy(deep=True)
             copy.input_metadata.dataset_info = {
                 **(copy.input_metadata.dataset_info or {}),
@@ -70,9 +73,23 @@ class RowLog:
         tokenizer: _Tokenizer,
     ) -> None:
         """Show what became of it; nobody changes what is given here any more."""
+        self._shown.discard(task.rollout_id)
         if self._takes(task):
             decode = tokenizer.decode_bytes if task.index < SAMPLE else None
             self._later(lambda: ended_row(row, task, rollout, score, decode))
+
+    def given_up(self, row: Any) -> None:
+        """Show that nothing more becomes of a rollout that was shown."""
+        if row.execution_metadata.rollout_id not in self._shown:
+            return
+
+        def make() -> Any:
+            copy = row.model_copy(deep=True)
+            copy.rollout_status = type(copy.rollout_status).rollout_error(_GIVEN_UP)
+            copy.eval_metadata.status = type(copy.rollout_status).error(_GIVEN_UP)
+            return copy
+
+        self._later(make)
 
     def wait(self) -> None:
         """Wait until what was handed over is written, or cannot be."""
