@@ -17,6 +17,9 @@ endif
 ifneq ($(wildcard $(DATA)/clients),)
 export ABUT_CLIENTS ?= $(DATA)/clients
 endif
+ifneq ($(wildcard $(DATA)/eval_protocol),)
+export ABUT_EVAL_PROTOCOL ?= $(DATA)/eval_protocol
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.
 export HF_HUB_OFFLINE := 1
@@ -28,7 +31,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -125,6 +128,24 @@ $(AGENT_VENV)/%/deps.stamp: tests/gateway/clients/%.txt tests/gateway/clients/re
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(AGENT_VENV)/$*/bin/uv pip install --quiet \
 		--python $(AGENT_VENV)/$*/bin/python --requirement tests/gateway/clients/requirements.txt \
 		--requirement $<
+	touch $@
+
+# Eval Protocol brings a hundred packages, and a pytest plugin that every run would load, and that
+# imports litellm, which looks prices up unless it is told not to. Debian's chromium, where there is
+# one, opens the pages of `ep logs`.
+EVAL_PROTOCOL := .venv-eval-protocol
+
+eval-protocol-env: $(EVAL_PROTOCOL)/deps.stamp
+
+test-eval-protocol: build $(EVAL_PROTOCOL)/deps.stamp
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python $(EVAL_PROTOCOL)/bin/python -m pytest \
+		-W ignore -m eval_protocol tests/eval_protocol
+
+$(EVAL_PROTOCOL)/deps.stamp: tests/eval_protocol/requirements.txt
+	$(PYTHON) -m venv --clear $(EVAL_PROTOCOL)
+	$(EVAL_PROTOCOL)/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(EVAL_PROTOCOL)/bin/uv pip install --quiet \
+		--python $(EVAL_PROTOCOL)/bin/python --requirement $<
 	touch $@
 
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so

@@ -20,6 +20,10 @@ from assets import EXAMPLES
 
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
 ALONE = ["exact_tokens.py"]
+EVAL_PROTOCOL = [
+    "eval_protocol_grpo.py",
+    "eval_protocol_sums.py",
+]  # tests/eval_protocol/test_example.py
 TRAINING = ["agent_openai.py", "custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
 
 
@@ -37,7 +41,7 @@ def source(name: str) -> str:
 
 def test_no_example_is_forgotten() -> None:
     assert sorted(file.name for file in EXAMPLES.glob("*.py")) == sorted(
-        [*ALONE, *TRAINING, *UNDER_PYTEST]
+        [*ALONE, *EVAL_PROTOCOL, *TRAINING, *UNDER_PYTEST]
     )
 
 

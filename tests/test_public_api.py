@@ -15,6 +15,7 @@ import pytest
 
 import abut
 import abut.audit
+import abut.eval_protocol
 import abut.gateway
 import abut.gym
 import abut.openenv
@@ -29,6 +30,7 @@ from abut.samplers.settings import SamplingSettings
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
     "audit": ("Audit", "audit"),
+    "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
@@ -41,7 +43,10 @@ MODULES = {
 }
 OPTIONAL = (
     "aiohttp",
+    "datasets",
+    "eval_protocol",
     "hypothesis",
+    "litellm",
     "tokenizers",
     "torch",
     "tqdm",
@@ -296,6 +301,15 @@ audit.Audit
   exact
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
+eval_protocol.create_openenv_vllm_rollout_func(env_factory, prompt_builder, action_parser, \
+vllm_base_url='http://localhost:8000', vllm_model='Qwen/Qwen2.5-7B', max_steps=8, *, \
+completion_params=None, concurrency=None, processor_cls=None, processor_kwargs=None, \
+env_path=None, env_client_cls=None, tasks=None, task_var=None, miniwob_url=None, \
+docker_image='browsergym-env:latest', env_base_url=None, request_timeout_s=15.0, \
+default_headers=None, provider=None, docker_port=None, env_vars=None, benchmark='miniwob', \
+headless=True, viewport_width=1280, viewport_height=720, timeout_ms=10000)
+eval_protocol.eval_test(test, *, name=None, kwargs=None, log='all', row_timeout_s=120.0)
+eval_protocol.prune_logs(*, keep_steps, experiment_id=None)
 gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file=None, \
 rewrites=('text_lost', 'stop_put_back', 'calls_as_text', 'code_again', 'empty_turn_left_out'), \
 unenforced='refuse', sampler=None, tokenizer=None, config=None, recorder=None, idle_s=600.0)

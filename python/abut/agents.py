@@ -66,7 +66,8 @@ class AgentResult:
 
     Attributes:
         reward: None is no score.
-        extras: more columns for reward functions, None for rollouts that have them not.
+        extras: more columns for reward functions, None for rollouts that have them not. Of those
+            whose name has a slash, `env_reward` logs the mean.
         messages: the conversation as the agent tells it; None: as the gateway heard it.
     """
 
@@ -79,8 +80,14 @@ class AgentResult:
 class Agent(Protocol):
     """Plays whole rollouts. `@agent` makes one of a function.
 
-    One may also have `async start(gateway)` and `async stop()`, called once for each batch that it
-    plays in: what `start` raises ends the batch.
+    One may also have, each called once for each batch that it plays in:
+
+    - `async start(gateway)`, before any rollout; what it raises ends the batch.
+    - `async settle(played, tokenizer)`, when all rollouts of the batch have ended and before
+      anything is made of them: for scores that take more than one rollout. `played` has each of
+      this agent's as `(task, rollout)`, failed ones too, and `tokenizer` decodes their tokens; it
+      may set `reward`, `extras` and `turns[k].reward` of a rollout. What it raises ends the batch.
+    - `async stop()`, after it, also where the batch was given up.
     """
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> float | AgentResult | None:

@@ -50,7 +50,8 @@ class Columns(Talk):
 class Run:
     """Trains with TRL's own steps.
 
-    Keeps the `prompts` and `outputs` of each call of the rollout_func, the `generated` that TRL's
+    Keeps the `prompts` and `outputs` of each call of the rollout_func, the dataset's rows of it
+    (`inputs`), the `generated` that TRL's
     `_generate` made of it, the `batches` for the loss, and TRL's own logprobs (`recomputed`).
     """
 
@@ -73,6 +74,7 @@ class Run:
 
         self.outputs: list[Any] = []
         self.prompts: list[Any] = []
+        self.inputs: list[Any] = []
         self.generated: list[Any] = []
         self.batches: list[Any] = []
         self.recomputed: list[Any] = []
@@ -117,6 +119,7 @@ class Run:
         return self.generated[-1]
 
     def _recompute(self, inputs: Any) -> Any:
+        self.inputs.append([dict(row) for row in inputs])
         batch = self._score(inputs)
         with torch.no_grad():
             logprobs = self.trainer._get_per_token_logps_and_entropies(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from abut.envs.accepted import AnyEnv
 from abut.messages import Message
@@ -51,6 +51,13 @@ class RolloutTask:
     """Which one of its group it is, over all ranks."""
     sample_key: str | None = None
     """What the seeds of its samples are made of; None: its `rollout_id`."""
+    whole_group: bool = True
+    """Whether all rollouts of its group are played here; a rank's slice may cut it."""
+    run_id: str = ""
+    """Of the training run, the same for all of its rollouts."""
+    step: int | None = None
+    """Of the trainer, where there is one."""
+    mode: Literal["train", "eval"] = "train"
     removed_columns: Sequence[str] = ()
     """What the trainer took out of that row, so that no environment can have it."""
     processor: PartsProcessor | None = None

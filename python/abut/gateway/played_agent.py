@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from abut.agents import Agent
+from abut.agents import Agent, AgentResult, result_of
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import raised_by_env
+from abut.envs.foreign import place_of, raised_by_env
 from abut.envs.task import RolloutTask
 from abut.errors import TemplateError
 from abut.gateway.batch_policy import Shared
@@ -17,6 +17,7 @@ from abut.gateway.processors import Processors
 from abut.gateway.server import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import AnyEpisode, Batch, OwnLoop
+from abut.rollout.rollout import Rollout
 
 
 class AgentSource:
@@ -84,6 +85,24 @@ class PlayedAgent(OwnLoop):
         return AgentEpisode(
             self._agent, self.__name__, self._gateway, self._shared, batch, task, attempt
         )
+
+    async def settle(self, batch: Batch, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
+        """Have the agent score what takes more than one rollout.
+
+        Raises:
+            EnvError: it raised, or has set what is no reward.
+        """
+        settle = getattr(self._agent, "settle", None)
+        if settle is None:
+            return
+        await self._ask(batch, "settle", lambda: settle(played, batch.tokenizer))
+        name, nan = f"{self.__name__}.settle", batch.notices.nan_reward
+        for _, rollout in played:
+            said = AgentResult(rollout.reward, rollout.extras)
+            result = result_of(
+                said, name, place_of(self._agent, "settle"), on_nan=lambda: nan(name)
+            )
+            rollout.reward, rollout.extras = result.reward, result.extras
 
     async def _ask(self, batch: Batch, what: str, call: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -88,6 +88,10 @@ class OwnLoop(ABC):
     def episode(self, batch: "Batch", task: RolloutTask, attempt: int) -> AnyEpisode:
         """One attempt at a task."""
 
+    async def settle(self, batch: "Batch", played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
+        """Called when all rollouts of the batch have ended, with those that this has played."""
+        return
+
 
 class Batch:
     """What the rollouts of one batch share.
@@ -305,12 +309,18 @@ class Batch:
         async with AsyncExitStack() as stack:
             if isinstance(self._sampler, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._sampler)
-            for played in {id(task.make_env): task.make_env for task in self._tasks}.values():
-                if isinstance(played, OwnLoop):
-                    await stack.enter_async_context(played.for_batch(self))
+            own_loops: dict[int, OwnLoop] = {}
+            for task in self._tasks:
+                if isinstance(task.make_env, OwnLoop) and id(task.make_env) not in own_loops:
+                    own_loops[id(task.make_env)] = task.make_env
+                    await stack.enter_async_context(task.make_env.for_batch(self))
             playing = [asyncio.ensure_future(play_one(task)) for task in self._tasks]
             try:
-                return list(await asyncio.gather(*playing))
+                rollouts = list(await asyncio.gather(*playing))
+                for id_, played in own_loops.items():
+                    pairs = zip(self._tasks, rollouts, strict=True)
+                    await played.settle(self, [p for p in pairs if id(p[0].make_env) == id_])
+                return rollouts
             finally:
                 self._gives_up = True
                 for rollout in playing:

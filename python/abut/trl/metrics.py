@@ -76,6 +76,24 @@ def log_rollout_metrics(
         log_metric(f"rollout/stop/{reason}", reasons[reason] / len(stats))
 
 
+def is_metric(name: str) -> bool:
+    """Whether a column of an agent's extras is logged: its name has a slash, as metrics have."""
+    return "/" in name
+
+
+def log_extra_metrics(
+    columns: Mapping[str, Sequence[Any]], log_metric: Callable[[str, float], None]
+) -> None:
+    """Log the mean of each column that is a metric, over the rollouts that have a number there."""
+    for name in filter(is_metric, columns):
+        numbers = [
+            float(value)
+            for value in columns[name]
+            if isinstance(value, int | float) and math.isfinite(value)
+        ]
+        log_metric(name, sum(numbers) / len(numbers) if numbers else math.nan)
+
+
 def _log_branches(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:

@@ -1,10 +1,11 @@
 """What the ranks of a training run tell each other after a batch.
 
-Invariant: every rank enters the one exchange there is, whatever happened to it, so that no rank
-waits for one that has given up; and where one raises, all do.
+Invariant: every rank enters the exchange of what failed, whatever happened to it, so that no rank
+waits for one that has given up; and where one raises, all do. Only then comes what the rest of the
+batch takes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,3 +60,12 @@ def judged(
     tallies = [other.tally for other in reports if other.tally is not None]
     failures.judge(tallies, max_failed_frac, logs=rank == 0)
     return played
+
+
+def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
+    """The names that any rank has, on all ranks the same and in one order; all have to ask."""
+    if accelerator.num_processes == 1:
+        return list(names)
+    from accelerate.utils import gather_object
+
+    return sorted(set(gather_object(list(names))))

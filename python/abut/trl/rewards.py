@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from abut.trl.metrics import log_rollout_metrics
+from abut.trl.metrics import log_extra_metrics, log_rollout_metrics
 
 # Two at most: on 80 columns TRL's table gives each of its columns ten characters.
 _TABLE = ("num_turns", "stop_reason")
@@ -28,10 +28,12 @@ def env_reward(
 ) -> list[float | None]:
     """Reward function for `GRPOTrainer`: the environment's own reward; None where it has none.
 
-    Logs the `rollout/…` metrics of the batch, and columns for TRL's table of completions.
+    Logs the `rollout/…` metrics of the batch, those of agents (extras whose name has a slash), and
+    columns for TRL's table of completions.
     """
     if log_metric is not None:
         log_rollout_metrics(rollout_stats, log_metric)
+        log_extra_metrics(extras, log_metric)
     if log_extra is not None:
         for name in _TABLE:
             if name in extras:

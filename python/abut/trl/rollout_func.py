@@ -31,10 +31,11 @@ from abut.template.text_processor import as_parts_processor
 from abut.tools.environment_factory import environments_of
 from abut.trl.agent_ranks import serve_ranks
 from abut.trl.end_tokens import check_end_tokens
-from abut.trl.ranks import judged
+from abut.trl.metrics import is_metric
+from abut.trl.ranks import judged, of_all_ranks
 from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument, EnvRoute
-from abut.trl.rows import rows_of
+from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.sampler import client_settings, sampler_of
 from abut.trl.scores import Scores
 from abut.trl.tasks import Tasks
@@ -152,6 +153,8 @@ class RolloutFunc:
             self.flush()  # training ends here, or begins anew: nothing goes on beside it
             raise
         self._end_batch()
+        if self._tasks.route.agents:
+            fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
         return rows

@@ -4,7 +4,7 @@ Invariant: exactly what the engine saw and sampled, ending on a sampled token; a
 row that carries no weight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -67,6 +67,12 @@ def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
             "hint: give it another name"
         )
     return {name: [rollout.extras.get(name) for rollout in rollouts] for name in names}
+
+
+def fill_metrics(rows: dict[str, list[Any]], names: Iterable[str]) -> None:
+    """Have a column of None for each metric that only agents of other ranks have."""
+    for name in names:
+        rows.setdefault(name, [None] * len(rows["rollout_id"]))
 
 
 def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[Any]]:

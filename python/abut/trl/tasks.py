@@ -56,6 +56,7 @@ class Tasks:
         rows = dataset_columns(trainer, prompts)
         removed = removed_columns(trainer, mode, rows[0]) if rows else ()
         self._refuse_removed(removed)
+        slice_ends = offset + len(prompts)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
             messages, seed, row = self._start(prompt, index)
             columns = _joined(dataset_row, row) | {"prompt": prompt}
@@ -79,6 +80,11 @@ class Tasks:
                     group=first_group + group,
                     place=(offset + index) % generations,
                     sample_key=sample_key,
+                    whole_group=group * generations >= offset
+                    and (group + 1) * generations <= slice_ends,
+                    run_id=self.run_id,
+                    step=step,
+                    mode="eval" if mode == "eval" else "train",
                     removed_columns=removed,
                 )
             )

@@ -1,0 +1,11 @@
+"""Eval Protocol: an `@evaluation_test` is environment and reward of a training run, unmodified.
+
+Invariant: what a rollout asks goes to the policy, and nothing else does; nothing of the package is
+imported before a test is named.
+"""
+
+from abut.eval_protocol.eval_agent import eval_test
+from abut.eval_protocol.rollout_func import create_openenv_vllm_rollout_func
+from abut.eval_protocol.row_log import prune_logs
+
+__all__ = ["create_openenv_vllm_rollout_func", "eval_test", "prune_logs"]

@@ -1,0 +1,266 @@
+"""A test as an agent: its processor plays a rollout, its body scores it.
+
+Invariant: a rollout is scored once, by itself where the test scores rows one by one, else with the
+others when all of the batch have ended; what a body sees of a row is what evaluation shows it.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from abut.agents import AgentResult, Endpoint
+from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.eval_protocol.dataset import dataset_of, row_of
+from abut.eval_protocol.loaded_test import LoadedTest, load_test
+from abut.eval_protocol.processors import Player, player_of
+from abut.eval_protocol.row_log import RowLog
+from abut.eval_protocol.scores import Score, Scorer
+from abut.rollout.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+Log = Literal["all", "sample"]
+_MODEL = "policy"
+
+
+class _Tokenizer(Protocol):
+    def decode_bytes(self, ids: Sequence[int]) -> bytes: ...
+
+
+def eval_test(
+    test: Any,
+    *,
+    name: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    log: Log | None = "all",
+    row_timeout_s: float = 120.0,
+) -> "EvalTest":
+    """Make an agent of an `@evaluation_test`, for `make_rollout_func`; the test stays as it is.
+
+    Args:
+        test: `"pkg.mod"`, `"pkg.mod:test"`, or the decorated function.
+        name: for logs, errors and the dataset's column `environment`; None: `pkg.mod:test`.
+        kwargs: what the body gets besides rows; needed where the test has several
+            `evaluation_test_kwargs`.
+        log: which rollouts `ep logs` shows: "all", a "sample" of each batch, None of them.
+        row_timeout_s: seconds that the body may take for a row.
+
+    Raises:
+        TypeError: it is no test.
+        ValueError: the module has several tests, the test several `evaluation_test_kwargs`, or a
+            processor that cannot train; or an argument is none of what it may be.
+        ImportError: there is no such module.
+        MissingExtraError: eval_protocol is not installed.
+    """
+    if log not in ("all", "sample", None):
+        raise ValueError(f"log={log!r}: must be 'all', 'sample' or None")
+    if not row_timeout_s > 0:
+        raise ValueError(f"row_timeout_s={row_timeout_s!r}: must be more than 0 seconds")
+    loaded = load_test(test, kwargs)
+    return EvalTest(
+        name or loaded.name,
+        player_of(loaded),
+        test=loaded,
+        scorer=Scorer(loaded, row_timeout_s),
+        log=RowLog(log, loaded.parameters.logger),
+        model=_MODEL,
+    )
+
+
+class EvalTest:
+    """An agent that plays and scores as a test does; `eval_test` makes it.
+
+    Attributes:
+        name: of it, in logs, errors and the dataset.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        player: Player,
+        *,
+        test: LoadedTest | None,
+        scorer: Scorer | None,
+        log: RowLog,
+        model: str,
+        row_of: Callable[[RolloutTask, str], Any] = row_of,
+    ) -> None:
+        """Take what plays, scores and logs.
+
+        Args:
+            name: of it.
+            player: plays rollouts.
+            test: whose rows they are; None where they are somebody else's.
+            scorer: None: the sum of an episode's step rewards is its reward.
+            log: of its rows.
+            model: what the log calls the policy.
+            row_of: the row of a task.
+        """
+        self.name = self.__name__ = name
+        self._player, self._test, self._scorer = player, test, scorer
+        self._log, self._model, self._row_of = log, model, row_of
+        self._rows: dict[str, Any] = {}
+        self._scores: dict[str, Score] = {}
+
+    def dataset(self) -> Any:
+        """Its rows, as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+
+        The columns: `prompt`, to look at; `row_id`; `environment`, its name, for a `dict` of
+        environments; and the row itself.
+
+        Raises:
+            ValueError: there are no rows, or one cannot be kept as JSON.
+        """
+        if self._test is None:
+            raise ValueError(f"{self.name} has no rows of its own: the dataset is the trainer's")
+        return dataset_of(self._test.rows(), self.name)
+
+    async def start(self, gateway: Any) -> None:
+        """Have the processor set up."""
+        self._rows.clear()
+        self._scores.clear()
+        if self._scorer is not None:
+            await self._scorer.start()
+        await self._player.start()
+
+    async def stop(self) -> None:
+        """Have it clean up; what has not been settled was given up with the batch."""
+        for row in self._rows.values():
+            self._log.given_up(row)
+        self._rows.clear()
+        await self._player.stop()
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Play one rollout, and score it where that takes no other.
+
+        Raises:
+            UnplayableRow: the trainer's row has none of the test's, or the test needs rollouts
+                that other ranks play.
+            Exception: what the processor raises.
+        """
+        if self._mode == "groupwise" and not task.whole_group:
+            raise UnplayableRow(
+                f"{self.name} scores the generations of a row together, and this rank has only "
+                "some of them\nhint: make per_device_train_batch_size times steps_per_generation "
+                "(in evaluation per_device_eval_batch_size) a multiple of num_generations"
+            )
+        row = self._prepared(self._row_of(task, self.name), task)
+        self._rows[task.rollout_id] = row
+        self._log.running(row, task)
+        played = await self._player.play(row, endpoint, task)
+        played.execution_metadata.rollout_id = task.rollout_id
+        self._restore(played)
+        if played.rollout_status.is_running():
+            played.rollout_status = type(played.rollout_status).rollout_finished()
+        self._rows[task.rollout_id] = played
+        if self._scorer is None:
+            steps = _steps_of(played)
+            return AgentResult(None if steps is None else sum(steps), self._extras(played, None))
+        if self._mode != "pointwise":
+            return AgentResult(None, self._extras(played, None))
+        score = await self._scorer.of_row(played)
+        self._note(task, score)
+        return AgentResult(score.value, self._extras(score.row, score))
+
+    async def settle(
+        self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: _Tokenizer
+    ) -> None:
+        """Score what takes several rollouts, and log all of the batch."""
+        if self._scorer is not None and self._mode != "pointwise":
+            for group in self._groups(played):
+                scores = await self._scorer.of_rows([self._rows[t.rollout_id] for t, _ in group])
+                for (task, rollout), score in zip(group, scores, strict=True):
+                    self._note(task, score)
+                    rollout.reward = score.value
+                    rollout.extras = self._extras(score.row, score)
+        for task, rollout in played:
+            if self._player.has_steps and rollout.extras.get("step_rewards") is None:
+                # A number to whoever sums it, and no score to TRL, as None is.
+                rollout.extras = {**rollout.extras, "step_rewards": math.nan}
+            if (row := self._rows.get(task.rollout_id)) is not None:
+                _say_steps(rollout, _steps_of(row))
+                self._restore(row)
+                self._log.ended(row, task, rollout, self._scores.get(task.rollout_id), tokenizer)
+        self._rows.clear()
+        self._scores.clear()
+
+    @property
+    def _mode(self) -> str:
+        return "pointwise" if self._test is None else self._test.mode
+
+    def _groups(
+        self, played: Sequence[tuple[RolloutTask, Rollout]]
+    ) -> list[list[tuple[RolloutTask, Rollout]]]:
+        """What is scored together: without those that failed or were cut short."""
+        groups: dict[Any, list[tuple[RolloutTask, Rollout]]] = {}
+        for task, rollout in played:
+            row = self._rows.get(task.rollout_id)
+            if row is None or rollout.failed or not row.rollout_status.is_finished():
+                continue
+            key = task.group if self._mode == "groupwise" else None
+            groups.setdefault(key, []).append((task, rollout))
+        return list(groups.values())
+
+    def _note(self, task: RolloutTask, score: Score) -> None:
+        self._rows[task.rollout_id], self._scores[task.rollout_id] = score.row, score
+
+    def _prepared(self, row: Any, task: RolloutTask) -> Any:
+        """A row as evaluation has it before its rollout."""
+        from eval_protocol.models import EvalMetadata, Status
+
+        p = None if self._test is None else self._test.parameters
+        metadata, info = row.execution_metadata, row.input_metadata
+        metadata.rollout_id = task.rollout_id
+        metadata.invocation_id = metadata.experiment_id = task.run_id or None
+        metadata.run_id = None if task.step is None else f"step-{task.step:06d}"
+        row.evaluation_result, row.rollout_status = None, Status.rollout_running()
+        info.session_data = {**(info.session_data or {}), "mode": self._mode}
+        described = None if self._test is None else self._test.function.__doc__
+        row.eval_metadata = EvalMetadata(
+            name=self.name,
+            description=described,
+            status=Status.eval_running(),
+            num_runs=1,
+            aggregation_method="mean" if p is None else str(p.aggregation_method),
+            passed_threshold=None,
+            passed=None,
+        )
+        row.pid = os.getpid()
+        self._restore(row)
+        return row
+
+    def _restore(self, row: Any) -> None:
+        """Say of the model what the test says; processors leave address and key there."""
+        params = {} if self._test is None else self._test.completion_params
+        row.input_metadata.completion_params = {**params, "model": self._model}
+
+    def _extras(self, row: Any, score: Score | None) -> dict[str, Any]:
+        steps = _steps_of(row)
+        metrics = {} if score is None else score.metrics
+        return {
+            "eval_score": None if score is None else score.value,
+            "step_rewards": None if steps is None else sum(steps),
+            **{f"eval/{name}": value for name, value in metrics.items()},
+        }
+
+
+def _steps_of(row: Any) -> list[float] | None:
+    """The reward of each step of an environment; None where there is none."""
+    steps = (row.execution_metadata.extra or {}).get("step_rewards")
+    if not isinstance(steps, list | tuple):
+        return None
+    return [float(reward or 0.0) for reward in steps]
+
+
+def _say_steps(rollout: Rollout, steps: list[float] | None) -> None:
+    """Give each turn the reward of its step, where each step was a turn of the row."""
+    if rollout.failed or not rollout.turns:
+        return
+    if steps is not None and len(steps) == len(rollout.turns):
+        for turn, reward in zip(rollout.turns, steps, strict=True):
+            turn.reward = reward
+    else:
+        rollout.turns[-1].reward = rollout.reward

@@ -1,0 +1,179 @@
+"""An `@evaluation_test` as its decorator left it: its parameters, its function and its rows.
+
+Invariant: one test, one choice of keywords; where there are several, an error names them all.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from abut.eval_protocol.package import require_package
+
+_PARAMETERS = "__ep_params__"
+_RESERVED = ("row", "rows")
+
+
+@dataclass(frozen=True)
+class LoadedTest:
+    """One test.
+
+    Attributes:
+        name: `module:test`.
+        function: the user's, sync or async.
+        parameters: all arguments of the decorator, as attributes.
+        kwargs: what the function gets besides rows.
+    """
+
+    name: str
+    function: Any
+    parameters: Any
+    kwargs: Mapping[str, Any]
+
+    @property
+    def mode(self) -> str:
+        """`pointwise`, `groupwise` or `all`."""
+        return str(getattr(self.parameters.mode, "value", self.parameters.mode))
+
+    @property
+    def completion_params(self) -> dict[str, Any]:
+        """Of the first model that it is for."""
+        return dict((self.parameters.completion_params or [None])[0] or {})
+
+    def rows(self) -> list[Any]:
+        """Its `EvaluationRow`s, each with a `row_id`, as Eval Protocol would roll them out.
+
+        Raises:
+            ValueError: there are none, or two have one id.
+        """
+        rows = _filtered([row.model_copy(deep=True) for row in _input_rows(self)], self)
+        from eval_protocol.human_id import generate_id, num_combinations
+
+        for row in rows:
+            if row.input_metadata.row_id is None:
+                index = abs(hash(row)) % num_combinations()
+                row.input_metadata.row_id = generate_id(seed=0, index=index)
+        if not rows:
+            raise ValueError(
+                f"{self.name} has no rows\nhint: see its input_dataset, filtered_row_ids and "
+                "max_dataset_rows, and EP_MAX_DATASET_ROWS"
+            )
+        return rows
+
+
+def load_test(test: Any, kwargs: Mapping[str, Any] | None) -> LoadedTest:
+    """Find a test; arguments as of `eval_test`.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: a module has several or none, or there are several choices of keywords.
+        ImportError: there is no such module.
+        MissingExtraError: the package is not installed.
+    """
+    require_package()
+    if isinstance(test, str):
+        name, test = _find(test)
+    elif not hasattr(test, _PARAMETERS):
+        raise TypeError(
+            f"eval_test({test!r}): no @evaluation_test\n"
+            'hint: name one, as in eval_test("tests.my_eval"), or pass the decorated function'
+        )
+    else:
+        name = f"{test.__module__}:{test.__name__}"
+    parameters = getattr(test, _PARAMETERS)
+    if isinstance(parameters, Mapping):
+        raise ValueError(
+            f"{name} was decorated by an eval-protocol that is too old\n"
+            "hint: pip install 'abut[eval_protocol]' has a newer one"
+        )
+    return LoadedTest(name, test._origin_func, parameters, _chosen(name, parameters, kwargs))
+
+
+def _find(path: str) -> tuple[str, Any]:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ModuleNotFoundError(
+            f"eval_test({path!r}): there is no module {error.name!r}\n"
+            "hint: as for import, its folder must be on sys.path; `python -m` puts the current "
+            "one there",
+            name=error.name,
+        ) from error
+    tests = {key: value for key, value in vars(module).items() if hasattr(value, _PARAMETERS)}
+    if not tests:
+        raise ValueError(f"{module_name} has no @evaluation_test")
+    if name and name not in tests:
+        raise ValueError(f"{module_name} has no test {name!r}: it has {', '.join(tests)}")
+    if not name and len(tests) > 1:
+        raise ValueError(
+            f"{module_name} has {len(tests)} tests: {', '.join(tests)}\n"
+            f'hint: name one, as in eval_test("{module_name}:{next(iter(tests))}")'
+        )
+    name = name or next(iter(tests))
+    return f"{module_name}:{name}", tests[name]
+
+
+def _chosen(name: str, parameters: Any, kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The keywords of the user's function."""
+    if kwargs is None:
+        choices: Sequence[Any] = parameters.evaluation_test_kwargs or [None]
+        if len(choices) > 1:
+            listed = "\n".join(f"  kwargs={dict(choice or {})!r}" for choice in choices)
+            raise ValueError(
+                f"{name} has {len(choices)} evaluation_test_kwargs:\n{listed}\n"
+                "hint: a reward is one of them: eval_test(…, kwargs=…)"
+            )
+        kwargs = choices[0] or {}
+    if taken := [key for key in _RESERVED if key in kwargs]:
+        raise ValueError(f"kwargs has {taken[0]!r}, which is what the test is called with")
+    return dict(kwargs)
+
+
+def _input_rows(test: LoadedTest) -> list[Any]:
+    p = test.parameters
+    if p.data_loaders is not None:
+        loaders = p.data_loaders if isinstance(p.data_loaders, list | tuple) else [p.data_loaders]
+        rows = [row for loader in loaders for result in loader.load() for row in result.rows]
+        return rows[: p.max_dataset_rows]
+    if p.input_dataset is not None:
+        from eval_protocol.common_utils import load_jsonl
+
+        paths = [path for one in p.input_dataset for path in (one if _is_list(one) else [one])]
+        lines = [line for path in paths for line in load_jsonl(path)]
+        return list(p.dataset_adapter(lines[: p.max_dataset_rows]))
+    from eval_protocol.pytest.generate_parameter_combinations import (
+        generate_parameter_combinations,
+    )
+
+    # Both have many shapes, which this makes one, cut to max_dataset_rows.
+    combinations = generate_parameter_combinations(
+        None, [None], p.input_messages, p.input_rows, None, p.max_dataset_rows, True, None
+    )
+    from eval_protocol.models import EvaluationRow
+
+    rows = []
+    for _, _, conversations, ready, _, _ in combinations:
+        rows += [EvaluationRow(messages=list(messages)) for messages in conversations or []]
+        rows += list(ready or [])
+    return rows
+
+
+def _filtered(rows: list[Any], test: LoadedTest) -> list[Any]:
+    p = test.parameters
+    if p.filtered_row_ids is not None:
+        rows = [row for row in rows if row.input_metadata.row_id in p.filtered_row_ids]
+    if p.preprocess_fn is None:
+        return rows
+    if p.data_loaders is not None:
+        raise ValueError(
+            f"{test.name} has preprocess_fn and data_loaders\n"
+            "hint: give preprocess_fn to the data loader, as Eval Protocol asks"
+        )
+    return list(p.preprocess_fn(rows))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

@@ -1,0 +1,146 @@
+"""What environments an OpenEnv test has: what makes one, and on which task.
+
+Invariant: one group, one task; the tasks go on from group to group over all batches and ranks.
+"""
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_BROWSERGYM = "BROWSERGYM_"
+
+
+@dataclass(frozen=True)
+class OpenEnvSource:
+    """What makes the environments; the names are those of Eval Protocol.
+
+    Attributes:
+        prompt_builder: the user's message for `(observation, step from 1, history)`.
+        action_parser: the action in a text of the policy.
+        env_factory: makes one; wins over the others.
+        env_client_cls: a client of the openenv package, of a server or a container.
+        env_base_url: the server's address.
+        tasks: in turn, one for each group.
+        task_var: the container's variable that names one.
+    """
+
+    prompt_builder: Callable[[Any, int, list[str]], Any]
+    action_parser: Callable[[str], Any]
+    env_factory: Callable[[], Any] | None = None
+    env_client_cls: Any = None
+    env_base_url: str | None = None
+    hub_repo_id: str | None = None
+    request_timeout_s: float = 15.0
+    default_headers: Mapping[str, str] | None = None
+    docker_image: str = "browsergym-env:latest"
+    docker_port: int | None = None
+    provider: Any = None
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
+    task_var: str | None = None
+
+    @classmethod
+    def of_processor(cls, processor: Any) -> "OpenEnvSource":
+        """What an `OpenEnvRolloutProcessor` was made with."""
+        given = {
+            name: getattr(processor, f"_{name}", None)
+            for name in (f.name for f in dataclasses.fields(cls))
+        }
+        given |= {
+            "prompt_builder": processor.prompt_builder,
+            "action_parser": processor.action_parser,
+            "env_factory": processor._provided_env_factory,
+        }
+        if given["tasks"] and (given["env_factory"] or given["env_base_url"]):
+            logger.warning(
+                "the tasks of this %s say nothing beside env_factory and env_base_url, in "
+                "evaluation neither",
+                type(processor).__name__,
+            )
+            given["tasks"] = None
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no environment.
+
+        Raises:
+            ValueError: names the argument.
+        """
+        if self.tasks and not self.task_var:
+            raise ValueError(
+                "tasks= without task_var=\nhint: task_var names the environment variable that the "
+                "server reads its task from"
+            )
+        if self.env_factory is None and self.env_client_cls is None:
+            raise ValueError(
+                "no environment: env_factory= makes one, env_client_cls= is a client's class"
+            )
+        if self.tasks and (self.env_factory is not None or self.env_base_url is not None):
+            raise ValueError(
+                "tasks= rotate through a variable of containers that are started here, and "
+                "env_factory= or env_base_url= starts none\n"
+                "hint: leave tasks= out; for a running server abut.openenv.OpenEnv(tasks=…) sends "
+                "each group's task with reset"
+            )
+
+    def task_of(self, group: int) -> str | None:
+        """The task of a group; None where there are none."""
+        return self.tasks[group % len(self.tasks)] if self.tasks else None
+
+    def make(self, group: int) -> Any:
+        """Make an environment for a rollout of a group; may block."""
+        if self.env_factory is not None:
+            return self.env_factory()
+        if self.env_base_url is not None:
+            return self._client_of_server()
+        variables = dict(self.env_vars)
+        if (task := self.task_of(group)) is not None and self.task_var is not None:
+            variables[self.task_var] = str(task)
+        keywords: dict[str, Any] = {"provider": self.provider}
+        if variables:
+            keywords["env_vars"] = variables
+        if self.docker_port is not None:
+            keywords["port"] = int(self.docker_port)
+        if self.hub_repo_id is not None:
+            return self.env_client_cls.from_env(self.hub_repo_id, **keywords)
+        return self.env_client_cls.from_docker_image(self.docker_image, **keywords)
+
+    def _client_of_server(self) -> Any:
+        """A client, with what this one takes: the packages have changed the names."""
+        offered = {
+            "request_timeout_s": self.request_timeout_s,
+            "message_timeout_s": self.request_timeout_s,
+            "default_headers": self.default_headers,
+            "headers": self.default_headers,
+        }
+        takes = inspect.signature(self.env_client_cls).parameters
+        given = {k: v for k, v in offered.items() if k in takes and v is not None}
+        if self.default_headers and not {"headers", "default_headers"} & given.keys():
+            raise ValueError(
+                f"{self.env_client_cls.__name__} takes no headers, and default_headers= has some\n"
+                "hint: env_factory=lambda: … makes a client that sends them"
+            )
+        return self.env_client_cls(base_url=self.env_base_url, **given)
+
+
+def browsergym_variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What a BrowserGym server reads from its environment.
+
+    Args:
+        settings: benchmark, headless, viewport_width, viewport_height, timeout_ms and miniwob_url,
+            by the names that Eval Protocol gives them; None is not set.
+    """
+    variables = {
+        f"{_BROWSERGYM}{name.upper()}": str(value).lower() if value in (True, False) else str(value)
+        for name, value in settings.items()
+        if value is not None and name not in ("miniwob_url", "timeout_ms")
+    }
+    for name, variable in (("timeout_ms", f"{_BROWSERGYM}TIMEOUT"), ("miniwob_url", "MINIWOB_URL")):
+        if settings.get(name) is not None:
+            variables[variable] = str(settings[name])
+    return variables

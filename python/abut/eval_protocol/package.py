@@ -1,0 +1,129 @@
+"""The eval_protocol package, imported when it is first needed.
+
+Invariant: its import asks no network, and it is changed for rollouts of ours alone: outside of
+them each of its functions does what it did.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from abut.errors import MissingExtraError
+
+_COST_MAP = "LITELLM_LOCAL_MODEL_COST_MAP"
+_CHANGED = "_abut_routes"
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the calls of one rollout go.
+
+    Attributes:
+        model: the name that its processor gets; it holds the rollout's id, so that no cache takes
+            one rollout's question for another one's.
+        base_url: of its endpoint.
+        api_key: opens it.
+    """
+
+    model: str
+    base_url: str
+    api_key: str = field(repr=False)
+
+
+ROUTE: ContextVar[Route | None] = ContextVar("abut_eval_protocol_route", default=None)
+"""Of the rollout whose processor runs; None in everything else, test bodies among it.
+
+A variable of the process, such as OPENAI_BASE_URL, would have a test's judge ask the policy.
+"""
+
+
+def require_package() -> None:
+    """Import it, the first time.
+
+    Raises:
+        MissingExtraError: it is not installed, or an extra that it needs here.
+    """
+    for name in ("eval_protocol", "aiohttp", "datasets"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(
+                f"abut.eval_protocol needs {name}: pip install 'abut[eval_protocol]'"
+            )
+    with _lock:
+        _import_offline()
+        _route_policies()
+        _keep_log()
+
+
+def _import_offline() -> None:
+    """Import litellm without its look-up of prices, which takes seconds where no network is."""
+    is_ours = "litellm" not in sys.modules and _COST_MAP not in os.environ
+    if is_ours:
+        os.environ[_COST_MAP] = "True"
+    try:
+        importlib.import_module("eval_protocol.pytest")
+        importlib.import_module("eval_protocol.mcp.execution.policy")
+    finally:
+        if is_ours:
+            os.environ.pop(_COST_MAP, None)
+
+
+def _route_policies() -> None:
+    """Have the package's own policies ask where their rollout is.
+
+    Most processors make one with a model's name and no address, and each turns on a cache of the
+    process whose key has no address: rollouts of one group would get each other's samples.
+    """
+    policy = importlib.import_module("eval_protocol.mcp.execution.policy").LiteLLMPolicy
+    if getattr(policy, _CHANGED, False):
+        return
+    init, set_cache = policy.__init__, policy._setup_litellm_caching
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        route = ROUTE.get()
+        if route is None or self.model_id != route.model:
+            return
+        self.base_url = route.base_url
+        self.num_retries = 0  # a rollout that is over is over; whole rollouts are retried
+        self.additional_params = {
+            **self.additional_params,
+            "api_key": route.api_key,
+            "caching": False,
+            "cache": {"no-cache": True, "no-store": True},
+        }
+
+    @functools.wraps(set_cache)
+    def _setup_litellm_caching(self: Any, *args: Any, **kwargs: Any) -> None:
+        if ROUTE.get() is None:
+            set_cache(self, *args, **kwargs)
+
+    policy.__init__ = __init__
+    policy._setup_litellm_caching = _setup_litellm_caching
+    setattr(policy, _CHANGED, True)
+
+
+def _keep_log() -> None:
+    """Have processors log nothing: they would on the loop that all rollouts share.
+
+    Some write to the package's logger whatever they are given, and fail where that cannot write.
+    `row_log` writes what became of a rollout.
+    """
+    default = importlib.import_module("eval_protocol.dataset_logger").default_logger
+    if getattr(default, _CHANGED, False):
+        return
+    write: Callable[[Any], Any] = default.log
+
+    def log(row: Any) -> Any:
+        return write(row) if ROUTE.get() is None else None
+
+    default.log = log
+    setattr(default, _CHANGED, True)

@@ -1,0 +1,181 @@
+"""How the rollouts of a test are played: by the processor that it names.
+
+Invariant: one rollout is one call of the processor, with a row, parameters and an address of its
+own; what cannot be played through an address of this process is refused, with the reason.
+"""
+
+import asyncio
+import contextvars
+import inspect
+from typing import Any, Protocol
+
+from abut.agents import Endpoint
+from abut.concurrency.threads import THREADS
+from abut.envs.task import RolloutTask
+from abut.eval_protocol.loaded_test import LoadedTest
+from abut.eval_protocol.openenv_player import OpenEnvPlayer
+from abut.eval_protocol.openenv_source import OpenEnvSource
+from abut.eval_protocol.package import ROUTE, Route
+
+_REFUSED = {
+    "RemoteRolloutProcessor": "it has a service elsewhere roll out, and asks a tracing service "
+    "what became of it: neither comes by the policy's endpoint",
+    "GithubActionRolloutProcessor": "it has GitHub roll out, where the policy's endpoint cannot "
+    "be reached",
+    "NoOpRolloutProcessor": "it asks no model, so there is nothing to train",
+}
+"""By the names of their classes, and why they cannot be played."""
+
+_ONE_AT_A_TIME = "MCPGymRolloutProcessor"
+"""Has a server on a fixed port for each call."""
+
+
+class Player(Protocol):
+    """Plays the rollouts of one test.
+
+    Attributes:
+        has_steps: whether its rows say what each step of an environment was worth.
+    """
+
+    has_steps: bool
+
+    async def start(self) -> None:
+        """Called before a batch."""
+        ...
+
+    async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Play one rollout; returns its row."""
+        ...
+
+    async def stop(self) -> None:
+        """Called after a batch."""
+        ...
+
+
+class RolloutStatusError(RuntimeError):
+    """A processor returned a row whose status is an error."""
+
+
+def player_of(test: LoadedTest) -> Player:
+    """What plays a test.
+
+    Raises:
+        ValueError: its processor cannot be played here.
+    """
+    processor = test.parameters.rollout_processor
+    for cls in type(processor).__mro__:
+        if cls.__module__.startswith("eval_protocol.") and (why := _REFUSED.get(cls.__name__)):
+            raise ValueError(
+                f"{test.name} has a {type(processor).__name__}, which cannot train: {why}\n"
+                "hint: give the test a processor that asks completion_params['base_url'], such as "
+                "SingleTurnRolloutProcessor, AgentRolloutProcessor or your own"
+            )
+    from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
+
+    if isinstance(processor, OpenEnvRolloutProcessor):
+        if processor.policy_factory is not None:
+            raise ValueError(
+                f"{test.name}: OpenEnvRolloutProcessor(policy_factory=…) samples elsewhere\n"
+                "hint: leave policy_factory out, the policy is the one that is trained"
+            )
+        if type(processor).__call__ is OpenEnvRolloutProcessor.__call__:
+            return OpenEnvPlayer(
+                OpenEnvSource.of_processor(processor),
+                test.completion_params,
+                max_steps=test.parameters.steps or 8,
+                max_rollouts=test.parameters.max_concurrent_rollouts,
+                # What the processor has where the test says nothing.
+                max_tokens=test.completion_params.get("max_tokens", 100),
+            )
+    return ProcessorPlayer(test)
+
+
+class ProcessorPlayer:
+    """Calls a processor once for each rollout."""
+
+    has_steps = False
+
+    def __init__(self, test: LoadedTest) -> None:
+        self._test = test
+        self._processor = test.parameters.rollout_processor
+        names = {cls.__name__ for cls in type(self._processor).__mro__}
+        self._is_alone = _ONE_AT_A_TIME in names
+        self._slots = asyncio.Semaphore()
+        self._alone = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Have the processor set up what it needs."""
+        self._slots = asyncio.Semaphore(self._test.parameters.max_concurrent_rollouts)
+        self._alone = asyncio.Lock()
+        await THREADS.ask(self._processor.setup)
+
+    async def stop(self) -> None:
+        """Have it clean up."""
+        try:
+            await self._processor.acleanup()
+        finally:
+            await THREADS.ask(self._processor.cleanup)
+
+    async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Play one rollout; returns the row that its task gave.
+
+        Raises:
+            RolloutStatusError: the row says that it failed.
+            TypeError: it gave no row.
+            Exception: what the processor raises.
+        """
+        if not self._is_alone:
+            return await self._routed(row, endpoint)
+        async with self._alone:
+            try:
+                return await self._routed(row, endpoint)
+            finally:
+                await THREADS.ask(self._processor.cleanup)
+
+    async def _routed(self, row: Any, endpoint: Endpoint) -> Any:
+        # The name is all that some processors pass on.
+        route = Route(
+            f"openai/{endpoint.model}/{endpoint.rollout_id}", endpoint.base_url, endpoint.api_key
+        )
+        context = contextvars.copy_context()
+        context.run(ROUTE.set, route)
+        playing = asyncio.get_running_loop().create_task(self._called(row, route), context=context)
+        played = await playing
+        status = played.rollout_status
+        if not status.is_running() and not status.is_finished():
+            raise RolloutStatusError(f"{type(self._processor).__name__}: {status.message}")
+        return played
+
+    async def _called(self, row: Any, route: Route) -> Any:
+        from eval_protocol.dataset_logger import default_logger
+        from eval_protocol.models import EvaluationRow
+        from eval_protocol.pytest.types import RolloutProcessorConfig
+
+        p = self._test.parameters
+        own = {
+            **self._test.completion_params,
+            "model": route.model,
+            "base_url": route.base_url,
+            "api_key": route.api_key,
+        }
+        row.input_metadata.completion_params = dict(own)
+        config = RolloutProcessorConfig(
+            completion_params=own,
+            mcp_config_path=p.mcp_config_path or "",
+            semaphore=self._slots,
+            server_script_path=p.server_script_path,
+            steps=p.steps,
+            logger=default_logger,
+            kwargs=dict(p.rollout_processor_kwargs or {}),
+        )
+        name = type(self._processor).__name__
+        tasks = self._processor([row], config)
+        if not isinstance(tasks, list) or len(tasks) != 1 or not inspect.isawaitable(tasks[0]):
+            raise TypeError(
+                f"{name} returned {str(tasks)[:120]} for one row\n"
+                "hint: a processor returns a list of tasks, one for each row"
+            )
+        played = await tasks[0]
+        if not isinstance(played, EvaluationRow):
+            raise TypeError(f"{name}: its task gave {type(played).__name__}, not its row")
+        return played

@@ -1,0 +1,223 @@
+"""The `rollout_func` of Eval Protocol's own helper for TRL, with rows that are right.
+
+Invariant: an argument means what it means there, or is an error that says what to write instead;
+what is given wins over what a test has.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from abut.envs.task import RolloutTask
+from abut.eval_protocol.eval_agent import EvalTest
+from abut.eval_protocol.loaded_test import LoadedTest, load_test
+from abut.eval_protocol.openenv_player import OpenEnvPlayer
+from abut.eval_protocol.openenv_source import OpenEnvSource, browsergym_variables
+from abut.eval_protocol.package import require_package
+from abut.eval_protocol.row_log import RowLog
+from abut.eval_protocol.scores import Scorer
+from abut.trl.rollout_func import RolloutFunc, make_rollout_func
+
+_ROW_TIMEOUT_S = 120.0
+_STEPS = 8
+_OF_SOURCE = frozenset(field.name for field in dataclasses.fields(OpenEnvSource))
+_OF_BROWSER = (
+    "miniwob_url",
+    "benchmark",
+    "headless",
+    "viewport_width",
+    "viewport_height",
+    "timeout_ms",
+)
+_ARGUMENTS = (_OF_SOURCE | {*_OF_BROWSER}) - {"hub_repo_id"}
+_OWN: Mapping[str, Any] = {
+    "docker_image": "browsergym-env:latest",
+    "request_timeout_s": 15.0,
+    "benchmark": "miniwob",
+    "headless": True,
+    "viewport_width": 1280,
+    "viewport_height": 720,
+    "timeout_ms": 10000,
+}
+"""The helper's own values: an argument that has one of them was not given."""
+
+
+def create_openenv_vllm_rollout_func(
+    env_factory: Callable[[], Any] | None,
+    prompt_builder: Callable[[Any, int, list[str]], Any] | None,
+    action_parser: Callable[[str], Any] | None,
+    vllm_base_url: str = "http://localhost:8000",
+    vllm_model: str = "Qwen/Qwen2.5-7B",
+    max_steps: int = 8,
+    *,
+    completion_params: dict[str, Any] | None = None,
+    concurrency: int | None = None,
+    processor_cls: Any = None,
+    processor_kwargs: dict[str, Any] | None = None,
+    env_path: str | None = None,
+    env_client_cls: Any = None,
+    tasks: list[str] | None = None,
+    task_var: str | None = None,
+    miniwob_url: str | None = None,
+    docker_image: str = "browsergym-env:latest",
+    env_base_url: str | None = None,
+    request_timeout_s: float = 15.0,
+    default_headers: dict[str, str] | None = None,
+    provider: Any = None,
+    docker_port: int | None = None,
+    env_vars: dict[str, str] | None = None,
+    benchmark: str = "miniwob",
+    headless: bool = True,
+    viewport_width: int = 1280,
+    viewport_height: int = 720,
+    timeout_ms: int = 10000,
+) -> RolloutFunc:
+    """Return a `rollout_func` for `GRPOTrainer`, by the arguments of Eval Protocol's helper.
+
+    The trainer's engine samples, a vLLM server, one in this process, or the model itself. Reward
+    functions get `eval_score` and `step_rewards`, a float for each episode, and `env_reward` works.
+
+    Args:
+        env_factory: makes an environment with `reset`, `step` and `close`, sync or async.
+        prompt_builder: the user's message for `(observation, step from 1, history)`.
+        action_parser: the action in a text of the policy.
+        vllm_base_url: not used: the trainer knows its engine.
+        vllm_model: what `ep logs` calls the policy.
+        max_steps: of an episode.
+        completion_params: `max_tokens` and `stop` of a turn, `system_prompt`; of sampling, the
+            trainer's own settings win.
+        concurrency: rollouts at once; None: all of the batch.
+        processor_cls: None or OpenEnvRolloutProcessor.
+        processor_kwargs: any of the arguments, which win over those given here.
+        env_path: a module, or `module:test`: its processor is the environment where none is given
+            here, and its body the score.
+        env_client_cls: a client's class, of a server or of containers.
+        tasks: one for each group, in turn.
+        task_var: the variable of a container that names one.
+        miniwob_url: for containers, as are all below.
+        docker_image: of the server.
+        env_base_url: the address of a server that runs; then no container is started.
+        request_timeout_s: of the client.
+        default_headers: of the client.
+        provider: what starts containers.
+        docker_port: of the server on this machine.
+        env_vars: of the container.
+        benchmark: of BrowserGym, as are all below.
+        headless: whether its browser shows no window.
+        viewport_width: pixels.
+        viewport_height: pixels.
+        timeout_ms: of the browser.
+
+    Raises:
+        ValueError: an argument cannot be followed.
+        TypeError: another one is no argument.
+        MissingExtraError: eval_protocol is not installed.
+    """
+    given = {k: v for k, v in locals().items() if k in _ARGUMENTS}
+    require_package()
+    _check_processor(processor_cls)
+    for name in processor_kwargs or {}:
+        if name not in (*_ARGUMENTS, "num_generations"):  # that of the trainer counts
+            raise TypeError(
+                f"processor_kwargs has {name!r}, which cannot be followed: it may have "
+                f"{', '.join(sorted(_ARGUMENTS))}"
+            )
+    given |= {k: v for k, v in (processor_kwargs or {}).items() if k in _ARGUMENTS}
+    test = None if env_path is None else load_test(env_path, None)
+    params = {**({} if test is None else test.completion_params), **(completion_params or {})}
+    if test is not None and max_steps == _STEPS:
+        max_steps = test.parameters.steps or _STEPS
+    agent = EvalTest(
+        "openenv" if test is None else test.name,
+        OpenEnvPlayer(
+            _source(test, given),
+            params,
+            max_steps=max_steps,
+            max_rollouts=concurrency,
+            max_tokens=params.get("max_tokens"),
+        ),
+        test=test,
+        scorer=None if test is None else Scorer(test, _ROW_TIMEOUT_S),
+        log=RowLog("all", None if test is None else test.parameters.logger),
+        model=vllm_model,
+        row_of=_row_of_prompt,
+    )
+    return make_rollout_func(agent)
+
+
+def _check_processor(processor_cls: Any) -> None:
+    from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
+
+    if processor_cls not in (None, OpenEnvRolloutProcessor):
+        raise ValueError(
+            f"processor_cls={getattr(processor_cls, '__name__', processor_cls)}: this helper plays "
+            "what OpenEnvRolloutProcessor plays\nhint: give an @evaluation_test your processor, "
+            'and write make_rollout_func(eval_test("module:test"))'
+        )
+
+
+def _source(test: LoadedTest | None, given: Mapping[str, Any]) -> OpenEnvSource:
+    """The environments: as they are given, else those of the test.
+
+    Raises:
+        ValueError: there are none.
+    """
+    named = {
+        name: value
+        for name, value in given.items()
+        if value is not None and value != _OWN.get(name)
+    }
+    processor = None if test is None else test.parameters.rollout_processor
+    of_test = _of_test(processor, named)
+    if not {"env_factory", "env_client_cls"} & {*named, *of_test}:
+        if test is not None:
+            raise ValueError(
+                f"{test.name} has a {type(processor).__name__}, which has no OpenEnv environment\n"
+                f'hint: make_rollout_func(eval_test("{test.name}")) plays it, or give env_factory='
+            )
+        raise ValueError("no environment: give env_factory=, env_client_cls= or env_path=")
+    for name in ("prompt_builder", "action_parser"):
+        if name not in {*named, *of_test}:
+            raise ValueError(f"no {name}: give one, or an env_path= whose test has one")
+    chosen = {**_OWN, **of_test, **named}
+    source = {name: value for name, value in chosen.items() if name in _OF_SOURCE}
+    starts = chosen.get("env_factory") is None and chosen.get("env_base_url") is None
+    is_named = any(name in named for name in _OF_BROWSER)
+    if starts and (is_named or "browsergym" in chosen["docker_image"]):
+        browser = browsergym_variables({name: chosen.get(name) for name in _OF_BROWSER})
+        source["env_vars"] = {**browser, **(source.get("env_vars") or {})}
+    return OpenEnvSource(**source)
+
+
+def _of_test(processor: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What a test's processor was made with, as far as it goes with what is given.
+
+    An environment that is given takes the place of the test's, and of all that makes that one.
+    """
+    from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
+
+    if not isinstance(processor, OpenEnvRolloutProcessor):
+        return {}
+    source = OpenEnvSource.of_processor(processor)
+    of_test = {name: getattr(source, name) for name in _OF_SOURCE}
+    of_test |= {name: getattr(processor, f"_{name}", None) for name in _OF_BROWSER}
+    if {"env_factory", "env_client_cls"} & named.keys():
+        of_test = {name: of_test[name] for name in ("prompt_builder", "action_parser")}
+    elif {"env_base_url", "docker_image", "tasks"} & named.keys():
+        of_test["env_factory"] = None
+    return {name: value for name, value in of_test.items() if value is not None}
+
+
+def _row_of_prompt(task: RolloutTask, name: str) -> Any:
+    """A row that begins with the trainer's prompt."""
+    from eval_protocol.human_id import generate_id, num_combinations
+    from eval_protocol.models import EvaluationRow, Message
+
+    prompt = task.columns.get("prompt", task.seed)
+    said: Sequence[Any] = task.messages
+    if isinstance(prompt, str):
+        said = [{"role": "user", "content": prompt}]
+    row = EvaluationRow(messages=[Message.model_validate(dict(message)) for message in said])
+    index = abs(hash(row)) % num_combinations()
+    row.input_metadata.row_id = generate_id(seed=0, index=index)
+    return row

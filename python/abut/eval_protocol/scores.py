@@ -1,0 +1,184 @@
+"""What a test's body makes of rollouts: scores and metrics.
+
+Invariant: no score is None, never 0.0: where the body skipped, raised, took too long, set no
+result, a score that is not valid or not finite. What the body returned counts, not what it got.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from abut.concurrency.loop import is_cancelled
+from abut.concurrency.threads import THREADS
+from abut.errors import text_of, trace_of
+from abut.eval_protocol.first_imports import import_for
+from abut.eval_protocol.loaded_test import LoadedTest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one rollout.
+
+    Attributes:
+        value: None is no score.
+        row: as the body returned it; as it got it where it returned none.
+        metrics: by name, those that are finite.
+        why_not: says why there is no score.
+        is_fault: whether the body failed, rather than judged that there is none.
+    """
+
+    value: float | None
+    row: Any
+    metrics: dict[str, float] = field(default_factory=dict)
+    why_not: str | None = None
+    is_fault: bool = False
+
+
+class Scorer:
+    """Calls the body of one test.
+
+    Args:
+        test: it.
+        row_timeout_s: for one row; a body that gets several has as many times that.
+    """
+
+    def __init__(self, test: LoadedTest, row_timeout_s: float) -> None:
+        self._test = test
+        self._row_timeout_s = row_timeout_s
+        self._said: set[str] = set()
+        self._has_imported = False
+
+    async def start(self) -> None:
+        """Called before a batch."""
+        if not self._has_imported:
+            self._has_imported = True
+            await THREADS.ask(lambda: import_for([self._test.function]))
+
+    async def of_row(self, row: Any) -> Score:
+        """Score a row by itself."""
+        returned = await self._called(row, 1)
+        if isinstance(returned, _Nothing):
+            return Score(None, row, why_not=returned.why, is_fault=returned.is_fault)
+        if not _is_row(returned):
+            return self._no_row(row, type(returned).__name__)
+        return _score_of(returned)
+
+    async def of_rows(self, rows: Sequence[Any]) -> list[Score]:
+        """Score rows together; returns one score for each, in order."""
+        if not rows:
+            return []
+        returned = await self._called(list(rows), len(rows))
+        if isinstance(returned, _Nothing):
+            return [
+                Score(None, row, why_not=returned.why, is_fault=returned.is_fault) for row in rows
+            ]
+        if not isinstance(returned, list | tuple) or not all(map(_is_row, returned)):
+            return [self._no_row(row, type(returned).__name__) for row in rows]
+        scored = {_id_of(row): row for row in returned}
+        return [
+            _score_of(scored[_id_of(row)])
+            if _id_of(row) in scored
+            else Score(None, row, why_not=f"{self._test.name} left the row out")
+            for row in rows
+        ]
+
+    async def _called(self, given: Any, count: int) -> Any:
+        """What the body returned; `_Nothing` where it did not return."""
+        function, kwargs = self._test.function, self._test.kwargs
+        limit_s = self._row_timeout_s * count
+
+        async def call() -> Any:
+            if inspect.iscoroutinefunction(function):
+                return await function(given, **kwargs)
+            returned = await THREADS.ask(lambda: function(given, **kwargs))
+            return await returned if inspect.isawaitable(returned) else returned
+
+        try:
+            async with asyncio.timeout(limit_s) as clock:
+                return await call()
+        except TimeoutError as error:
+            if clock.expired():
+                return self._nothing(f"row_timeout_s={self._row_timeout_s:g} is over", None)
+            return self._nothing(text_of(error), error)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return self._nothing(text_of(error), error)
+        except BaseException as error:  # pytest.skip and pytest.fail are no Exceptions
+            if _is_outcome(error):
+                return _Nothing(f"{type(error).__name__}: {error}", is_fault=False)
+            return self._nothing(text_of(error), error)
+
+    def _nothing(self, why: str, error: BaseException | None) -> "_Nothing":
+        kind = why if error is None else type(error).__name__
+        if kind not in self._said:
+            self._said.add(kind)
+            logger.warning(
+                "%s gave no score: %s\n%s\nOthers of its kind are in the debug log; those rollouts "
+                "have no reward.",
+                self._test.name,
+                why,
+                "" if error is None else trace_of(error),
+            )
+        else:
+            logger.debug("%s gave no score: %s", self._test.name, why)
+        return _Nothing(why, is_fault=True)
+
+    def _no_row(self, row: Any, kind: str) -> Score:
+        why = f"{self._test.name} returned {kind}, not what it was called with"
+        self._nothing(why, None)
+        return Score(None, row, why_not=why, is_fault=True)
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    why: str
+    is_fault: bool
+
+
+def _is_outcome(error: BaseException) -> bool:
+    """Whether it is what pytest.skip, pytest.fail and pytest.xfail raise."""
+    import pytest
+
+    outcomes = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
+    return isinstance(error, outcomes)
+
+
+def _is_row(value: Any) -> bool:
+    from eval_protocol.models import EvaluationRow
+
+    return isinstance(value, EvaluationRow)
+
+
+def _id_of(row: Any) -> Any:
+    return row.execution_metadata.rollout_id
+
+
+def _score_of(row: Any) -> Score:
+    result = row.evaluation_result
+    if result is None:
+        return Score(None, row, why_not="the test set no evaluation_result")
+    metrics = {
+        name: float(metric.score)
+        for name, metric in (result.metrics or {}).items()
+        if metric.is_score_valid and _is_finite(metric.score)
+    }
+    if not result.is_score_valid:
+        why = f"the score is not valid: {result.reason or 'no reason'}"
+        return Score(None, row, metrics, why)
+    if not _is_finite(result.score):
+        return Score(None, row, metrics, f"the score is {result.score}")
+    return Score(float(result.score), row, metrics)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False

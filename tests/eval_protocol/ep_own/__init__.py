@@ -1,0 +1,1 @@
+"""Tests of Eval Protocol that ours are about; pytest runs them as they are."""
