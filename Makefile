@@ -138,7 +138,7 @@ EVAL_PROTOCOL := .venv-eval-protocol
 eval-protocol-env: $(EVAL_PROTOCOL)/deps.stamp
 
 test-eval-protocol: build $(EVAL_PROTOCOL)/deps.stamp
-	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python $(EVAL_PROTOCOL)/bin/python -m pytest \
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=$(abspath python) $(EVAL_PROTOCOL)/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol
 
 $(EVAL_PROTOCOL)/deps.stamp: tests/eval_protocol/requirements.txt
