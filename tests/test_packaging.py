@@ -367,6 +367,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         assert f"Project-URL: {name}, {address}" in lines
     assert set(EXTRAS) == {
         "fast",
+        "eval_protocol",
         "gateway",
         "hf",
         "trl",
