@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,8 @@ def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
     assert title.startswith("# ")
     assert not blank
     assert re.match(r"[\w`]", first) and not first.startswith("```"), first
+
+
+def test_the_picture_is_what_the_tokenizer_does() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_why.py"))["picture"]()
+    assert drawn == (ROOT / "docs" / "why.svg").read_text(encoding="utf-8")
