@@ -178,11 +178,15 @@ def test_a_traceback_is_told_without_parsing_its_lines(
         raise SyntaxError
 
     monkeypatch.setattr(ast, "parse", parse)
-    with pytest.raises(abut.EnvError) as raised:
+
+    def fail() -> None:
         try:
             [int(word) for word in ("1", "x")]
         except ValueError as cause:
             raise abut.EnvError("worse" + "") from ExceptionGroup("some", [cause])
+
+    with pytest.raises(abut.EnvError) as raised:
+        fail()
     told = trace_of(raised.value, own=own)
     assert "worse" in told
     assert ("invalid literal" in told) is not own

@@ -41,8 +41,11 @@ def counts(text: str) -> str:
 
 
 @pytest.mark.usefixtures("servers_have_time")
-def test_a_gym_is_played_on_a_server_of_its_own(stage: Stage) -> None:
-    batch = play_test(stage, eval_test("ep_own.gym", log=None), counts, generations=1, retries=0)
+@pytest.mark.parametrize("name", ["test_counts", "test_counts_with_others"])
+def test_a_gym_is_played_on_its_server(stage: Stage, name: str) -> None:
+    test = eval_test(f"ep_own.gym:{name}", log=None)
+    batch = play_test(stage, test, counts, generations=1, retries=0)
+    MCPServerManager._cleanup_all_servers()  # a shared one lives as long as the process
     assert [rollout.error for rollout in batch.rollouts] == [None] * 2
     assert batch.rewards == [1.0] * 2
     for rollout in batch.rollouts:
