@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from abut.demo.model import build_demo_model, load_demo_tokenizer
@@ -23,7 +23,7 @@ FOLDER, SCENARIO = Path(sys.argv[1]), sys.argv[2]
 def grouped() -> tuple[Any, Any]:
     """A test that scores groups, and its rows."""
     test = eval_test("ep_own.shortest", log=None)
-    return make_rollout_func(test), concatenate_datasets([test.dataset()] * 4)
+    return make_rollout_func(test), test.dataset()
 
 
 def rotating() -> tuple[Any, Any]:
