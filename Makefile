@@ -158,6 +158,8 @@ test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 test-trl-%: build $(TRL_VENV)/%/deps.stamp
 	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
 		tests/trl_matrix tests/trl/test_ranks.py
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
+		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
 
 $(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requirements.txt
 	$(PYTHON) -m venv --clear $(TRL_VENV)/$*
