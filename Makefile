@@ -88,9 +88,12 @@ test-random: build
 test-soak: build
 	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py
 
+# Eval Protocol brings pytest-asyncio, which warns where nobody has set it up.
+NO_ASYNCIO := -p no:asyncio
+
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build $(VLLM_VENV)/deps.stamp
-	PYTHONPATH=python $(VLLM_VENV)/bin/python -m pytest -m vllm tests/real_vllm
+	PYTHONPATH=python $(VLLM_VENV)/bin/python -m pytest $(NO_ASYNCIO) -m vllm tests/real_vllm
 
 $(VLLM_VENV)/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
@@ -156,8 +159,10 @@ TRL_VENV := .venv-trl
 test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 
 test-trl-%: build $(TRL_VENV)/%/deps.stamp
-	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
+	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest $(NO_ASYNCIO) \
 		tests/trl_matrix tests/trl/test_ranks.py
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
+		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
 
 $(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requirements.txt
 	$(PYTHON) -m venv --clear $(TRL_VENV)/$*

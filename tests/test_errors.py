@@ -1,8 +1,10 @@
 """The error tree, the settings of rollouts, and what is said about a tokenizer or an extra."""
 
+import ast
 import pickle
 import subprocess
 import sys
+import traceback
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import abut
 from abut import errors
+from abut.errors import trace_of
 from abut.pretrained import tokenizer_json
 from abut.rollout.config import RolloutConfig
 
@@ -161,3 +164,32 @@ def test_an_extra_that_is_missing_is_named(missing: str, code: str, text: str) -
     command = [sys.executable, "-c", WITHOUT, missing, code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (text, 0), done.stderr
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_traceback_is_told_without_parsing_its_lines(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python does so for the marks below a line; of threads that parse at once one can fail."""
+    parsed: list[str] = []
+
+    def parse(text: str, *args: object) -> ast.AST:
+        parsed.append(text)
+        raise SyntaxError
+
+    monkeypatch.setattr(ast, "parse", parse)
+
+    def fail() -> None:
+        try:
+            [int(word) for word in ("1", "x")]
+        except ValueError as cause:
+            raise abut.EnvError("worse" + "") from ExceptionGroup("some", [cause])
+
+    with pytest.raises(abut.EnvError) as raised:
+        fail()
+    told = trace_of(raised.value, own=own)
+    assert "worse" in told
+    assert ("invalid literal" in told) is not own
+    assert parsed == []
+    traceback.format_exception(raised.value)  # the control
+    assert parsed

@@ -103,13 +103,35 @@ def trace_of(error: BaseException, *, own: bool = False) -> str:
     """
     try:
         if own:
-            frames = traceback.format_tb(error.__traceback__)
+            frames = _unmarked(traceback.extract_tb(error.__traceback__)).format()
             text = "".join(["Traceback (most recent call last):\n", *frames, text_of(error)])
         else:
-            text = "".join(traceback.format_exception(error)).rstrip()
+            text = "".join(_without_marks(error).format()).rstrip()
     except BaseException as second:  # what it says of itself is foreign code as well
         text = f"(a traceback that raises {type(second).__name__})"
     if len(text) <= _LONGEST_TRACE:
         return text
     half = _LONGEST_TRACE // 2
     return f"{text[:half]}\n… ({len(text):,} characters)\n{text[-half:]}"
+
+
+def _without_marks(error: BaseException) -> traceback.TracebackException:
+    """What is to be said of an error and of what caused it, without marks below its lines.
+
+    For these Python parses each line, and where other threads parse then, be it code, CPython 3.11
+    can fail in any of them: `SystemError: AST constructor recursion depth mismatch`.
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    left = [whole]
+    while left:
+        one = left.pop()
+        _unmarked(one.stack)
+        others = (one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ()))
+        left += [other for other in others if other is not None]
+    return whole
+
+
+def _unmarked(stack: traceback.StackSummary) -> traceback.StackSummary:
+    for frame in stack:
+        frame.colno = frame.end_colno = None
+    return stack

@@ -29,7 +29,7 @@ def last_user(text: str) -> str:
     return re.findall(r"<\|im_start\|>(?:user|tool)\n(.*?)<\|im_end\|>", text, re.DOTALL)[-1]
 
 
-def call_text(name: str, **arguments: Any) -> str:
+def call_text(name: str, /, **arguments: Any) -> str:
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 

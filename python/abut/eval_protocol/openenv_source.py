@@ -3,6 +3,7 @@
 Invariant: one group, one task; the tasks go on from group to group over all batches and ranks.
 """
 
+import copy
 import dataclasses
 import inspect
 import logging
@@ -101,7 +102,8 @@ class OpenEnvSource:
         variables = dict(self.env_vars)
         if (task := self.task_of(group)) is not None and self.task_var is not None:
             variables[self.task_var] = str(task)
-        keywords: dict[str, Any] = {"provider": self.provider}
+        # A provider knows the one container that it has started, so each has its own.
+        keywords: dict[str, Any] = {"provider": copy.copy(self.provider)}
         if variables:
             keywords["env_vars"] = variables
         if self.docker_port is not None:

@@ -27,7 +27,7 @@ _REFUSED = {
 """By the names of their classes, and why they cannot be played."""
 
 _ONE_AT_A_TIME = "MCPGymRolloutProcessor"
-"""Has a server on a fixed port for each call."""
+"""Has a server on a fixed port for each call, unless its calls share one."""
 
 
 class Player(Protocol):
@@ -99,7 +99,8 @@ class ProcessorPlayer:
         self._test = test
         self._processor = test.parameters.rollout_processor
         names = {cls.__name__ for cls in type(self._processor).__mro__}
-        self._is_alone = _ONE_AT_A_TIME in names
+        shared = (test.parameters.rollout_processor_kwargs or {}).get("server_mode") == "shared"
+        self._is_alone = _ONE_AT_A_TIME in names and not shared
         self._slots = asyncio.Semaphore()
         self._alone = asyncio.Lock()
 

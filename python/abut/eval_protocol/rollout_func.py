@@ -99,7 +99,7 @@ def create_openenv_vllm_rollout_func(
         env_base_url: the address of a server that runs; then no container is started.
         request_timeout_s: of the client.
         default_headers: of the client.
-        provider: what starts containers.
+        provider: what starts containers; each gets a copy of it.
         docker_port: of the server on this machine.
         env_vars: of the container.
         benchmark: of BrowserGym, as are all below.
