@@ -1,10 +1,11 @@
 """Build the wheel of one platform, as the release does.
 
-    python scripts/release/build_wheel.py x86_64-unknown-linux-gnu [--out dist]
+    python scripts/release/build_wheel.py [x86_64-unknown-linux-musl] [--out dist]
 
-Needs what scripts/release/tools.txt pins, and rustup. Wheels for Linux are linked by Zig, which
-brings the oldest C library that a wheel promises to run on; so each of them is built on any Linux,
-without containers. maturin fails where a wheel would need more than its tag says.
+The platform is this one if none is named. Needs what scripts/release/tools.txt pins, and rustup.
+Wheels for Linux are linked by Zig, which brings the oldest C library that a wheel promises to run
+on; so each of them is built on any Linux, without containers. maturin fails where a wheel would
+need more than its tag says.
 """
 
 import argparse
@@ -40,10 +41,10 @@ def build(target: str, out: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("target", help="as Rust names it")
+    parser.add_argument("target", nargs="?", help="as Rust names it (default: this platform)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     options = parser.parse_args()
-    build(options.target, options.out.resolve())
+    build(options.target or rust.host(), options.out.resolve())
 
 
 if __name__ == "__main__":

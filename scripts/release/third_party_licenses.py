@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rust import release_rust
+from rust import release_rust, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "THIRD-PARTY-LICENSES"
-RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 # The name of a file with a licence; Oniguruma and the Unicode tables have theirs in a folder below.
 LICENCE = re.compile(r"(licen[sc]e|copying|copyright|notice|unlicense)([-_.].*)?$", re.IGNORECASE)
 # Of what Rust's notices list: linked on systems for which there is no wheel, or only into tests and
@@ -45,7 +44,7 @@ onig_sys contains Oniguruma. Tables made of the Unicode Character Database are i
 regex-syntax, unicode-normalization-alignments, unicode-segmentation, unicode_categories and Rust's
 standard library: they are of Unicode, Inc., under the Unicode licence (Unicode-3.0.txt).
 
-This file is written by scripts/release/third_party_licenses.py from Cargo.lock.
+This file is written by scripts/release/third_party_licenses.py (make licences) from Cargo.lock.
 """
 
 
@@ -61,11 +60,6 @@ class Package:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
-
-
-def targets() -> list[str]:
-    """The platforms of the release, as Rust names them."""
-    return sorted(set(re.findall(r"\btarget: ([\w-]+)", RELEASE.read_text(encoding="utf-8"))))
 
 
 def linked(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -126,16 +120,16 @@ def read(file: Path) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
 
 
+def this_rust() -> str:
+    """The version of the compiler here."""
+    done = subprocess.run(
+        ["rustc", "--version"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.split()[1]
+
+
 def standard_library() -> list[Package]:
     """Rust's standard library and its parts, of the notices that come with the compiler."""
-    words = subprocess.run(
-        ["rustc", "--version"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.split()
-    if words[1] != release_rust():
-        sys.exit(
-            f"wheels are built by Rust {release_rust()} (release-rust in Cargo.toml), this is Rust "
-            f"{words[1]}\nhint: RUSTUP_TOOLCHAIN={release_rust()} {' '.join(sys.argv)}"
-        )
     sysroot = subprocess.run(
         ["rustc", "--print", "sysroot"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
@@ -145,7 +139,7 @@ def standard_library() -> list[Package]:
     found = [
         Package(
             "Rust's standard library",
-            words[1],
+            release_rust(),
             "(MIT OR Apache-2.0) AND Unicode-3.0",
             "https://github.com/rust-lang/rust, by the Rust project's developers",
             tuple(own),
@@ -198,12 +192,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if it is old")
     options = parser.parse_args()
+    if this_rust() != release_rust():
+        sys.exit(
+            f"wheels are built by Rust {release_rust()} (release-rust in Cargo.toml), and this is "
+            f"{this_rust()}\nhint: RUSTUP_TOOLCHAIN={release_rust()} python {sys.argv[0]}"
+        )
     found = crates()
     text = page([found[key] for key in sorted(found)] + standard_library())
     if not options.check:
         PAGE.write_text(text, encoding="utf-8", newline="\n")
     elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.name} is not what Cargo.lock says\nhint: python {sys.argv[0]}")
+        sys.exit(f"{PAGE.name} is not what Cargo.lock says\nhint: make licences")
 
 
 if __name__ == "__main__":

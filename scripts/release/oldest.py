@@ -1,0 +1,93 @@
+"""Test the oldest packages that pyproject.toml promises to work.
+
+    python scripts/release/oldest.py light dist/abut-….whl    # all extras but those with torch
+    python scripts/release/oldest.py trl dist/abut-….whl      # those with torch
+
+Each package that pyproject.toml names is installed in the oldest version that it allows; a package
+that cannot be had so old beside the others fails, since its bound is then not true. What those need
+themselves is as new as they take.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import environments as envs
+
+# What the extras with torch are for; the other tests ran with the light ones.
+TORCH_TESTS = ("tests/trl", "tests/samplers", "tests/trl_env", "tests/rollout")
+PYTHON = "3.11"
+# Only checks the source.
+LINTERS = {"maturin", "mypy", "ruff"}
+
+
+def bound(requirement: str) -> str | None:
+    """The oldest version that a requirement allows."""
+    found = re.search(r">=\s*([\w.]+)", requirement)
+    return found[1] if found else None
+
+
+def is_version(found: str, wanted: str) -> bool:
+    """Whether two versions are the same but for zeros at the end and what is behind a plus."""
+
+    def parts(version: str) -> list[str]:
+        return re.sub(r"(\.0)*$", "", version.partition("+")[0]).split(".")
+
+    return parts(found) == parts(wanted)
+
+
+def installed(python: Path) -> dict[str, str]:
+    """The versions there, by name."""
+    code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
+    done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return {envs.name_of(name): version for name, version in pairs}
+
+
+def install(kind: str, wheel: Path, folder: Path) -> Path:
+    """Make the environment; returns its Python."""
+    python = envs.make(folder / "environment", PYTHON)
+    extras = [e for e in envs.extras_here() if envs.needs_torch(e)] if kind == "trl" else []
+    extras = [*extras, *envs.light_extras()]
+    wanted = [r for r in envs.requirements(extras) if envs.name_of(r) not in LINTERS]
+    pip = ["pip", "install", "--quiet", "--python", python]
+    if kind == "trl" and "CPU_TORCH" in os.environ:
+        # From that index torch alone, and nothing that it needs: no other name can come from there.
+        torch = next(r for r in wanted if envs.name_of(r) == "torch")
+        exact = f"torch=={bound(torch)}.0"
+        envs.uv(*pip, "--no-deps", "--default-index", os.environ["CPU_TORCH"], exact)
+    listed = folder / "oldest.txt"
+    listed.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    envs.uv(*pip, "--resolution", "lowest-direct", "--requirement", listed)
+    envs.uv(*pip, "--no-deps", wheel.resolve())
+    have = installed(python)
+    faults = []
+    for requirement in wanted:
+        name, oldest = envs.name_of(requirement), bound(requirement)
+        if name in have and oldest is not None and not is_version(have[name], oldest):
+            faults.append(f"{requirement}: the oldest that goes with the others is {have[name]}")
+    if faults:
+        sys.exit("\n".join([*faults, "hint: raise these bounds in pyproject.toml"]))
+    return python
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=["light", "trl"])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--pytest", action="append", default=[], help="an argument for pytest")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        python = install(options.kind, options.wheel, Path(folder))
+        envs.check_installed(python)
+        tests = [*TORCH_TESTS] if options.kind == "trl" else ["--ignore=tests/test_packaging.py"]
+        sys.exit(envs.pytest(python, *tests, *options.pytest))
+
+
+if __name__ == "__main__":
+    main()
