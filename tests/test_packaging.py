@@ -340,7 +340,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = archive.read(f"abut-{abut.__version__}.dist-info/entry_points.txt").decode()
-        licence = archive.read(f"abut-{abut.__version__}.dist-info/licenses/LICENSE")
+        licences = {
+            name: archive.read(f"abut-{abut.__version__}.dist-info/licenses/{name}")
+            for name in PROJECT["license-files"]
+        }
     package = ROOT / "python" / "abut"
     ours = {
         f"abut/{file.relative_to(package).as_posix()}"
@@ -353,8 +356,35 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert {name for name in names if ".dist-info/" not in name} == ours | built | plugin
     assert "[pytest11]\nabut=_abut_pytest\n" in entry_points
     assert {"abut/py.typed", "abut/_native.pyi", "abut/demo/assets/tokenizer.json"} <= ours
-    assert licence == (ROOT / "LICENSE").read_bytes()
-    assert b"Apache License" in licence
+    assert licences == {name: (ROOT / name).read_bytes() for name in licences}
+    assert b"Apache License" in licences["LICENSE"]
+
+
+def test_the_licences_of_what_is_linked_are_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the Rust that builds wheels: its standard library has other parts in each version."""
+    script = ROOT / "scripts" / "release" / "third_party_licenses.py"
+    version = run(sys.executable, script.with_name("rust.py"), cwd=ROOT).stdout.strip()
+    monkeypatch.setenv("RUSTUP_TOOLCHAIN", version)
+    run(sys.executable, script, "--check", cwd=ROOT)
+
+
+def test_licences_that_lack_a_package_would_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "THIRD-PARTY-LICENSES").read_text(encoding="utf-8")
+    named = [line.partition(": ")[0] for line in page.splitlines()]
+    assert {f"onig_sys {v}" for v in locked("onig_sys")} <= set(named)
+    assert "Of onig_sys" in page
+    assert "(oniguruma/COPYING)" in page
+    assert "UNICODE LICENSE V3" in page
+
+
+def locked(name: str) -> list[str]:
+    """The versions of a crate in Cargo.lock."""
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))
+    return [package["version"] for package in lock["package"] if package["name"] == name]
 
 
 def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
