@@ -212,16 +212,16 @@ audit: audit-rust audit-python
 
 audit-rust:
 	cargo deny --locked check
-	cargo deny --locked --manifest-path rust/fuzz/Cargo.toml check --config deny.toml advisories bans sources
+	cd rust/fuzz && cargo deny --locked --config ../../deny.toml check advisories sources
 	RUSTUP_TOOLCHAIN=$$($(PYTHON) $(SCRIPTS)/rust.py) $(PYTHON) $(SCRIPTS)/third_party_licenses.py --check
 
 # With all that what constraints.txt pins needs itself.
 audit-python: $(RELEASE_VENV)/deps.stamp
 	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
 		--output-file $(RELEASE_VENV)/audited.txt constraints.txt
-	$(RELEASE_BIN)/pip-audit --disable-pip --no-deps --progress-spinner off \
+	$(RELEASE_BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off \
 		--requirement $(RELEASE_VENV)/audited.txt
-	$(RELEASE_BIN)/pip-audit --disable-pip --progress-spinner off --requirement $(SCRIPTS)/tools.txt
+	$(RELEASE_BIN)/pip-audit --strict --disable-pip --progress-spinner off --requirement $(SCRIPTS)/tools.txt
 
 # With a token of GitHub (GH_TOKEN) zizmor also asks where the pinned commits are.
 check-workflows: $(RELEASE_VENV)/deps.stamp
