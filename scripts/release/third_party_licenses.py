@@ -135,16 +135,10 @@ def standard_library() -> list[Package]:
     ).stdout.strip()
     documents = Path(sysroot) / "share" / "doc" / "rust"
     notices = (documents / "COPYRIGHT-library.html").read_text(encoding="utf-8")
-    own = [(f"{name}.txt", read(documents / "licenses" / f"{name}.txt")) for name in OWN_TEXTS]
-    found = [
-        Package(
-            "Rust's standard library",
-            release_rust(),
-            "(MIT OR Apache-2.0) AND Unicode-3.0",
-            "https://github.com/rust-lang/rust, by the Rust project's developers",
-            tuple(own),
-        )
-    ]
+    found = []
+    for name, licence, address, texts in COMPILED_IN:
+        files = [(f"{text}.txt", read(documents / "licenses" / f"{text}.txt")) for text in texts]
+        found.append(Package(name, release_rust(), licence, address, tuple(files)))
     for part in notices.split("<h3>")[1:]:
         head = re.match(r"\W*(.+?)-(\d[^<]*)</h3>", part)
         if head and not NOT_LINKED.match(head[1]):
@@ -152,7 +146,22 @@ def standard_library() -> list[Package]:
     return found
 
 
-OWN_TEXTS = ("Apache-2.0", "MIT", "Unicode-3.0")
+# What a compiler adds. The wheels for Linux have LLVM's unwinding and arithmetic by way of Zig, those
+# for other systems the same arithmetic in Rust.
+COMPILED_IN = (
+    (
+        "Rust's standard library",
+        "(MIT OR Apache-2.0) AND Unicode-3.0",
+        "https://github.com/rust-lang/rust, by the Rust project's developers",
+        ("Apache-2.0", "MIT", "Unicode-3.0"),
+    ),
+    (
+        "LLVM's libunwind and compiler-rt, beside Rust",
+        "Apache-2.0 WITH LLVM-exception",
+        "https://llvm.org",
+        ("Apache-2.0", "LLVM-exception"),
+    ),
+)
 
 
 def part_of_std(name: str, version: str, notices: str) -> Package:
