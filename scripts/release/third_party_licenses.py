@@ -146,7 +146,7 @@ def standard_library() -> list[Package]:
     return found
 
 
-# What a compiler adds. The wheels for Linux have LLVM's unwinding and arithmetic by way of Zig, those
+# What a compiler adds. Wheels for Linux have LLVM's unwinding and arithmetic by way of Zig, those
 # for other systems the same arithmetic in Rust.
 COMPILED_IN = (
     (
