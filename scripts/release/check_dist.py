@@ -118,7 +118,7 @@ def tools(files: list[Path], wheels: list[Path]) -> bool:
     scripts = Path(sysconfig.get_path("scripts"))
     commands = [["twine", "check", "--strict", *map(str, files)]]
     # The extension and the pytest plugin beside the package are meant.
-    commands += [["check-wheel-contents", "--toplevel=abut,_abut_pytest", *map(str, wheels)]]
+    commands += [["check-wheel-contents", "--toplevel=abut,_abut_pytest.py", *map(str, wheels)]]
     commands += [["abi3audit", "--strict", "--verbose", *map(str, wheels)]]
     done = [subprocess.run([scripts / name, *rest]) for name, *rest in commands]
     return not any(one.returncode for one in done)
