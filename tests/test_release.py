@@ -250,3 +250,27 @@ def test_every_extra_without_an_environment_of_its_own_is_tested_with_its_oldest
     for extra in envs.extras_here():
         for requirement in envs.requirements([extra]):
             assert oldest.bound(requirement) is not None, requirement
+
+
+def test_the_crates_are_judged_for_the_platforms_of_the_wheels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deny = tomllib.loads((ROOT / "deny.toml").read_text(encoding="utf-8"))
+    rust = script("rust", monkeypatch)
+    assert sorted(deny["graph"]["targets"]) == rust.targets()
+    assert f"({rust.oldest_rust()} or later)" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_what_is_pinned_is_moved() -> None:
+    dependabot = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))
+    moved = {
+        (update["package-ecosystem"], folder)
+        for update in dependabot["updates"]
+        for folder in [*update.get("directories", []), update.get("directory")]
+        if folder
+    }
+    assert moved == {
+        ("github-actions", "/"),
+        *(("cargo", folder) for folder in ("/", "/rust/fuzz")),
+        *(("pip", folder) for folder in ("/", "/scripts/release", "/.github")),
+    }
