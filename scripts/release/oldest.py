@@ -19,8 +19,9 @@ from pathlib import Path
 
 import environments as envs
 
-# What the extras with torch are for; the other tests ran with the light ones.
-TORCH_TESTS = ("tests/trl", "tests/samplers", "tests/trl_env", "tests/rollout")
+# The contract with a version of TRL, on one rank and on two; the others ran with the light extras.
+MATRIX = envs.ROOT / "tests" / "trl_matrix"
+TORCH_TESTS = (str(MATRIX), "tests/trl/test_ranks.py")
 PYTHON = "3.11"
 TOOLS = "dev"  # the extra for contributors
 # They only check the source.
@@ -56,8 +57,12 @@ def wants(kind: str) -> tuple[list[str], list[str]]:
     if kind == "trl":
         extras += [extra for extra in envs.extras_here() if envs.needs_torch(extra)]
     wanted = envs.requirements(extras)
+    tools = envs.requirements([TOOLS])
+    if kind == "trl":
+        lines = (MATRIX / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        tools += [line for line in lines if line and line[0] != "#"]
     used = {envs.name_of(requirement) for requirement in wanted} | LINTERS
-    return wanted, [r for r in envs.requirements([TOOLS]) if envs.name_of(r) not in used]
+    return wanted, [requirement for requirement in tools if envs.name_of(requirement) not in used]
 
 
 def install(kind: str, wheel: Path, folder: Path) -> Path:
@@ -98,7 +103,10 @@ def main() -> None:
         envs.check_installed(python)
         # Tokenizers that lie beside the checkout are in the format of today's transformers.
         os.environ.pop("ABUT_TOKENIZERS", None)
-        tests = [*TORCH_TESTS] if options.kind == "trl" else ["--ignore=tests/test_packaging.py"]
+        tests = ["--ignore=tests/test_packaging.py"]
+        if options.kind == "trl":
+            os.environ["ABUT_TRL_VERSION"] = installed(python)["trl"]
+            tests = [*TORCH_TESTS]
         sys.exit(envs.pytest(python, *tests, *options.pytest))
 
 
