@@ -31,7 +31,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl release-tools release-check
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -189,6 +189,8 @@ fuzz-coverage:
 	cargo fuzz run --fuzz-dir rust/fuzz $(FUZZ_FLAGS) append -- -max_total_time=$(FUZZ_SECONDS)
 
 # ---- Releases. What builds and audits them is pinned with its hashes, in an environment of its own.
+.PHONY: licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl release-tools release-check
+
 RELEASE_VENV := .venv-release
 RELEASE_BIN := $(RELEASE_VENV)/bin
 SCRIPTS := scripts/release
