@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,26 @@ def test_every_file_and_make_target_that_the_documents_name_exists() -> None:
             assert (document.parent / link).exists(), f"{document.name}: {link}"
         named = set(re.findall(r"`make (\w+)`", text))
         assert named <= targets, f"{document.name}: {named - targets}"
+
+
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+
+
+def test_the_map_has_every_page() -> None:
+    table = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| \S", table, flags=re.MULTILINE)
+    assert all(name == link for name, link in rows)
+    assert sorted(name for name, _ in rows) == [page.stem for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, blank, first = page.read_text(encoding="utf-8").splitlines()[:3]
+    assert title.startswith("# ")
+    assert not blank
+    assert re.match(r"\w|`(?!``)", first), "words, and no code, table or picture"
+
+
+def test_the_picture_is_what_the_tokenizer_does() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_why.py"))["picture"]()
+    assert drawn == (ROOT / "docs" / "why.svg").read_text(encoding="utf-8")

@@ -41,7 +41,7 @@ def a_branch(turns: int, rng: random.Random | None = None) -> list[Entry]:
         entries.append(Entry(answer, ours=True))
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
         history, at = History([*(entry.message for entry in entries), said]), len(entries)
-        entries.append(Entry(said, form=history.form(at), answers=history.answers.get(at)))
+        entries.append(Entry(said, form=history.form(at), answers=history.answered(at)))
     return entries
 
 

@@ -24,12 +24,13 @@ from hypothesis.stateful import (
 )
 
 from abut.gateway.answer import completion
+from abut.gateway.body import Bodies, read_body
 from abut.gateway.branch import Branch, others, row_of
 from abut.gateway.call import Call
 from abut.gateway.matching import REWRITES, History, match
 from abut.gateway.place import find_place
 from abut.gateway.refusal import Refusal
-from abut.gateway.request import read_body, read_request
+from abut.gateway.request import read_request
 from abut.gateway.session import Session
 from agent_stage import check_tree, user
 from client_edits import edits, some
@@ -88,6 +89,7 @@ class Clients(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.policy = RandomPolicy(self.hf, random.Random(seed))
         self.session = Session("r0", self.policy, REWRITES)
+        self.bodies = Bodies()
         self.tree = Tree(self.hf)
         self.asked: list[Asked] = []
         self.node_of: dict[Call, Node] = {}
@@ -247,7 +249,11 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        read = read_request(read_body(request.text))
+        body, beginning = read_body(request.text, self.bodies.beginning("0", request.text))
+        assert body == json.loads(request.text)
+        if beginning is not None:
+            self.bodies.keep("0", beginning)
+        read = read_request(body, seen=self.session.seen(body["messages"]))
         expected = self.given_again(request.text, retried)
         heard = len(self.policy.heard)
         listens = asyncio.Event()
@@ -359,8 +365,8 @@ class Clients(RuleBasedStateMachine):
         self, name: str, frame: str, messages: list[Message], items: list[Item]
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
-        messages = read_request(read_body(json.dumps({"messages": messages}).encode())).messages
-        history = History(messages)
+        messages = json.loads(json.dumps(messages))
+        history = History(messages, self.session.seen(messages))
         for branch in self.session.branches:
             if branch.frame == frame:
                 path = [self.node_of[call] for call in branch.calls]

@@ -70,7 +70,8 @@ def page(
     parts = [
         "# Performance\n",
         *(f"**{reservation}**\n" for reservation in reservations),
-        "Written by `abut bench`: run it to write it anew. All sides of a row run in turn, round "
+        "How fast abut is beside what it replaces, and what it takes of memory. Written by "
+        "`abut bench`: run it to write it anew. All sides of a row run in turn, round "
         "by round, on one core, each on one thread, and in one process; only loading, memory and "
         "turns are measured in processes of their own, one for each run of a side, and servers in "
         "one for each side. The numbers are medians. Times of different results are not compared: "

@@ -15,10 +15,11 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, 
 
 from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
+from abut.gateway.body import read_body
 from abut.gateway.call import Call
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
-from abut.gateway.request import read_body, read_request
+from abut.gateway.request import read_request
 from abut.gateway.serving import check_reward
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
@@ -135,7 +136,7 @@ async def _responses(request: web.Request) -> web.Response:
 
 async def _end(request: web.Request) -> web.Response:
     desk, serving = request.app[_DESK], request.app[_DESK].serving
-    body = read_body(await request.read() or b"{}")
+    body, _ = read_body(await request.read() or b"{}")
     rollout = _rollout_of(request, body, request.match_info.get("id"))
     desk.check_key(_key(request), rollout)
     if serving is None or rollout is None:
@@ -172,7 +173,10 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
     content = await request.read()
-    body = await work_done(len(content) <= _SMALL_BYTES, lambda: read_body(content))
+    named = request.headers.get(ROLLOUT_HEADER) or path_id
+    known = desk.bodies.beginning(named, content)
+    new_bytes = len(content) - (0 if known is None else len(known.content))
+    body, beginning = await work_done(new_bytes <= _SMALL_BYTES, lambda: read_body(content, known))
     rollout = _rollout_of(request, body, path_id)
     desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
@@ -182,6 +186,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     # With a key of the process; blake2b takes five times as long.
     digest, retried = hash(content), _is_retry(request)
     session = await desk.session_of(rollout, chat, digest, retried=retried)
+    if beginning is not None and session.rollout_id == named:
+        desk.bodies.keep(named, beginning)
     if request.protocol is not None:
         desk.connections.note(request.protocol, session.rollout_id)
     is_open = _Connection(request)

@@ -77,10 +77,12 @@ class Branch:
         """
         said = found.behind_turn[1]
         messages = list(history.messages[said:])
-        for place, (of, number) in history.answers.items():
-            if of < said <= place:
+        for k, message in enumerate(messages):
+            answered = history.answered(said + k)
+            if answered is not None and answered[0] < said:
+                of, number = answered
                 call = calls_of(self.entries[found.stands[of]].message)[number]
-                messages[place - said] = messages[place - said] | {"tool_call_id": call.get("id")}
+                messages[k] = message | {"tool_call_id": call.get("id")}
         return messages
 
     def hear(self, call: Call) -> None:

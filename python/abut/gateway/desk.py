@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
+from abut.gateway.body import Bodies
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
 from abut.gateway.known import Seen
@@ -46,6 +47,7 @@ class Desk:
         self.sessions: dict[str, Session] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
         self.connections = Connections()
+        self.bodies = Bodies()
         self.peers: Mapping[int, str] = {}
         """Where the other ranks' gateways are."""
         self.rank: int | None = None
@@ -53,7 +55,7 @@ class Desk:
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
-            serving.on_end = self.connections.end
+            serving.on_end = self._forget
         self._keys = Keys(key)
         self._run_id = ""
 
@@ -70,7 +72,11 @@ class Desk:
         """Answer a rollout no more, and wait until nothing of it changes."""
         self.sessions.pop(session.rollout_id, None)
         await session.close("it has ended")
-        self.connections.end(session.rollout_id)
+        self._forget(session.rollout_id)
+
+    def _forget(self, endpoint_id: str) -> None:
+        self.connections.end(endpoint_id)
+        self.bodies.forget(endpoint_id)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """Have it done on the gateway's loop; waits on that of the caller."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
+from abut.gateway.values import CallIds, CallPlace, call_ids
 from abut.messages import Message
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -25,6 +26,10 @@ class Seen(NamedTuple):
     """So many of the first."""
     token_ids: bool = False
     """Whether one of them has tokens."""
+    ids: CallIds | None = None
+    """Of the calls in them; it grows with what is learned."""
+    answers: Sequence[CallPlace | None] = ()
+    """For each of them, the call that it answers."""
 
 
 class Compared(NamedTuple):
@@ -53,6 +58,8 @@ class Known:
         self._answers: list[int] = []
         self._same_ids: list[int] = []
         self._with_tokens: list[int] = []
+        self._ids = CallIds()
+        self._places: list[CallPlace | None] = []
 
     def common(self, messages: Sequence[Any]) -> int:
         """How many of the first messages are known."""
@@ -63,7 +70,9 @@ class Known:
 
     def seen(self, count: int) -> Seen:
         """What the first messages are, so many of them."""
-        return Seen(count, bool(self._with_tokens) and self._with_tokens[0] < count)
+        ids = self._ids if count == len(self.messages) else call_ids(self.messages[:count])
+        with_tokens = bool(self._with_tokens) and self._with_tokens[0] < count
+        return Seen(count, with_tokens, ids, self._places)
 
     def compared(self, count: int) -> Compared:
         """What came of comparing so many of them."""
@@ -92,6 +101,8 @@ class Known:
         self.messages.append(message)
         self._keys.append(message if _is_plain(message) else _Exact(message))
         self._rules.append(rule)
+        self._places.append(self._ids.place(message))
+        self._ids.add(message, place)
         if ours:
             self._answers.append(place)
             self._same_ids.append(same_ids)
@@ -104,8 +115,8 @@ class Known:
         other.messages, other._keys = self.messages[:], self._keys[:]
         other._rules, other._answers = self._rules[:], self._answers[:]
         other._same_ids, other._with_tokens = self._same_ids[:], self._with_tokens[:]
-        if count < len(self.messages):
-            other._forget(count)
+        other._places = self._places[:]
+        other._forget(count)
         return other
 
     def _forget(self, place: int) -> None:
@@ -114,6 +125,8 @@ class Known:
         del self.messages[place:], self._keys[place:], self._rules[place:]
         del self._answers[turns:], self._same_ids[turns:]
         del self._with_tokens[bisect_left(self._with_tokens, place) :]
+        del self._places[place:]
+        self._ids = call_ids(self.messages)
 
 
 class _Exact:

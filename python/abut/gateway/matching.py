@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
-from abut.gateway.known import Known
+from abut.gateway.known import Known, Seen
 from abut.gateway.values import (
     CallIds,
     CallPlace,
@@ -40,6 +40,7 @@ Rewrite: TypeAlias = Literal[
 
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 
+_NOTHING = Seen()
 _NEVER_OURS = ("refusal", "audio", "function_call")
 _CALLS = "\nCalling tools:\n"
 
@@ -78,18 +79,28 @@ class Entry:
 class History:
     """The messages of one request, and what each is compared by."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], seen: Seen = _NOTHING) -> None:
+        """Look at what is new.
+
+        Args:
+            messages: of the request.
+            seen: what of them was seen before.
+        """
         self.messages = messages
         self._forms: dict[int, Hashable] = {}
-        self.answers: dict[int, CallPlace] = {}
-        """Of messages of tools: the call that each answers, in the ids of this request."""
-        ids = CallIds()
-        for at, message in enumerate(messages):
-            role = message.get("role")
-            if role == "assistant":
-                ids.add(message, at)
-            elif role == "tool" and (call := ids.place(message)) is not None:
-                self.answers[at] = call
+        ids = CallIds(seen.ids)
+        self._seen = seen
+        self._answers: list[CallPlace | None] = []
+        for at, message in enumerate(islice(messages, seen.messages, None), seen.messages):
+            self._answers.append(ids.place(message))
+            ids.add(message, at)
+
+    def answered(self, place: int) -> CallPlace | None:
+        """The call that a message of a tool answers, in the ids of this request."""
+        seen = self._seen
+        if place < seen.messages:
+            return seen.answers[place]
+        return self._answers[place - seen.messages]
 
     def has_answer_from(self, place: int) -> bool:
         """Whether a message from there on is an assistant's."""
@@ -99,7 +110,9 @@ class History:
         """Of a message that is not the policy's; answers may come with thousands of token ids."""
         if place not in self._forms:
             message = self.messages[place]
-            self._forms[place] = form_of_message(message, has_place=place in self.answers)
+            self._forms[place] = form_of_message(
+                message, has_place=self.answered(place) is not None
+            )
         return self._forms[place]
 
 
@@ -184,7 +197,7 @@ def match(
 
 def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | None:
     """The call that a message answers, where `stands` are the places of those before it."""
-    call = history.answers.get(place)
+    call = history.answered(place)
     return None if call is None else (stands[call[0]], call[1])
 
 

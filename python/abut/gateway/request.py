@@ -90,25 +90,6 @@ class ChatRequest:
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
 
-def read_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        Refusal: it is none.
-    """
-    try:
-        value = json.loads(body)
-    except UnicodeDecodeError as error:
-        raise Refusal(f"the body is no UTF-8: {error}") from None
-    except ValueError as error:
-        raise Refusal(f"the body is no JSON: {error}") from None
-    except RecursionError:
-        raise Refusal("the body is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise Refusal(f"the body must be a JSON object, got {type(value).__name__}")
-    return value
-
-
 def read_request(
     body: Mapping[str, Any], *, unenforced: str = "refuse", seen: Seen = _NOTHING
 ) -> ChatRequest:

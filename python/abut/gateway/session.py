@@ -9,7 +9,7 @@ at once.
 import asyncio
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -57,6 +57,7 @@ class Session:
         self.left_out_calls = 0
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
+        self._by_body: defaultdict[int, list[Call]] = defaultdict(list)
         self._policy = policy
         self._rewrites = rewrites
         self._lock = asyncio.Lock()
@@ -166,6 +167,7 @@ class Session:
                 stop=request.stop,
             )
             self.calls.append(call)
+            self._by_body[body].append(call)
             branch.sampling = True
             task = asyncio.ensure_future(self._sample(branch, call, turn))
             self._sampling.add(task)
@@ -183,7 +185,7 @@ class Session:
 
     def _asked_before(self, body: int, retried: bool) -> Call | None:
         """The call whose sample this request is to get, where it is no new one."""
-        same = [call for call in self.calls if call.body == body and call.may_be_given]
+        same = [call for call in self._by_body.get(body, ()) if call.may_be_given]
         unheard = [call for call in same if not call.delivered]
         for call in unheard:
             if not call.is_open():
@@ -194,7 +196,7 @@ class Session:
 
     async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
         """The branch at whose end the request is answered, with all that it says."""
-        history = History(request.messages)
+        history = History(request.messages, self.seen(request.messages))
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
             return await self._root(request, shown, history, self._why_new(request, history))

@@ -5,7 +5,7 @@ value. `True` is no number, though Python says that it equals 1.
 """
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from abut.messages import Message
@@ -98,22 +98,40 @@ CallPlace: TypeAlias = tuple[int, int]
 
 
 class CallIds:
-    """Which call an id means. An id that was given to two calls means none."""
+    """Which call an id means. An id that was given to two calls means none.
 
-    def __init__(self) -> None:
+    Args:
+        before: those of the messages before; what is added here is not added there.
+    """
+
+    def __init__(self, before: "CallIds | None" = None) -> None:
+        self._before = {} if before is None else before._places
         self._places: dict[Any, CallPlace | None] = {}
 
     def add(self, message: Mapping[str, Any], at: int) -> None:
-        """Note the calls of an assistant's message, the `at`-th of all."""
+        """Note the calls of a message, the `at`-th of all, if it is an assistant's."""
+        if message.get("role") != "assistant":
+            return
         for number, call in enumerate(calls_of(message)):
             id_ = call.get("id")
             if isinstance(id_, str):
-                self._places[id_] = None if id_ in self._places else (at, number)
+                is_new = id_ not in self._places and id_ not in self._before
+                self._places[id_] = (at, number) if is_new else None
 
     def place(self, message: Message) -> CallPlace | None:
         """Of the call that a tool's message answers; None where that is none, or more than one."""
         id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
-        return self._places.get(id_) if isinstance(id_, str) else None
+        if not isinstance(id_, str):
+            return None
+        return self._places[id_] if id_ in self._places else self._before.get(id_)
+
+
+def call_ids(messages: Iterable[Message]) -> CallIds:
+    """Those of all calls in messages."""
+    ids = CallIds()
+    for at, message in enumerate(messages):
+        ids.add(message, at)
+    return ids
 
 
 def form_of_message(message: Message, *, has_place: bool = False) -> Hashable:

@@ -1,0 +1,163 @@
+"""A body that repeats the one before it is read as the whole of it would be."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abut.gateway.body import Beginning, Bodies, read_body
+from abut.gateway.refusal import Refusal
+
+ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.text(max_size=3), values, max_size=3)
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
+
+
+def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
+    """As what reads the whole; what is refused is its text."""
+    try:
+        return read_body(content, known)
+    except Refusal as refusal:
+        return str(refusal), None
+
+
+@given(
+    head=objects,
+    tails=st.lists(objects, min_size=4, max_size=4),
+    messages=st.lists(values, min_size=1, max_size=6),
+    indent=st.sampled_from([None, 0, 2]),
+    separators=separators,
+    ascii=st.booleans(),
+    cuts=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+)
+@settings(max_examples=300, derandomize=True)
+def test_a_growing_body(
+    head: Any,
+    tails: Any,
+    messages: Any,
+    indent: Any,
+    separators: Any,
+    ascii: bool,
+    cuts: list[int],
+) -> None:
+    known: Beginning | None = None
+    for tail, cut in zip(tails, sorted(cuts), strict=True):
+        body = {**head, "messages": messages[:cut], **tail}
+        text = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii)
+        content = text.encode("utf-8", "surrogatepass")
+        known = known if known is not None and content.startswith(known.content) else None
+        got, beginning = read(content, known)
+        assert repr(got) == repr(json.loads(content)) or got == json.loads(content)
+        if beginning is not None:
+            assert content.startswith(beginning.content)
+            known = beginning
+
+
+def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
+    first, known = read_body(json.dumps(ASKED).encode())
+    assert known is not None
+    assert known.content.endswith(b"}")
+    longer = {**ASKED, "messages": [*ASKED["messages"], {"role": "user", "content": "b"}]}  # type: ignore[misc]
+    second, _ = read_body(json.dumps(longer).encode(), known)
+    assert second == longer
+    assert second["messages"][0] is first["messages"][0]
+    assert second["tools"] is first["tools"]
+    second["messages"].clear()
+    assert read_body(json.dumps(longer).encode(), known)[0] == longer
+
+
+BEGUN = b'{"model": "m", "messages": [{"role": "user"}'
+ENDS = [
+    b"", b"]", b"]}", b", ]}", b",]}", b", {}]}", b"}]}", b"{}]}", b"1]}", b"], }", b"],}", b"] ,",
+    b'], "messages": [3]}', b'], "messages": [3], "x": 1}', b'], "x": 1, "x": 2}', b"], 1}",
+    b'], "x": 1} 2', b'], "x": 1}}', b']  }  ', b"] x", b', "a"], "x": NaN}', b"\xff]}",
+    b', "\xff"]}', b', "\xed\xa0\x80"]}', b', "\xc3\xa4"], "y": "\xc3"}', b', "\xe2\x82', b"]]}",
+    b", " + b"[" * 100_000, b'], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_follows_a_known_beginning(end: bytes) -> None:
+    _, known = read_body(BEGUN + b"]}")
+    assert known is not None
+    assert known.content == BEGUN
+    assert read(BEGUN + end, known)[0] == read_whole(BEGUN + end)
+
+
+def read_whole(content: bytes) -> Any:
+    """As without anything known, and with one parser."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return read(content)[0]  # the reason
+    assert read(content)[0] == value or value != value
+    return value
+
+
+WHOLES = [
+    b"", b" ", b"{", b"{}", b"[]", b"1", b'"messages"', b'{"messages"', b'{"messages":', b"{,}",
+    b'{"messages": 1}', b'{"messages": []}', b'{"messages": [', b'{"a" "messages": [1]}',
+    b'{1: 2, "messages": [1]}', b'{"a": 1 "messages": [1]}', b'\xef\xbb\xbf{"messages": [1]}',
+    b' {"messages": [1], "messages": [2]}', b'{"messages": [1]', b'{"messages": [1] "a": 1}',
+    '{"messages": [1]}'.encode("utf-16"), '{"messages": [1]}'.encode("utf-16-le"),
+    '{"messages": [1]}'.encode("utf-32"), b'{"a": {"messages": [1]}}', b"\xff\xfe",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", WHOLES)
+def test_what_is_no_object_with_messages(content: bytes) -> None:
+    got, beginning = read(content)
+    try:
+        value = json.loads(content)
+    except ValueError:
+        assert isinstance(got, str)
+        assert beginning is None
+    else:
+        assert got == value or (isinstance(got, str) and not isinstance(value, dict))
+
+
+def test_random_bytes_in_a_known_beginning() -> None:
+    rng = random.Random(0)
+    _, known = read_body(json.dumps(ASKED).encode())
+    assert known is not None
+    signs = [b",", b"]", b"}", b"{", b"[", b'"', b" ", b"\\", b":", b"1", b'"messages"', b"\xc3"]
+    for _ in range(3000):
+        end = b"".join(rng.choice(signs) for _ in range(rng.randrange(8)))
+        content = known.content + end
+        assert read(content, known)[0] == read_whole(content)
+
+
+def test_so_much_is_kept() -> None:
+    bodies = Bodies(most_bytes=100)
+
+    def asked(rollout: str, size: int) -> bytes:
+        content = json.dumps({"messages": ["x" * size]}).encode()
+        _, beginning = read_body(content)
+        assert beginning is not None
+        bodies.keep(rollout, beginning)
+        return content
+
+    first, second = asked("a", 10), asked("b", 20)
+    assert bodies.beginning("a", first) is not None
+    assert bodies.beginning("b", first) is None
+    assert bodies.beginning(None, first) is None
+    asked("a", 12)  # asked later than b
+    third = asked("c", 30)
+    assert bodies.beginning("b", second) is None
+    assert bodies.beginning("c", third) is not None
+    bodies.forget("c")
+    bodies.forget("c")
+    assert bodies.beginning("c", third) is None
+    huge = asked("d", 200)
+    assert bodies.beginning("d", huge) is None
