@@ -1,9 +1,11 @@
 """A release goes out by a pushed tag alone, tested and pinned, and its checks can fail."""
 
 import importlib.util
+import json
 import re
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -144,6 +146,49 @@ def test_every_platform_has_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     dist, rust = script("check_dist", monkeypatch), script("rust", monkeypatch)
     assert set(dist.TAGS) == set(rust.targets())
     assert len(dist.expected_wheels()) == len(rust.targets())
+
+
+PARTS = {"components": [{"name": "onig_sys", "version": "0.0.0"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, None),
+        ({"LICENSE": b"mine"}, "dist-info/licenses/LICENSE is not the LICENSE of this checkout"),
+        ({"sboms/abut.json": None}, "no bill of materials in "),
+        (
+            {"sboms/abut.json": json.dumps(PARTS).encode()},
+            "the bill of materials names onig_sys 0.0.0, the licences do not",
+        ),
+        ({"abut/_native.abi3.so": None}, "0 modules abut/_native"),
+        ({"abut/__init__.py": None}, "abut/__init__.py is not in the wheel"),
+        ({"abut/notes.txt": b""}, "abut/notes.txt is not in git"),
+    ],
+)
+def test_a_wheel_that_lacks_something_or_has_too_much_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], fault: str | None
+) -> None:
+    dist = script("check_dist", monkeypatch)
+    monkeypatch.setattr(dist, "package_files", lambda: {"abut/__init__.py"})
+    monkeypatch.setattr(dist, "listed_in_lock", sorted)  # which of them are linked, cargo says
+    folder = f"abut-{dist.version()}.dist-info/"
+    places = {name: f"{folder}licenses/{name}" for name in dist.LICENCES}
+    places["sboms/abut.json"] = f"{folder}sboms/abut.json"
+    files = {places[name]: (ROOT / name).read_bytes() for name in dist.LICENCES}
+    files |= {
+        places["sboms/abut.json"]: b"{}",
+        "abut/__init__.py": b"",
+        "abut/_native.abi3.so": b"",
+    }
+    files |= {places.get(name, name): content for name, content in change.items()}
+    wheel = tmp_path / "abut.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            if content is not None:
+                archive.writestr(name, content)
+    faults = dist.wheel_faults(wheel)
+    assert [fault in found for found in faults] == ([True] if fault else []), faults
 
 
 CHANGELOG = """\
