@@ -193,5 +193,60 @@ fuzz:
 fuzz-coverage:
 	cargo fuzz run --fuzz-dir rust/fuzz $(FUZZ_FLAGS) append -- -max_total_time=$(FUZZ_SECONDS)
 
-wheel: setup
-	$(BIN)/maturin build --release --locked --sdist --out dist
+# ---- Releases. What builds and audits them is pinned with its hashes, in an environment of its own.
+.PHONY: licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl release-tools release-check
+
+RELEASE_VENV := .venv-release
+RELEASE_BIN := $(RELEASE_VENV)/bin
+SCRIPTS := scripts/release
+
+$(RELEASE_VENV)/deps.stamp: $(SCRIPTS)/tools.txt
+	$(PYTHON) -m venv --clear $(RELEASE_VENV)
+	$(RELEASE_BIN)/pip install --quiet --require-hashes --requirement $<
+	touch $@
+
+# As the release builds it for this platform, and the sdist.
+wheel: $(RELEASE_VENV)/deps.stamp
+	rm -rf dist
+	$(RELEASE_BIN)/python $(SCRIPTS)/build_wheel.py
+	$(RELEASE_BIN)/maturin sdist --out dist
+
+licences:
+	RUSTUP_TOOLCHAIN=$$($(PYTHON) $(SCRIPTS)/rust.py) $(PYTHON) $(SCRIPTS)/third_party_licenses.py
+
+# Known weaknesses need the network. cargo-deny is Rust's: `cargo install --locked cargo-deny`.
+audit: audit-rust audit-python
+
+audit-rust:
+	cargo deny --locked check
+	cd rust/fuzz && cargo deny --locked --config ../../deny.toml check advisories sources
+	RUSTUP_TOOLCHAIN=$$($(PYTHON) $(SCRIPTS)/rust.py) $(PYTHON) $(SCRIPTS)/third_party_licenses.py --check
+
+# With all that what constraints.txt pins needs itself.
+audit-python: $(RELEASE_VENV)/deps.stamp
+	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
+		--output-file $(RELEASE_VENV)/audited.txt constraints.txt
+	$(RELEASE_BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off \
+		--requirement $(RELEASE_VENV)/audited.txt
+	$(RELEASE_BIN)/pip-audit --strict --disable-pip --progress-spinner off --requirement $(SCRIPTS)/tools.txt
+
+# With a token of GitHub (GH_TOKEN) zizmor also asks where the pinned commits are.
+check-workflows: $(RELEASE_VENV)/deps.stamp
+	$(RELEASE_BIN)/zizmor $(if $(GH_TOKEN),,--offline) --strict-collection .github
+
+test-oldest-rust:
+	RUSTUP_TOOLCHAIN=$$($(PYTHON) $(SCRIPTS)/rust.py --oldest) PROPTEST_RNG_SEED=0 \
+		CARGO_TARGET_DIR=target/oldest-rust cargo test --workspace --locked --quiet
+
+# The oldest version of each package that the extras allow: those without torch, then those with it.
+test-oldest-light test-oldest-trl: test-oldest-%: wheel
+	$(RELEASE_BIN)/python $(SCRIPTS)/oldest.py $* dist/*.whl
+
+# Pins the newest versions of what tools.in names, with their hashes.
+release-tools: $(RELEASE_VENV)/deps.stamp
+	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+		--custom-compile-command "make release-tools" --output-file $(SCRIPTS)/tools.txt $(SCRIPTS)/tools.in
+
+# All of the release that can be done on one machine.
+release-check: wheel
+	$(RELEASE_BIN)/python $(SCRIPTS)/check.py

@@ -6,6 +6,7 @@ there is a requirement that the base install must not have.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -340,7 +341,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = archive.read(f"abut-{abut.__version__}.dist-info/entry_points.txt").decode()
-        licence = archive.read(f"abut-{abut.__version__}.dist-info/licenses/LICENSE")
+        licences = {
+            name: archive.read(f"abut-{abut.__version__}.dist-info/licenses/{name}")
+            for name in PROJECT["license-files"]
+        }
     package = ROOT / "python" / "abut"
     ours = {
         f"abut/{file.relative_to(package).as_posix()}"
@@ -353,8 +357,36 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert {name for name in names if ".dist-info/" not in name} == ours | built | plugin
     assert "[pytest11]\nabut=_abut_pytest\n" in entry_points
     assert {"abut/py.typed", "abut/_native.pyi", "abut/demo/assets/tokenizer.json"} <= ours
-    assert licence == (ROOT / "LICENSE").read_bytes()
-    assert b"Apache License" in licence
+    assert licences == {name: (ROOT / name).read_bytes() for name in licences}
+    assert b"Apache License" in licences["LICENSE"]
+
+
+def test_the_licences_of_what_is_linked_are_up_to_date() -> None:
+    """CI looks with the Rust that builds wheels and with all crates (make audit-rust)."""
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))
+    version = cargo["workspace"]["metadata"]["release-rust"]
+    if f"rustc {version} " not in run("rustc", "--version", cwd=ROOT).stdout:
+        pytest.skip(f"the texts of its standard library come with Rust {version}")
+    if run("cargo", "fetch", "--locked", "--offline", cwd=ROOT, check=False).returncode:
+        pytest.skip("the crates of other platforms are not here: cargo fetch")
+    script = ROOT / "scripts" / "release" / "third_party_licenses.py"
+    run(sys.executable, script, "--check", cwd=ROOT)
+
+
+def test_the_licences_are_those_of_each_part() -> None:
+    page = (ROOT / "THIRD-PARTY-LICENSES").read_text(encoding="utf-8")
+    named = set(re.findall(r"^(\S+ \S+): ", page, re.MULTILINE))
+    assert {f"onig_sys {version}" for version in locked("onig_sys")} <= named
+    assert {f"tokenizers {version}" for version in locked("tokenizers")} <= named
+    assert "(oniguruma/COPYING)" in page
+    assert "UNICODE LICENSE V3" in page
+    assert not [name for name in named if name.startswith(("abut", "proptest ", "syn "))]
+
+
+def locked(name: str) -> list[str]:
+    """The versions of a crate in Cargo.lock."""
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))
+    return [package["version"] for package in lock["package"] if package["name"] == name]
 
 
 def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:

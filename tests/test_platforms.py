@@ -32,8 +32,8 @@ def test_the_classifiers_name_the_systems_that_wheels_are_built_and_tried_on() -
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {name for name in project["classifiers"] if name.startswith("Operating System")}
     release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
-    wheels, _, smoke = release.partition("\n  smoke:\n")
-    for jobs in (wheels, smoke):
+    wheels, _, tests = release.partition("\n  test:\n")
+    for jobs in (wheels, tests):
         runners = set(re.findall(r"runner: (\w+)-", jobs))
         assert {SYSTEMS[runner] for runner in runners} == named
 

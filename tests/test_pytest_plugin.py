@@ -99,7 +99,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_a_few_lines(tests: Pat
         done = run(tests, "-k", "test_tokens", f"--abut-tokenizer={source}")
         assert done.returncode == 1
         assert f"\nabut_tokenizer={source}: {says}" in done.stdout
-        assert len(done.stdout.splitlines()) < 20
+        assert len(done.stdout.splitlines()) < 23  # with two of a transformers without torch
 
 
 def test_a_failing_example_does_not_print_the_whole_tokenizer(example: Path) -> None:

@@ -189,6 +189,9 @@ MADE: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.skipif(
+    tokenizers.__version__.startswith("0.22."), reason="this tokenizers takes minutes for so many"
+)
 @pytest.mark.parametrize("added", MADE.values(), ids=MADE)
 def test_very_many_added_tokens_are_found_as_tokenizers_finds_them(added: Any) -> None:
     text = file(

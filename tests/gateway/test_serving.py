@@ -59,7 +59,8 @@ def post(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, json.load(reply), reply.headers
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error), error.headers
+        with error:
+            return error.code, json.load(error), error.headers
 
 
 def ask(gateway: Gateway, messages: list[Any], rollout: str | None = None, **more: Any) -> Any:

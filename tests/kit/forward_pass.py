@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 
 from abut.samplers.sampler import Sample, SampleRequest
+
+torch = pytest.importorskip("torch")
 
 
 def filtered_logprobs(

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from abut.rollout.config import RolloutConfig
-from abut.samplers.transformers import TransformersSampler
-from abut.trl import env_reward, make_rollout_func
-from example_run import CPU
-from stage import Talk
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from abut.rollout.config import RolloutConfig  # noqa: E402
+from abut.samplers.transformers import TransformersSampler  # noqa: E402
+from abut.trl import env_reward, make_rollout_func  # noqa: E402
+from example_run import CPU  # noqa: E402
+from stage import Talk  # noqa: E402
 
 CONFIG = RolloutConfig(max_turn_tokens=5, retries=0)
 

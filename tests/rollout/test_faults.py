@@ -324,9 +324,13 @@ class Batches:
 
 
 def open_sockets() -> set[str]:
-    """Those that something still holds; not those of what was only not yet collected."""
+    """Those that something still holds; not those of what was only not yet collected.
+
+    None where the system does not say: macOS and Windows have no /proc.
+    """
     gc.collect()
-    links = (os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
+    folder = Path("/proc/self/fd")
+    links = [os.path.realpath(link) for link in folder.iterdir()] if folder.is_dir() else []
     return {link for link in links if "socket:" in link}
 
 

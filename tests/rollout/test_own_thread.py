@@ -107,7 +107,7 @@ class Looping(Talk):
             self.heard += 1
 
     def step(self, action: str) -> Any:
-        assert asyncio.get_event_loop_policy().get_event_loop() is self.loop
+        assert asyncio.get_event_loop() is self.loop
 
         async def tell() -> None:
             await self.queue.put(action)

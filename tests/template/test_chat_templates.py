@@ -24,10 +24,7 @@ from stage import Stage, env
 
 Message = dict[str, Any]
 
-pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
-
 
 CASES = [
     (name, mode)

@@ -289,7 +289,7 @@ HERMES = [
      "character 11: no JSON: it holds half of a surrogate pair"),
     ("{" * 2000 + "}" * 2000,
      "character 12: no JSON: Expecting property name enclosed in double quotes"),
-    ('{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}",
+    ('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
      "character 11: no JSON: it is nested too deeply"),
     ('{"name": "f"} then', "character 25: expected </tool_call>"),
 ]  # fmt: skip

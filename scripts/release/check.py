@@ -1,0 +1,120 @@
+"""Check a release as far as one machine can: `make release-check` builds dist/ and calls this.
+
+What is in dist/ is audited and tested, in clean environments, on three Pythons: the oldest that is
+supported, the newest that can be had, and one between. Then the papers, the licences and the
+workflows. All checks are run, also after one failed.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments import ROOT, project
+from rust import release_rust, version
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command, and what it shows."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def supported() -> list[str]:
+    """The Pythons of the classifiers, oldest first."""
+    named = (re.fullmatch(r".*:: (3\.\d+)", line) for line in project()["classifiers"])
+    return sorted((found[1] for found in named if found), key=lambda name: int(name[2:]))
+
+
+def python_of(name: str) -> str | None:
+    """The path of an interpreter of this version: found here, or fetched by uv."""
+    find = [str(SCRIPTS / "uv"), "python", "find", "--quiet", "--no-project", name]
+    for fetch in ("never", "automatic"):
+        search = os.pathsep.join([os.environ["PATH"], *map(str, sorted(PYENV.glob("*/bin")))])
+        environment = os.environ | {"UV_PYTHON_DOWNLOADS": fetch, "PATH": search}
+        if fetch == "automatic":
+            get = [str(SCRIPTS / "uv"), "python", "install", "--quiet", name]
+            subprocess.run(get, env=environment, capture_output=True)
+        done = subprocess.run(find, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return None
+
+
+def three_pythons() -> list[tuple[str, str]]:
+    """The oldest, the newest and one between, with their paths."""
+    found: list[tuple[str, str]] = []
+    for name in supported():
+        path = python_of(name)
+        if path is None:
+            sys.stderr.write(f"no Python {name} on this machine, and uv cannot fetch it\n")
+        else:
+            found.append((name, path))
+    if len(found) < 3 or found[0][0] != supported()[0]:
+        have = ", ".join(name for name, _ in found) or "none"
+        sys.exit(
+            f"three Pythons are needed, {supported()[0]} among them; there are: {have}\n"
+            "hint: put more of them on PATH, as python3.12"
+        )
+    return [found[0], found[len(found) // 2], found[-1]]
+
+
+def checks(dist: Path, *, tests: bool) -> list[Check]:
+    """All of them, the quick ones first."""
+
+    def script(name: str, *words: str | Path) -> tuple[str, ...]:
+        return (sys.executable, str(HERE / name), *map(str, words))
+
+    wheels, sdists = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
+    if len(wheels) != 1 or len(sdists) != 1:
+        sys.exit(f"{dist} has {len(wheels)} wheels and {len(sdists)} sdists, not one of each")
+    found = [
+        Check("changelog, version, links", script("check_papers.py")),
+        Check("licences", script("third_party_licenses.py", "--check")),
+        Check("workflows", (str(SCRIPTS / "zizmor"), "--offline", "--quiet", ".github")),
+        Check("wheel and sdist", script("check_dist.py", dist)),
+    ]
+    if tests:
+        pythons = three_pythons()
+        for name, path in pythons:
+            words = script("test_dist.py", wheels[0], "--python", path)
+            found.append(Check(f"tests of the wheel on Python {name}", words))
+        name, path = pythons[-1]
+        words = script("test_dist.py", sdists[0], "--python", path, "--pytest=tests/core")
+        found.append(Check(f"tests of the core of the sdist's wheel on Python {name}", words))
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("--no-tests", action="store_true", help="leave out what takes minutes")
+    options = parser.parse_args()
+    rows = []
+    environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
+    for check in checks(options.dist.resolve(), tests=not options.no_tests):
+        sys.stdout.write(f"\n=== {check.name}\n")
+        sys.stdout.flush()
+        began = time.monotonic()
+        status = subprocess.run(check.command, cwd=ROOT, env=environment).returncode
+        rows.append((status, check.name, time.monotonic() - began))
+    sys.stdout.write(f"\nabut {version()}\n")
+    for status, name, seconds in rows:
+        sys.stdout.write(f"{'ok    ' if status == 0 else 'FAILED'} {name} ({seconds:.0f} s)\n")
+    sys.exit(any(status for status, _, _ in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Test the oldest packages that pyproject.toml promises to work.
+
+    python scripts/release/oldest.py light dist/abut-….whl    # all extras but those with torch
+    python scripts/release/oldest.py trl dist/abut-….whl      # those with torch
+
+Each package that an extra for users names is installed in the oldest version that it allows; one
+that cannot be had so old beside the others fails, since its bound is then not true. What they need
+themselves, and what only the tests need, is as new as they take: the oracle of the encoders is
+`tokenizers` as it is now.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import environments as envs
+
+# The contract with a version of TRL, on one rank and on two; the others ran with the light extras.
+MATRIX = envs.ROOT / "tests" / "trl_matrix"
+TORCH_TESTS = (str(MATRIX), "tests/trl/test_ranks.py")
+PYTHON = "3.11"
+TOOLS = "dev"  # the extra for contributors
+# They only check the source.
+LINTERS = {"maturin", "mypy", "ruff"}
+
+
+def bound(requirement: str) -> str | None:
+    """The oldest version that a requirement allows."""
+    found = re.search(r">=\s*([\w.]+)", requirement)
+    return found[1] if found else None
+
+
+def is_version(found: str, wanted: str) -> bool:
+    """Whether two versions are the same but for zeros at the end and what is behind a plus."""
+
+    def parts(version: str) -> list[str]:
+        return re.sub(r"(\.0)*$", "", version.partition("+")[0]).split(".")
+
+    return parts(found) == parts(wanted)
+
+
+def installed(python: Path) -> dict[str, str]:
+    """The versions there, by name."""
+    code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
+    done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return {envs.name_of(name): version for name, version in pairs}
+
+
+def wants(kind: str) -> tuple[list[str], list[str]]:
+    """What users may have so old, and what else the tests need."""
+    extras = [extra for extra in envs.light_extras() if extra != TOOLS]
+    if kind == "trl":
+        extras += [extra for extra in envs.extras_here() if envs.needs_torch(extra)]
+    wanted = envs.requirements(extras)
+    tools = envs.requirements([TOOLS])
+    if kind == "trl":
+        lines = (MATRIX / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        tools += [line for line in lines if line and line[0] != "#"]
+    used = {envs.name_of(requirement) for requirement in wanted} | LINTERS
+    return wanted, [requirement for requirement in tools if envs.name_of(requirement) not in used]
+
+
+def install(kind: str, wheel: Path, folder: Path) -> Path:
+    """Make the environment; returns its Python."""
+    python = envs.make(folder / "environment", PYTHON)
+    wanted, tools = wants(kind)
+    pip = ["pip", "install", "--quiet", "--python", python]
+    if kind == "trl" and "CPU_TORCH" in os.environ:
+        # From that index torch alone, and nothing that it needs: no other name can come from there.
+        torch = next(r for r in wanted if envs.name_of(r) == "torch")
+        exact = f"torch=={bound(torch)}.0"
+        envs.uv(*pip, "--no-deps", "--default-index", os.environ["CPU_TORCH"], exact)
+    listed = folder / "oldest.txt"
+    listed.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    envs.uv(*pip, "--resolution", "lowest-direct", "--requirement", listed)
+    envs.uv(*pip, *tools)
+    envs.uv(*pip, "--no-deps", wheel.resolve())
+    have = installed(python)
+    faults = []
+    for requirement in wanted:
+        name, oldest = envs.name_of(requirement), bound(requirement)
+        if name in have and oldest is not None and not is_version(have[name], oldest):
+            faults.append(f"{requirement}: the oldest that goes with the others is {have[name]}")
+    if faults:
+        sys.exit("\n".join([*faults, "hint: raise these bounds in pyproject.toml"]))
+    return python
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=["light", "trl"])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--pytest", action="append", default=[], help="an argument for pytest")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        python = install(options.kind, options.wheel, Path(folder))
+        envs.check_installed(python)
+        # Tokenizers that lie beside the checkout are in the format of today's transformers.
+        os.environ.pop("ABUT_TOKENIZERS", None)
+        tests = ["--ignore=tests/test_packaging.py"]
+        if options.kind == "trl":
+            os.environ["ABUT_TRL_VERSION"] = installed(python)["trl"]
+            tests = [*TORCH_TESTS]
+        sys.exit(envs.pytest(python, *tests, *options.pytest))
+
+
+if __name__ == "__main__":
+    main()
