@@ -1,7 +1,7 @@
-"""GRPO on agents of NeMo Gym, on one machine or on several nodes.
+r"""GRPO on agents of NeMo Gym, on one machine or on several nodes.
 
     pip install 'abut[trl,vllm,nemo_gym]' 'trl[vllm]'
-    accelerate launch train.py --config train.yaml --model_name_or_path Qwen/Qwen3-4B \\
+    accelerate launch train.py --config train.yaml --model_name_or_path Qwen/Qwen3-4B \
         --heads http://127.0.0.1:11000 --vllm_server_base_url http://127.0.0.1:8000
 
 Gym asks the policy at http://GATEWAY_HOST:GATEWAY_PORT/v1 of the first process, with the key that
