@@ -50,6 +50,9 @@ class Desk:
         """Where the other ranks' gateways are."""
         self.rank: int | None = None
         """Of this process; None where there is one."""
+        self.settings: Mapping[str, Any] = {}
+        """How the trainer samples, by the names that clients know, `max_tokens` of a completion
+        among them; for agents that have to say so to somebody."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
