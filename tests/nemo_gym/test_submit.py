@@ -7,7 +7,6 @@ Stand-ins for Slurm run its parts here, and the parts are stubs: what they are t
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from assets import KIT
+from free_port import free_port
 from job import Job, is_running
 from stage import eventually
 
@@ -42,8 +42,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
                 "MODEL": "a/model",
                 "GPUS": "4",
                 "GYM_NODES": "2",
-                "VLLM_PORT": free_port(),
-                "HEAD_PORT": free_port(),
+                "VLLM_PORT": str(free_port()),
+                "HEAD_PORT": str(free_port()),
                 "END_GRACE_S": "2",
             }
             job = Job(tmp_path, nodes, commands, *(arguments or ("train.yaml",)))
@@ -51,12 +51,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             return stack.enter_context(job)
 
         yield start
-
-
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("0.0.0.0", 0))
-        return str(free.getsockname()[1])
 
 
 def part(job: Job, name: str) -> dict[str, Any]:
