@@ -8,6 +8,7 @@ samples a small model on the CPU.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from assets import KIT
 from job import Job
 from nemo_gym_stage import ENVIRONMENTS, versions
 from network import Network
-from stage import eventually
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -42,6 +42,7 @@ CONFIGS = (
 )
 LIMIT_S = 300
 VLLM = "http://10.77.0.3:8000"
+PROMPTS = {f"{name} {number}" for name in ("choices", "follow_ups") for number in ("one", "two")}
 # Rows that a model which says anything at all is sometimes right about: what there is to learn.
 CHOICES = {
     "expected_answer": "E",
@@ -134,14 +135,17 @@ def a_job(folder: Path, network: Network, model: Path, **options: Any) -> Job:
 def steps(job: Job) -> list[dict[str, Any]]:
     """What was logged of each step so far."""
     file = job.folder / "training.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [log for log in map(json.loads, lines) if "reward" in log]
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    whole = text.rpartition("\n")[0].splitlines()  # the last line may be half written
+    return [log for log in map(json.loads, whole) if "reward" in log]
 
 
 def wait_for(job: Job, what: str, holds: Any) -> None:
-    """Wait until it holds; not for a job that has ended."""
-    assert eventually(lambda: job.process.poll() is not None or holds(), LIMIT_S), f"never: {what}"
-    assert holds(), f"the job has ended before: {what}\n{job.said}\n{job.log('train-0')[-6000:]}"
+    """Wait until it holds, as long as the job runs."""
+    deadline = time.monotonic() + LIMIT_S
+    while not holds() and job.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert holds(), f"never: {what}\n{job.said}\n{job.log('train-0')[-6000:]}"
 
 
 def recorded(job: Job, step: int) -> list[dict[str, Any]]:
@@ -149,10 +153,15 @@ def recorded(job: Job, step: int) -> list[dict[str, Any]]:
     return [each for each in read_records(job.folder / "rollouts") if each["step"] == step]
 
 
-def check_step(log: dict[str, Any], *, synced: bool = True) -> None:
+def check_step(log: dict[str, Any]) -> None:
     """Of a step: the weights that sampled are those that were trained."""
     assert log["sampling/sampling_logp_difference/mean"] < 1e-5, log
     assert log["grad_norm"] > 0
+
+
+def check_nothing_runs(network: Network) -> None:
+    """No node has a process."""
+    assert {node: network.pids(node) for node in NODES} == {node: [] for node in NODES}
 
 
 def test_a_job_trains_on_its_nodes_and_leaves_nothing(
@@ -169,9 +178,58 @@ def test_a_job_trains_on_its_nodes_and_leaves_nothing(
         assert log["rollout/error_frac"] == 0
     rollouts = recorded(job, 1)
     assert {rollout["rank"] for rollout in rollouts} == {0, 1}
-    assert {(r["rank"], r["columns"]["environment"]) for r in rollouts} >= {(0, "g0"), (1, "g1")}
-    assert len({r["reward"] for r in rollouts}) > 1
+    assert {rollout["seed"] for rollout in rollouts} == PROMPTS
+    assert len({rollout["reward"] for rollout in rollouts}) > 1
     assert (tmp_path / "model" / "model.safetensors").exists()
-    assert {node: network.pids(node) for node in NODES} == {node: [] for node in NODES}
+    check_nothing_runs(network)
     for part in ("train-0", "train-1", "vllm-0", "gym-0", "gym-1"):
         assert (job.logs / f"{part}.log").exists()
+
+
+def test_a_node_that_is_cut_off_costs_its_own_rollouts(
+    tmp_path: Path, network: Network, model: Path
+) -> None:
+    """In the middle of a batch, with rollouts in flight; and it is used again when it is back."""
+
+    def vllm(method: str, path: str) -> str:
+        words = ("curl", "--silent", "--fail", "--request", method, f"{VLLM}/{path}")
+        said: str = network.run("v0", *words).stdout
+        return said
+
+    with a_job(tmp_path, network, model, max_steps=100) as job:
+        wait_for(job, "two steps", lambda: len(steps(job)) >= 2)
+        vllm("POST", "hold")
+        wait_for(job, "all rollouts ask", lambda: int(vllm("GET", "held")) == 16)
+        network.cut("g1")
+        cut_at = len(steps(job))
+        vllm("POST", "release")
+        wait_for(job, "two steps without it", lambda: len(steps(job)) >= cut_at + 2)
+        lost, without = recorded(job, cut_at), recorded(job, cut_at + 1)
+        network.mend("g1")
+        mended_at = len(steps(job))
+
+        def is_back() -> bool:
+            return any(log["rollout/error_frac"] == 0 for log in steps(job)[mended_at:])
+
+        wait_for(job, "a step with it again", is_back)
+        job.process.terminate()  # as scancel does it
+        assert job.status() == 143, job.said
+        logs = steps(job)
+    for log in logs:
+        check_step(log)
+    for rollouts in (lost, without):
+        failed = [rollout for rollout in rollouts if rollout["error"] is not None]
+        assert len(rollouts) == 16
+        assert len(failed) == 8
+        assert {rollout["rank"] for rollout in failed} == {0, 1}
+        assert len({rollout["seed"] for rollout in failed}) == 2
+        for rollout in failed:
+            assert rollout["reward"] is None
+            assert " of g1 at http://10.77.0.5:" in rollout["error"]
+        assert all(r["reward"] is not None for r in rollouts if r not in failed)
+    for log in logs[cut_at : cut_at + 2]:
+        assert log["rollout/error_frac"] == 0.5
+    said = job.log("train-0")
+    assert "8 of 16 rollouts" in said
+    assert "g1 at http://10.77.0.5:" in said
+    check_nothing_runs(network)

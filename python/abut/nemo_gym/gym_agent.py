@@ -16,7 +16,7 @@ from abut.agents import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, MissingExtraError
+from abut.errors import EnvError
 from abut.gateway.server import Gateway
 from abut.gateway.work import work_done
 from abut.nemo_gym.head import Head
@@ -25,11 +25,11 @@ from abut.nemo_gym.replies import Reply, reply_of
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
+from abut.nemo_gym.session import open_session
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_S = 30.0
 _SMALL_BYTES = 2**18
 _MOST_BYTES = 512 * 2**20
 _UNKNOWN = "unknown"
@@ -137,7 +137,7 @@ class NemoGym:
         self._replies.clear()
         self._head.forget()
         await THREADS.ask(self._head.servers)
-        self._session = _open_session()
+        self._session = open_session()
         loop = asyncio.get_running_loop()
         limit_s = self._batch_timeout_s
         self._ends_at = None if limit_s is None else loop.time() + limit_s
@@ -219,7 +219,8 @@ class NemoGym:
         except OSError as error:  # every error of aiohttp's connections is one
             self._head.forget()
             raise EnvError(
-                f"agent {played.agent} at {played.url} cannot be asked: {said(error)}"
+                f"agent {played.agent} of {self.name} at {played.url} cannot be asked: "
+                f"{said(error)}"
             ) from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
@@ -251,18 +252,3 @@ def _unheard(played: PlayedBy, reply: Reply) -> EnvError:
     error = EnvError(f"{what}\nhint: {hint}")
     error.may_pass = False
     return error
-
-
-def _open_session() -> Any:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise MissingExtraError(
-            "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
-        ) from error
-    return aiohttp.ClientSession(
-        # A rollout takes longer than servers keep a connection that nothing comes over.
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-    )
