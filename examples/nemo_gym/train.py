@@ -27,8 +27,8 @@ class GymArguments:
 
     heads: list[str] = field(
         metadata={
-            "help": "Addresses of Gym's heads, as http://HOST:11000 or NAME=http://HOST:11000. Each "
-            "one plays an equal share of the rows, so each has all environments."
+            "help": "Addresses of Gym's heads, as http://HOST:11000 or NAME=http://HOST:11000. "
+            "Each one plays an equal share of the rows, so each has all environments."
         }
     )
     files: list[str] = field(metadata={"help": "JSON lines of NeMo Gym; each row names its agent."})
