@@ -55,7 +55,7 @@ answers() { curl --silent --fail --max-time 5 --noproxy '*' --output /dev/null "
 # ended NAME STATUS: say which part has ended, and what it said last.
 ended() {
     say "$1 on ${PART_NODE[$1]} has ended with status $2; the end of $LOGS/$1.log:"
-    tail -n 20 "$LOGS/$1.log" | tee -a "$LOGS/job.log"
+    tail -n 60 "$LOGS/$1.log" | tee -a "$LOGS/job.log"
 }
 
 # watch: wait until a part ends; ENDED is its name, STATUS its status, and it is a part no more.

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,21 @@ def recorded(job: Job, step: int) -> list[dict[str, Any]]:
     return [each for each in read_records(job.folder / "rollouts") if each["step"] == step]
 
 
+@contextmanager
+def all_rollouts_asking(job: Job, network: Network) -> Iterator[None]:
+    """All of a batch wait for the policy, until the block ends."""
+
+    def vllm(method: str, path: str) -> str:
+        words = ("curl", "--silent", "--fail", "--request", method, f"{VLLM}/{path}")
+        said: str = network.run("v0", *words).stdout
+        return said
+
+    vllm("POST", "hold")
+    wait_for(job, "all rollouts ask", lambda: int(vllm("GET", "held")) == 16)
+    yield
+    vllm("POST", "release")
+
+
 def check_step(log: dict[str, Any]) -> None:
     """Of a step: the weights that sampled are those that were trained."""
     assert log["sampling/sampling_logp_difference/mean"] < 1e-5, log
@@ -190,19 +206,11 @@ def test_a_node_that_is_cut_off_costs_its_own_rollouts(
     tmp_path: Path, network: Network, model: Path
 ) -> None:
     """In the middle of a batch, with rollouts in flight; and it is used again when it is back."""
-
-    def vllm(method: str, path: str) -> str:
-        words = ("curl", "--silent", "--fail", "--request", method, f"{VLLM}/{path}")
-        said: str = network.run("v0", *words).stdout
-        return said
-
     with a_job(tmp_path, network, model, max_steps=100) as job:
         wait_for(job, "two steps", lambda: len(steps(job)) >= 2)
-        vllm("POST", "hold")
-        wait_for(job, "all rollouts ask", lambda: int(vllm("GET", "held")) == 16)
-        network.cut("g1")
-        cut_at = len(steps(job))
-        vllm("POST", "release")
+        with all_rollouts_asking(job, network):
+            network.cut("g1")
+            cut_at = len(steps(job))
         wait_for(job, "two steps without it", lambda: len(steps(job)) >= cut_at + 2)
         lost, without = recorded(job, cut_at), recorded(job, cut_at + 1)
         network.mend("g1")
@@ -232,4 +240,20 @@ def test_a_node_that_is_cut_off_costs_its_own_rollouts(
     said = job.log("train-0")
     assert "8 of 16 rollouts" in said
     assert "g1 at http://10.77.0.5:" in said
+    check_nothing_runs(network)
+
+
+def test_a_policy_that_is_cut_off_ends_the_job(
+    tmp_path: Path, network: Network, model: Path
+) -> None:
+    """Nobody can sample any more: training ends, and with it everything else."""
+    with a_job(tmp_path, network, model, max_steps=100, vllm_server_timeout=1) as job:
+        wait_for(job, "a step", lambda: steps(job))
+        with all_rollouts_asking(job, network):
+            network.cut("v0")
+        status = job.status(LIMIT_S)
+    assert status == 1, job.said
+    assert "has ended with status 1; the end of " in job.said
+    assert "SamplerError: no server has answered for give_up_s=1:" in job.said
+    assert "  http://10.77.0.3:8000 " in job.said
     check_nothing_runs(network)
