@@ -168,7 +168,7 @@ class NemoGym:
         )
         reply = await self._played(played, body)
         if not endpoint.calls:
-            raise _unheard(played, reply)
+            raise _unheard(played)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
@@ -216,7 +216,7 @@ class NemoGym:
             )
             error.may_pass = False
             raise error from None
-        except OSError as error:  # every error of aiohttp's connections is one
+        except (OSError, _aiohttp().ClientError) as error:
             self._head.forget()
             raise EnvError(
                 f"agent {played.agent} at {played.url} cannot be asked: {said(error)}"
@@ -239,27 +239,27 @@ class NemoGym:
             return reply.status, bytes(answer)
 
 
-def _unheard(played: PlayedBy, reply: Reply) -> EnvError:
-    """Why there is nothing to train of a rollout that was played."""
-    what, hint = f"agent {played.agent} answered, and no call of it was", ""
-    if reply.truncated:
-        what += ": its prompt leaves no room for a turn"
-        hint = "leave such rows out, or raise max_completion_length or the model's context"
-    else:
-        what += " heard by this gateway"
-        hint = "policy_base_url of Gym's configuration must be the gateway's address"
-    error = EnvError(f"{what}\nhint: {hint}")
+def _unheard(played: PlayedBy) -> EnvError:
+    error = EnvError(
+        f"agent {played.agent} answered, and no call of it was heard by this gateway\n"
+        "hint: policy_base_url of Gym's configuration must be the gateway's address"
+    )
     error.may_pass = False
     return error
 
 
-def _open_session() -> Any:
+def _aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError as error:
         raise MissingExtraError(
             "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
         ) from error
+    return aiohttp
+
+
+def _open_session() -> Any:
+    aiohttp = _aiohttp()
     return aiohttp.ClientSession(
         # A rollout takes longer than servers keep a connection that nothing comes over.
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
