@@ -245,23 +245,23 @@ def test_a_batch_has_an_end_though_agents_hang(stage: Any) -> None:
 def test_a_rollout_that_hangs_ends_by_itself_and_what_it_left_is_refused(stage: Any) -> None:
     """0.4.0 goes on sampling when the client of `/run` has left."""
     refused: list[Any] = []
-    done = asyncio.Event()
+    asks, done = asyncio.Event(), asyncio.Event()
 
     async def orphan(policy: Policy) -> None:
         said = [*USER, await policy.ask(USER), *USER]
-        while True:
+        asks.set()
+        status = 200
+        while status == 200:
             status, body = await policy.post({"model": "policy", "messages": said})
-            if status != 200:
-                refused.append((status, body["error"]["code"]))
-                break
+        refused.append((status, body["error"]["code"]))
         done.set()
 
     async def run(policy: Policy, body: dict[str, Any]) -> Answer:
         if body["_ng_rollout_id"].endswith(".0"):
             leftover.append(asyncio.get_running_loop().create_task(orphan(policy)))
-            await asyncio.sleep(0)
+            await asks.wait()
             return 500, "gone"
-        await done.wait()  # the second attempt plays while the first one asks on
+        await done.wait()  # the second attempt plays when the first one has been told
         return await one_turn(policy, body)
 
     leftover: list[Any] = []
