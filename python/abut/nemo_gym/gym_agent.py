@@ -25,7 +25,7 @@ from abut.nemo_gym.replies import Reply, reply_of
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
-from abut.nemo_gym.session import open_session
+from abut.nemo_gym.session import open_session, the_aiohttp
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class NemoGym:
         )
         reply = await self._played(played, body)
         if not endpoint.calls:
-            raise _unheard(played, reply)
+            raise _unheard(played)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
@@ -216,7 +216,7 @@ class NemoGym:
             )
             error.may_pass = False
             raise error from None
-        except OSError as error:  # every error of aiohttp's connections is one
+        except (OSError, the_aiohttp().ClientError) as error:
             self._head.forget()
             raise EnvError(
                 f"agent {played.agent} of {self.name} at {played.url} cannot be asked: "
@@ -240,15 +240,10 @@ class NemoGym:
             return reply.status, bytes(answer)
 
 
-def _unheard(played: PlayedBy, reply: Reply) -> EnvError:
-    """Why there is nothing to train of a rollout that was played."""
-    what, hint = f"agent {played.agent} answered, and no call of it was", ""
-    if reply.truncated:
-        what += ": its prompt leaves no room for a turn"
-        hint = "leave such rows out, or raise max_completion_length or the model's context"
-    else:
-        what += " heard by this gateway"
-        hint = "policy_base_url of Gym's configuration must be the gateway's address"
-    error = EnvError(f"{what}\nhint: {hint}")
+def _unheard(played: PlayedBy) -> EnvError:
+    error = EnvError(
+        f"agent {played.agent} answered, and no call of it was heard by this gateway\n"
+        "hint: policy_base_url of Gym's configuration must be the gateway's address"
+    )
     error.may_pass = False
     return error

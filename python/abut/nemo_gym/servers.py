@@ -105,6 +105,8 @@ class Servers:
     def agent_of(self, row: Mapping[str, Any], default: str | None = None) -> str:
         """The agent of a row: its `agent_ref`, its `task_source`, its taskset, or the default.
 
+        Of several that a `task_source` could mean, the default is meant.
+
         Raises:
             ValueError: it names none that there is, or one of several could be meant.
         """
@@ -113,7 +115,7 @@ class Servers:
         if isinstance(name, str) and name:
             return self.of(name).agent
         if (source := row.get("task_source")) is not None:
-            return self._of_source(str(source))
+            return self._of_source(str(source), default)
         task = row.get("task_id")
         taskset = task.get("taskset") if isinstance(task, Mapping) else None
         if isinstance(taskset, str) and default is None:
@@ -151,11 +153,14 @@ class Servers:
                 if agent is not None:
                     yield agent, played
 
-    def _of_source(self, source: str) -> str:
+    def _of_source(self, source: str, default: str | None = None) -> str:
         """The agent of a `task_source`: of that name, or the only one of that resources server."""
         if source in self._played:
             return self._played[source].agent
-        found = [name for name in self._urls.get(AGENTS, {}) if self._resources_of(name) == source]
+        agents = sorted(self._urls.get(AGENTS, {}))
+        found = [name for name in agents if self._resources_of(name) == source]
+        if default in found:
+            return str(default)
         if len(found) == 1:
             return found[0]
         if found:

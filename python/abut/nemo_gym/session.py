@@ -22,11 +22,11 @@ _SETTINGS = (
 )
 
 
-def open_session() -> Any:
-    """An aiohttp session that waits for answers without a limit.
+def the_aiohttp() -> Any:
+    """The module.
 
     Raises:
-        MissingExtraError: aiohttp is not installed.
+        MissingExtraError: it is not installed.
     """
     try:
         import aiohttp
@@ -34,6 +34,12 @@ def open_session() -> Any:
         raise MissingExtraError(
             "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
         ) from error
+    return aiohttp
+
+
+def open_session() -> Any:
+    """An aiohttp session that waits for answers without a limit."""
+    aiohttp = the_aiohttp()
     return aiohttp.ClientSession(
         # A rollout takes longer than servers keep a connection that nothing comes over.
         connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched),
