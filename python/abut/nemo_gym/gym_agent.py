@@ -204,24 +204,20 @@ class NemoGym:
         Raises:
             EnvError: it failed, or the batch took too long.
         """
+        where = f"agent {played.agent} of {self.name} at {played.url}"
         try:
             async with asyncio.timeout_at(self._ends_at) as clock:
                 status, answer = await self._posted(f"{played.url}/run", body)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            error = EnvError(
-                f"agent {played.agent} was still playing when batch_timeout_s="
-                f"{self._batch_timeout_s:g} was over"
-            )
-            error.may_pass = False
-            raise error from None
-        except (OSError, the_aiohttp().ClientError) as error:
+        except (OSError, the_aiohttp().ClientError) as error:  # a TimeoutError is an OSError
+            if clock.expired():
+                late = EnvError(
+                    f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} "
+                    "was over"
+                )
+                late.may_pass = False
+                raise late from None
             self._head.forget()
-            raise EnvError(
-                f"agent {played.agent} of {self.name} at {played.url} cannot be asked: "
-                f"{said(error)}"
-            ) from error
+            raise EnvError(f"{where} cannot be asked: {said(error)}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
 
