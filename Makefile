@@ -34,7 +34,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol nemo-gym-env test-nemo-gym test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -158,7 +158,11 @@ NEMO_GYM := .venv-nemo-gym
 nemo-gym-env: $(NEMO_GYM)/deps.stamp
 
 test-nemo-gym: build $(NEMO_GYM)/deps.stamp
-	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest tests/nemo_gym
+	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m "not nodes" tests/nemo_gym
+
+# The nodes of a cluster are network namespaces here: needs Linux, and root.
+test-nodes: build $(NEMO_GYM)/deps.stamp
+	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m nodes tests/nemo_gym
 
 $(NEMO_GYM)/deps.stamp: scripts/nemo_gym_env.py
 	$(PYTHON) $< --required 0.4.0 $(NEMO_GYM)/0.4.0

@@ -24,6 +24,7 @@ EVAL_PROTOCOL = [
     "eval_protocol_grpo.py",
     "eval_protocol_sums.py",
 ]  # tests/eval_protocol/test_example.py
+FOLDERS = {"nemo_gym", "slurm"}  # tests/nemo_gym/test_submit.py, tests/test_slurm_parts.py
 TRAINING = ["agent_openai.py", "custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
 
 
@@ -43,6 +44,8 @@ def test_no_example_is_forgotten() -> None:
     assert sorted(file.name for file in EXAMPLES.glob("*.py")) == sorted(
         [*ALONE, *EVAL_PROTOCOL, *TRAINING, *UNDER_PYTEST]
     )
+    folders = {file.parent.name for file in EXAMPLES.glob("*/*") if file.suffix != ".pyc"}
+    assert folders == FOLDERS
 
 
 def test_exact_tokens_runs_alone(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_an_agent_that_nobody_listens_for_fails_its_own_rows(stage: Any) -> None
     good, dead = scene.play(["a", "dead"], retries=1)
     assert outcomes([good, dead]) == ["ok", "failed"]
     assert dead.attempts == 2
-    assert "agent dead at http://127.0.0.1:1 cannot be asked" in str(dead.error)
+    assert "agent dead of nemo_gym at http://127.0.0.1:1 cannot be asked" in str(dead.error)
 
 
 def test_the_head_may_go_when_its_agents_are_known(stage: Any) -> None:

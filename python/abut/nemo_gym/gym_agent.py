@@ -5,18 +5,16 @@ rollout's id, and the row is what the gateway has heard.
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from abut.address import said
 from abut.agents import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, MissingExtraError
+from abut.errors import EnvError
 from abut.gateway.server import Gateway
 from abut.gateway.work import work_done
 from abut.nemo_gym.head import Head
@@ -25,13 +23,12 @@ from abut.nemo_gym.replies import Reply, reply_of
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
+from abut.nemo_gym.session import RunSession
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_S = 30.0
 _SMALL_BYTES = 2**18
-_MOST_BYTES = 512 * 2**20
 _UNKNOWN = "unknown"
 
 
@@ -78,7 +75,7 @@ class NemoGym:
         self._check = check
         self._examples: dict[str, str] = {}
         self._gateway: Gateway | None = None
-        self._session: Any = None
+        self._session: RunSession | None = None
         self._ends_at: float | None = None
         self._agents: dict[str, str] = {}
         self._replies: dict[str, Reply] = {}
@@ -137,7 +134,7 @@ class NemoGym:
         self._replies.clear()
         self._head.forget()
         await THREADS.ask(self._head.servers)
-        self._session = _open_session()
+        self._session = RunSession()
         loop = asyncio.get_running_loop()
         limit_s = self._batch_timeout_s
         self._ends_at = None if limit_s is None else loop.time() + limit_s
@@ -204,9 +201,10 @@ class NemoGym:
         Raises:
             EnvError: it failed, or the batch took too long.
         """
+        assert self._session is not None
         try:
             async with asyncio.timeout_at(self._ends_at) as clock:
-                status, answer = await self._posted(f"{played.url}/run", body)
+                status, answer = await self._session.run(played.url, body)
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -216,27 +214,13 @@ class NemoGym:
             )
             error.may_pass = False
             raise error from None
-        except (OSError, _aiohttp().ClientError) as error:
+        except OSError as error:
             self._head.forget()
             raise EnvError(
-                f"agent {played.agent} at {played.url} cannot be asked: {said(error)}"
+                f"agent {played.agent} of {self.name} at {played.url} cannot be asked: {error}"
             ) from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
-
-    async def _posted(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        async with self._session.post(
-            url,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            allow_redirects=False,
-        ) as reply:
-            answer = bytearray()
-            async for chunk in reply.content.iter_any():
-                answer += chunk
-                if len(answer) > _MOST_BYTES:
-                    raise EnvError(f"{url} answers with more than {_MOST_BYTES} bytes")
-            return reply.status, bytes(answer)
 
 
 def _unheard(played: PlayedBy) -> EnvError:
@@ -246,23 +230,3 @@ def _unheard(played: PlayedBy) -> EnvError:
     )
     error.may_pass = False
     return error
-
-
-def _aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise MissingExtraError(
-            "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
-        ) from error
-    return aiohttp
-
-
-def _open_session() -> Any:
-    aiohttp = _aiohttp()
-    return aiohttp.ClientSession(
-        # A rollout takes longer than servers keep a connection that nothing comes over.
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-    )
