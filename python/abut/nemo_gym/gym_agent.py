@@ -5,13 +5,11 @@ rollout's id, and the row is what the gateway has heard.
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from abut.address import said
 from abut.agents import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.reset_keywords import UnplayableRow
@@ -25,13 +23,12 @@ from abut.nemo_gym.replies import Reply, reply_of
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
-from abut.nemo_gym.session import open_session, the_aiohttp
+from abut.nemo_gym.session import RunSession
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 2**18
-_MOST_BYTES = 512 * 2**20
 _UNKNOWN = "unknown"
 
 
@@ -78,7 +75,7 @@ class NemoGym:
         self._check = check
         self._examples: dict[str, str] = {}
         self._gateway: Gateway | None = None
-        self._session: Any = None
+        self._session: RunSession | None = None
         self._ends_at: float | None = None
         self._agents: dict[str, str] = {}
         self._replies: dict[str, Reply] = {}
@@ -137,7 +134,7 @@ class NemoGym:
         self._replies.clear()
         self._head.forget()
         await THREADS.ask(self._head.servers)
-        self._session = open_session()
+        self._session = RunSession()
         loop = asyncio.get_running_loop()
         limit_s = self._batch_timeout_s
         self._ends_at = None if limit_s is None else loop.time() + limit_s
@@ -204,36 +201,24 @@ class NemoGym:
         Raises:
             EnvError: it failed, or the batch took too long.
         """
+        assert self._session is not None
         where = f"agent {played.agent} of {self.name} at {played.url}"
         try:
             async with asyncio.timeout_at(self._ends_at) as clock:
-                status, answer = await self._posted(f"{played.url}/run", body)
-        except (OSError, the_aiohttp().ClientError) as error:  # a TimeoutError is an OSError
-            if clock.expired():
-                late = EnvError(
-                    f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} "
-                    "was over"
-                )
-                late.may_pass = False
-                raise late from None
+                status, answer = await self._session.run(played.url, body)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            error = EnvError(
+                f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} was over"
+            )
+            error.may_pass = False
+            raise error from None
+        except OSError as error:
             self._head.forget()
-            raise EnvError(f"{where} cannot be asked: {said(error)}") from error
+            raise EnvError(f"{where} cannot be asked: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
-
-    async def _posted(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        async with self._session.post(
-            url,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            allow_redirects=False,
-        ) as reply:
-            answer = bytearray()
-            async for chunk in reply.content.iter_any():
-                answer += chunk
-                if len(answer) > _MOST_BYTES:
-                    raise EnvError(f"{url} answers with more than {_MOST_BYTES} bytes")
-            return reply.status, bytes(answer)
 
 
 def _unheard(played: PlayedBy) -> EnvError:

@@ -5,12 +5,16 @@ over such a connection for minutes, so the operating system asks the other one's
 there: a node that is cut off costs its rollouts half a minute, not all the time that they have.
 """
 
+import json
 import socket
+from collections.abc import Mapping
 from typing import Any
 
+from abut.address import said
 from abut.errors import MissingExtraError
 
 _CONNECT_S = 30.0
+_MOST_BYTES = 512 * 2**20
 # Silence after which the other machine is asked, how often again, and how often in all.
 _IDLE_S, _AGAIN_S, _TIMES = 15, 5, 4
 _SETTINGS = (
@@ -22,30 +26,53 @@ _SETTINGS = (
 )
 
 
-def the_aiohttp() -> Any:
-    """The module.
+class RunSession:
+    """Asks agents to play, any number at once.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: aiohttp is not installed.
     """
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise MissingExtraError(
-            "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
-        ) from error
-    return aiohttp
 
+    def __init__(self) -> None:
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise MissingExtraError(
+                "abut.nemo_gym needs aiohttp: pip install 'abut[nemo_gym]'"
+            ) from error
+        self._client_error = aiohttp.ClientError
+        self._session = aiohttp.ClientSession(
+            # A rollout takes longer than servers keep a connection that nothing comes over.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        )
 
-def open_session() -> Any:
-    """An aiohttp session that waits for answers without a limit."""
-    aiohttp = the_aiohttp()
-    return aiohttp.ClientSession(
-        # A rollout takes longer than servers keep a connection that nothing comes over.
-        connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-    )
+    async def run(self, url: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        """Post to `/run` of the server there; returns status and body, however long that takes.
+
+        Raises:
+            OSError: no connection, one that broke, or an answer without an end.
+        """
+        try:
+            async with self._session.post(
+                f"{url}/run",
+                data=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as reply:
+                answer = bytearray()
+                async for chunk in reply.content.iter_any():
+                    answer += chunk
+                    if len(answer) > _MOST_BYTES:
+                        raise OSError(f"the answer has more than {_MOST_BYTES} bytes")
+                return reply.status, bytes(answer)
+        except self._client_error as error:  # not all of them are OSErrors
+            raise OSError(said(error)) from error
+
+    async def close(self) -> None:
+        """Give up what is asked, and close."""
+        await self._session.close()
 
 
 def _watched(address: tuple[Any, ...]) -> socket.socket:
