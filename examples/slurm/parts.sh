@@ -64,7 +64,9 @@ watch() {
     while true; do
         for name in "${!PART_PID[@]}"; do
             runs "$name" && continue
+            # shellcheck disable=SC2034 # the script looks at both
             ENDED=$name STATUS=0
+            # shellcheck disable=SC2034
             wait "${PART_PID[$name]}" || STATUS=$?
             unset "PART_PID[$name]"
             return
@@ -102,6 +104,7 @@ stopped() {
 # the first address of each.
 find_addresses() {
     local node address
+    # shellcheck disable=SC2016 # each node expands it
     while read -r node address _; do
         ADDRESS[$node]=$address
     done < <(INTERFACE=$1 srun --ntasks-per-node=1 --nodes="$SLURM_JOB_NUM_NODES" --overlap bash -c '
