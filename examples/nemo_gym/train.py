@@ -10,6 +10,7 @@ what belongs to what. Options beside those of GRPOConfig and ModelConfig:
 """
 
 import dataclasses
+from argparse import RawDescriptionHelpFormatter
 from dataclasses import dataclass, field
 
 from datasets import concatenate_datasets
@@ -63,12 +64,18 @@ def gym_of(head: str, batch_timeout_s: float | None) -> NemoGym:
     return NemoGym(url, name=name or url.rpartition("//")[2], batch_timeout_s=batch_timeout_s)
 
 
+def make_parser() -> TrlParser:
+    """The parser of all options."""
+    return TrlParser(
+        (GymArguments, RolloutArguments, GRPOConfig, ModelConfig),
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+
+
 def main() -> None:
     """Train."""
-    parser = TrlParser(
-        (GymArguments, RolloutArguments, GRPOConfig, ModelConfig), description=__doc__
-    )
-    given, limits, training, model = parser.parse_args_and_config()
+    given, limits, training, model = make_parser().parse_args_and_config()
     gyms = [gym_of(head, given.batch_timeout_s) for head in given.heads]
     # Each head is asked for the agents of all rows, and gets its share of them.
     rows = [gym.dataset(given.files, weights=given.weights) for gym in gyms]

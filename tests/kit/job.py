@@ -56,7 +56,6 @@ class Job:
             "SLURM_JOB_NUM_NODES": str(len(nodes)),
             "SLURM_JOB_NODELIST": ",".join(nodes),
             "SLURM_SUBMIT_DIR": str(folder),
-            "USER": "abut",
             **settings,
         }
 

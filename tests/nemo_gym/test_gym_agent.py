@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import socket
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from abut.errors import RolloutError
 from abut.gateway import Gateway
-from abut.nemo_gym import NemoGym
+from abut.nemo_gym import NemoGym, session
 from abut.nemo_gym.outcomes import Outcome
 from abut.rollout.rollout import Rollout
 from agent_stage import check_tree, play_agents
@@ -193,25 +196,62 @@ def test_a_gym_that_was_restarted_is_found_at_its_new_ports(stage: Any) -> None:
     assert "cannot be asked" in rollout.attempt_errors[0]
 
 
-def test_an_agent_that_nobody_listens_for_fails_its_own_rows(stage: Any) -> None:
+def with_an_agent_at(stage: Any, url: str) -> Scene:
+    """A Gym that names an agent `dead` as well, which is said to be there."""
     scene = Scene(stage, a=one_turn)
     scene.gym._more_instances.append(
         {"process_name": "dead", "server_type": "responses_api_agents", "url": ""}
     )
     listed = scene.gym._instances
 
-    async def nowhere(request: Any) -> Any:
+    async def there(request: Any) -> Any:
         said = json.loads((await listed(request)).text)
-        said[-1]["url"] = "http://127.0.0.1:1"
+        said[-1]["url"] = url
         from aiohttp import web
 
         return web.json_response(said)
 
-    scene.gym._instances = nowhere  # type: ignore[method-assign]
+    scene.gym._instances = there  # type: ignore[method-assign]
+    return scene
+
+
+def test_an_agent_that_nobody_listens_for_fails_its_own_rows(stage: Any) -> None:
+    scene = with_an_agent_at(stage, "http://127.0.0.1:1")
     good, dead = scene.play(["a", "dead"], retries=1)
     assert outcomes([good, dead]) == ["ok", "failed"]
     assert dead.attempts == 2
     assert "agent dead of nemo_gym at http://127.0.0.1:1 cannot be asked" in str(dead.error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full backlog refuses connections elsewhere")
+def test_an_agent_on_a_machine_that_is_silent_fails_its_own_rows(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent there goes nowhere, as to a port whose backlog is full."""
+    monkeypatch.setattr(session, "_CONNECT_S", 0.2)
+    with socket.socket() as silent, ExitStack() as stack:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(4):
+            filling = stack.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(silent.getsockname())
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        good, dead = with_an_agent_at(stage, url).play(["a", "dead"], retries=1)
+    assert outcomes([good, dead]) == ["ok", "failed"]
+    said = f"agent dead of nemo_gym at {url} cannot be asked: ConnectionTimeoutError"
+    assert dead.attempts == 2
+    assert said in str(dead.error)
+
+
+def test_connections_notice_a_machine_that_is_gone() -> None:
+    """What comes of it takes a machine to be cut off: `test_nodes.py` does that."""
+    with session._watched((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as watched:
+        assert watched.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            idle_s = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            unheard_ms = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert idle_s < unheard_ms / 1000 < 60
 
 
 def test_the_head_may_go_when_its_agents_are_known(stage: Any) -> None:
@@ -237,7 +277,8 @@ def test_a_batch_has_an_end_though_agents_hang(stage: Any) -> None:
         ["a", "b", "b"], gym={"batch_timeout_s": LIMIT_S}, max_rollouts=2, retries=3
     )
     assert outcomes(rollouts) == ["ok", "failed", "failed"]
-    said = f"agent b was still playing when batch_timeout_s={LIMIT_S:g} was over"
+    said = f" was still playing when batch_timeout_s={LIMIT_S:g} was over"
+    assert all("agent b of nemo_gym at http" in str(rollout.error) for rollout in rollouts[1:])
     assert all(said in str(rollout.error) for rollout in rollouts[1:])
     assert [rollout.attempts for rollout in rollouts] == [1, 1, 1]
 

@@ -74,8 +74,10 @@ def network() -> Iterator[Network]:
         yield network
 
 
-def a_job(folder: Path, network: Network, model: Path, **options: Any) -> Job:
-    """A job that trains on the five nodes."""
+def a_job(
+    folder: Path, network: Network, model: Path, version: str = "0.4.0", **options: Any
+) -> Job:
+    """A job that trains on the five nodes; `version` is that of NeMo Gym."""
     files = []
     for name, row in (("choices", CHOICES), ("follow_ups", FOLLOW_UPS)):
         rows = [
@@ -107,7 +109,6 @@ def a_job(folder: Path, network: Network, model: Path, **options: Any) -> Job:
     }
     config = folder / "train.yaml"
     config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
-    version = versions()[0]
     python = str(Path(ENVIRONMENTS or "") / version / "bin" / "python")
     commands = {
         "vllm": [sys.executable, str(KIT / "small_vllm.py")],
@@ -180,10 +181,11 @@ def check_nothing_runs(network: Network) -> None:
     assert {node: network.pids(node) for node in NODES} == {node: [] for node in NODES}
 
 
+@pytest.mark.parametrize("version", versions())
 def test_a_job_trains_on_its_nodes_and_leaves_nothing(
-    tmp_path: Path, network: Network, model: Path
+    tmp_path: Path, network: Network, model: Path, version: str
 ) -> None:
-    with a_job(tmp_path, network, model, max_steps=3) as job:
+    with a_job(tmp_path, network, model, version, max_steps=3) as job:
         status = job.status(LIMIT_S)
     assert status == 0, f"{job.said}\n{job.log('train-0')[-6000:]}"
     assert "training is done" in job.said

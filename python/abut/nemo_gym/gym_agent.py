@@ -234,6 +234,7 @@ class NemoGym:
             EnvError: it failed, or the batch took too long.
         """
         assert self._session is not None
+        where = f"agent {played.agent} of {self.name} at {played.url}"
         try:
             async with asyncio.timeout_at(self._ends_at) as clock:
                 status, answer = await self._session.run(played.url, body)
@@ -241,16 +242,13 @@ class NemoGym:
             if not clock.expired():
                 raise
             error = EnvError(
-                f"agent {played.agent} was still playing when batch_timeout_s="
-                f"{self._batch_timeout_s:g} was over"
+                f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} was over"
             )
             error.may_pass = False
             raise error from None
         except OSError as error:
             self._head.forget()
-            raise EnvError(
-                f"agent {played.agent} of {self.name} at {played.url} cannot be asked: {error}"
-            ) from error
+            raise EnvError(f"{where} cannot be asked: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
 
