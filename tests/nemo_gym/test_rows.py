@@ -101,7 +101,7 @@ def test_a_mix_has_every_line_and_the_shares_that_were_asked(weights: Any) -> No
         (
             json.dumps(row()),
             "line 2: the row names no agent: it has neither agent_ref nor task_source; there are: "
-            "a, b\nhint: dataset(…, agent='…') names the agent of rows that name none",
+            "a, b\nhint: agent= (of the command: --agent) names the agent of rows that name none",
         ),
     ],
 )

@@ -97,6 +97,10 @@ class Desk:
         if key is not None:
             self._keys = Keys(key)
 
+    def probe_id(self, number: int) -> str:
+        """An id for a rollout of no batch, which is this rank's."""
+        return str(self.id_of(f"probe-{number}-{self._run_id}", 0))
+
     def key_of(self, endpoint_id: str) -> str:
         """The key that opens one rollout alone."""
         return self._keys.of(endpoint_id)

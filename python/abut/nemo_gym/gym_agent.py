@@ -17,18 +17,20 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.server import Gateway
 from abut.gateway.work import work_done
+from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.outcomes import Outcome, settled
 from abut.nemo_gym.replies import Reply, reply_of
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import run_request
-from abut.nemo_gym.servers import PlayedBy
+from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.nemo_gym.session import RunSession
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 2**18
+_PROBE_S = 300.0
 _UNKNOWN = "unknown"
 
 
@@ -128,16 +130,46 @@ class NemoGym:
         )
 
     async def start(self, gateway: Gateway) -> None:
-        """Ask the head where its agents are; before the first batch, check what it tells."""
+        """Ask the head where its agents are; before the first batch, check what it tells.
+
+        Raises:
+            EnvError: it cannot be asked, or training could not be right.
+        """
         self._gateway = gateway
         self._agents.clear()
         self._replies.clear()
         self._head.forget()
-        await THREADS.ask(self._head.servers)
+        servers = await THREADS.ask(self._head.servers)
+        # With several ranks Gym asks that of rank 0, and the others are asked by that.
+        if self._check is not None and not gateway.desk.rank:
+            await self._checked(gateway, servers)
+            self._check = None
         self._session = RunSession()
         loop = asyncio.get_running_loop()
         limit_s = self._batch_timeout_s
         self._ends_at = None if limit_s is None else loop.time() + limit_s
+
+    async def _checked(self, gateway: Gateway, servers: Servers) -> None:
+        """Look at what was not looked at yet.
+
+        Raises:
+            EnvError: training could not be right; says all that is to be changed.
+        """
+        found = await findings_of_batch(
+            gateway,
+            self._head.url,
+            servers,
+            self._examples,
+            probes=self._check == "all",
+            timeout_s=_PROBE_S,
+        )
+        for one in found:
+            if one.level == "warning":
+                logger.warning("%s", one)
+            elif one.level == "ok":
+                logger.info("%s", one)
+        if errors := [str(one) for one in found if one.level == "error"]:
+            raise EnvError("\n".join(errors))
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
         """Have the row's agent play.

@@ -17,6 +17,8 @@ from abut.errors import EnvError
 
 _SHOWN = 400
 _HOP = "calling an inner server: "
+_WRONG_FIELD = re.compile(r'"loc": ?\[([^\]]*)\], ?"msg": ?"([^"]*)"')
+_WORD = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ def inner_error(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     said = re.sub(r"\\+", "", text.rpartition(_HOP)[2]).strip()
     said = re.sub(r"^b?[\"']+|[\"']+$", "", said)
+    # What a server refuses repeats the whole row behind the field that is wrong.
+    if wrong := _WRONG_FIELD.findall(said):
+        said = "; ".join(f"{'.'.join(re.findall(_WORD, where))}: {why}" for where, why in wrong)
     return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
 
 

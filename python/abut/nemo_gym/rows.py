@@ -178,7 +178,7 @@ def _text_of(item: Mapping[str, Any]) -> str:
 
 def _hint(said: str) -> str:
     if "names no agent" in said:
-        return "\nhint: dataset(…, agent='…') names the agent of rows that name none"
+        return "\nhint: agent= (of the command: --agent) names the agent of rows that name none"
     if "there is no agent" in said:
         return "\nhint: start Gym with the configuration that has it"
     return ""
