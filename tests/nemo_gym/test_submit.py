@@ -210,7 +210,13 @@ def test_what_cannot_start_is_not_waited_for(start: Any, kind: str, name: str) -
     check_all_ended(job)
 
 
-def test_a_job_of_another_size_says_so(start: Any) -> None:
+def test_engines_that_do_not_fit_on_a_node_are_refused(start: Any) -> None:
+    job = start(TENSOR_PARALLEL="3")
+    assert job.status() == 1
+    assert "GPUS=4 of a node cannot be shared out to engines of TENSOR_PARALLEL=3" in job.said
+
+
+def test_a_job_with_other_nodes_says_so(start: Any) -> None:
     job = start(nodes=NODES[:4])
     assert job.status() == 1
     assert "the job has 4 nodes, and TRAIN_NODES=2, VLLM_NODES=1 and GYM_NODES=2 take" in job.said
