@@ -6,6 +6,7 @@ same classes, routes and configuration. Says `ready` on stdout when all of them 
 """
 
 import asyncio
+import functools
 import importlib
 import inspect
 import json
@@ -114,7 +115,8 @@ async def serve(apps: list[tuple[Any, str, int]], message: str) -> None:
     tasks = [asyncio.create_task(server.serve()) for server in servers]
     while not all(server.started for server in servers):
         await asyncio.sleep(0.02)
-    print(message, flush=True)
+    # Their process ids are for tests that kill them.
+    print(f"{message} {os.getpid()}", flush=True)
     await stop.wait()
     for server in servers:
         server.should_exit = True
@@ -122,38 +124,48 @@ async def serve(apps: list[tuple[Any, str, int]], message: str) -> None:
 
 
 def main() -> None:
-    """Start what is asked for; the servers named in `alone` get a process each."""
+    """Start what is asked for; servers named in `alone`, `head` too, get a process each."""
     asked = json.loads(sys.argv[1])
     config = the_config(asked)
-    alone = asked.get("alone", [])
+    host, alone = asked.get("host", "127.0.0.1"), asked.get("alone", [])
     listed = servers_of(config)
-    pids = {}
-    for name, kind, implementation, settings in listed:
-        if name not in alone:
-            continue
+    pids: dict[str, int] = {}
+
+    def begin(name: str, app: Any, host: str, port: int) -> None:
         if not (pid := os.fork()):
-            app = app_of(config, name, kind, implementation)
-            asyncio.run(serve([(app, settings.host, settings.port)], f"alone {name}"))
+            asyncio.run(serve([(app(), host, port)], f"alone {name}"))
             os._exit(0)
         pids[name] = pid
-    from nemo_gym.config_types import BaseServerConfig
-    from nemo_gym.server_utils import HeadServer
 
-    host = asked.get("host", "127.0.0.1")
-    head = HeadServer(config=BaseServerConfig(host=host, port=asked["head"]))
-    head._server_instances = told(config, pids)
+    for name, kind, implementation, settings in listed:
+        if name in alone:
+            app = functools.partial(app_of, config, name, kind, implementation)
+            begin(name, app, settings.host, settings.port)
     apps = [
         (app_of(config, name, kind, implementation), settings.host, settings.port)
         for name, kind, implementation, settings in listed
         if name not in alone
     ]
-    apps.append((head.setup_webserver(), host, asked["head"]))
+
+    def head() -> Any:
+        from nemo_gym.config_types import BaseServerConfig
+        from nemo_gym.server_utils import HeadServer
+
+        server = HeadServer(config=BaseServerConfig(host=host, port=asked["head"]))
+        server._server_instances = told(config, pids)
+        return server.setup_webserver()
+
+    if "head" in alone:
+        begin("head", head, host, asked["head"])
+    else:
+        apps.append((head(), host, asked["head"]))
     try:
         asyncio.run(serve(apps, "ready"))
     finally:
         for pid in pids.values():
             try:
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # one that was stopped
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass

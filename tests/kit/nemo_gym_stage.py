@@ -36,6 +36,8 @@ class Gym:
     site: Path
     process: "subprocess.Popen[str]"
     folder: Path
+    pids: dict[str, int]
+    """Of the servers that have a process of their own."""
 
     def rows(self, environment: str) -> list[dict[str, Any]]:
         """The example rows of an environment, without an agent's name, cut to be short."""
@@ -101,12 +103,16 @@ def gym_servers(
         )
     assert process.stdout is not None
     try:
+        left, pids = {"ready", *asked.get("alone", ())}, {}
         for line in process.stdout:
-            if line.strip() == "ready":
+            name, pid = line.removeprefix("alone ").split()
+            pids[name] = int(pid)
+            left.discard(name)
+            if not left:
                 break
         else:
             raise AssertionError(f"no servers: {log.read_text(encoding='utf-8')[-3000:]}")
-        yield Gym(f"http://{asked.get('host', '127.0.0.1')}:{port}", site, process, folder)
+        yield Gym(f"http://{asked.get('host', '127.0.0.1')}:{port}", site, process, folder, pids)
     finally:
         process.terminate()
         try:

@@ -138,6 +138,29 @@ def test_another_key_than_training_has(address: str, monkeypatch: pytest.MonkeyP
     assert (level, "has another api_key than the gateway's key" in what) == ("error", True)
 
 
+@pytest.mark.parametrize("here", [KEY, f"{KEY} not", None])
+def test_a_key_that_is_a_variable_of_gyms_environment(
+    address: str, monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    monkeypatch.delenv("ABUT_GATEWAY_KEY", raising=False)
+    if here is not None:
+        monkeypatch.setenv("ABUT_GATEWAY_KEY", here)
+    config = {"policy_api_key": "${oc.env:ABUT_GATEWAY_KEY}"}
+    gym = FakeGym({"a": with_a_tool}, base_url=address, key=KEY, config=config)
+    said = found(gym)
+    if here is None:
+        level, what, hint = wrong(said)
+        assert (level, "no probe rollout: the key with which" in what) == ("warning", True)
+        assert hint == "set ABUT_GATEWAY_KEY here as there"
+    elif here == KEY:
+        assert said[-1][:2] == (
+            "ok",
+            "a probe rollout of agent a: 2 calls, one conversation, reward 0.5",
+        )
+    else:  # which only a rollout shows
+        assert wrong(said)[0] in ("error", "warning")
+
+
 def test_an_address_where_something_else_is() -> None:
     with FakeGym({}) as other:
         gym = FakeGym({"a": with_a_tool}, base_url=f"{other.url}/v1", key=KEY)

@@ -111,9 +111,8 @@ def _model_findings(
             "set policy_base_url to the gateway's address, and use the model server vllm_model",
         )
     for url in model.base_urls:
-        yield from _address_findings(where, url, str(model.settings.get("api_key")), gateway_url)
-    api_key = model.settings.get("api_key")
-    if key is not None and api_key != key:
+        yield from _address_findings(where, url, model.api_key or key, gateway_url)
+    if key is not None and model.api_key not in (key, None):
         yield Finding(
             "error",
             f"{where} has another api_key than the gateway's key",
@@ -151,7 +150,7 @@ def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _address_findings(
-    where: str, url: str, api_key: str, gateway_url: str | None
+    where: str, url: str, api_key: str | None, gateway_url: str | None
 ) -> Iterator[Finding]:
     """Whether a model server's base_url is that of a gateway."""
     if not url.rstrip("/").endswith("/v1"):

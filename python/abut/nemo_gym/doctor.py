@@ -121,13 +121,21 @@ def doctor(
 def _rehearsed(
     servers: Servers,
     url: str,
-    key: str,
+    key: str | None,
     rows: Mapping[str, Any],
     host: str | None,
     timeout_s: float,
 ) -> Iterator[Finding]:
     """Play a rollout of each agent, at a gateway where their model server asks one."""
     parts = urlsplit(url)
+    if key is None:
+        yield Finding(
+            "warning",
+            f"no probe rollout: the key with which {url} is asked is a variable of Gym's "
+            "environment, and not set here",
+            f"set {KEY_VARIABLE} here as there",
+        )
+        return
     try:
         gateway = Gateway(host or parts.hostname or "", parts.port or 80, key=key)
     except ValueError:
@@ -177,16 +185,18 @@ async def _probed(
     return [one for of_agent in found for one in of_agent]
 
 
-def _by_address(servers: Servers, agents: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+def _by_address(
+    servers: Servers, agents: Sequence[str]
+) -> Iterator[tuple[str, str | None, list[str]]]:
     """Where model servers ask, with their key and the agents that use them."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+    grouped: dict[tuple[str, str | None], list[str]] = {}
     for agent in agents:
         model = servers.model_of(agent)
         if model is not None and model.base_urls:
-            key = (model.base_urls[0], str(model.settings.get("api_key")))
-            grouped.setdefault(key, []).append(agent)
-    for (url, key_of), names in grouped.items():
-        yield url, key_of, names
+            asked = model.base_urls[0], model.api_key
+            grouped.setdefault(asked, []).append(agent)
+    for (url, key), names in grouped.items():
+        yield url, key, names
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Invariant: a row has one agent, or the error says which ones there are. An envir
 is more than a relay stands before its agent, and gets the agent's rollouts.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ RESOURCES = "resources_servers"
 _RELAY = "legacy_agent"
 _TYPED_ONLY = "single_agent_turn"
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
+_DEEPEST = 16
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,17 @@ class ModelServer:
     name: str
     kind: str
     settings: Mapping[str, Any]
+
+    @property
+    def api_key(self) -> str | None:
+        """What it asks with; None where its own process alone knows.
+
+        A variable of its environment is taken to be the same here, where there is one of that name.
+        """
+        said = str(self.settings.get("api_key"))
+        if (variable := _VARIABLE.fullmatch(said)) is not None:
+            return os.environ.get(variable[1])
+        return None if "${" in said else said
 
     @property
     def base_urls(self) -> list[str]:
@@ -193,18 +207,25 @@ class Servers:
         kinds = block.get(kind) if isinstance(block, Mapping) else None
         return kinds if isinstance(kinds, Mapping) else {}
 
-    def _resolved(self, value: Any) -> Any:
+    def _resolved(self, value: Any, depth: int = 0) -> Any:
         """A part of the configuration without `${…}`, as far as it says itself what they are."""
+        if depth > _DEEPEST:
+            return value
         if isinstance(value, Mapping):
-            return {key: self._resolved(part) for key, part in value.items()}
+            return {key: self._resolved(part, depth + 1) for key, part in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self._resolved(part) for part in value]
+            return [self._resolved(part, depth + 1) for part in value]
         if not isinstance(value, str):
             return value
         if whole := _REFERENCE.fullmatch(value):
             found = self._at(whole[1])
-            return value if found is None else found
-        return _REFERENCE.sub(lambda found: str(self._at(found[1]) or found[0]), value)
+            return value if found is None else self._resolved(found, depth + 1)
+
+        def part_of(reference: re.Match[str]) -> str:
+            found = self._at(reference[1])
+            return reference[0] if found is None else str(self._resolved(found, depth + 1))
+
+        return _REFERENCE.sub(part_of, value)
 
     def _at(self, path: str) -> Any:
         value: Any = self._config
