@@ -32,7 +32,10 @@ class GymArguments:
             "Each one plays an equal share of the rows, so each has all environments."
         }
     )
-    files: list[str] = field(metadata={"help": "JSON lines of NeMo Gym; each row names its agent."})
+    files: list[str] = field(metadata={"help": "JSON lines of NeMo Gym."})
+    agents: list[str] | None = field(
+        default=None, metadata={"help": "Of rows that name no agent: one for each file."}
+    )
     weights: list[float] | None = field(
         default=None, metadata={"help": "Shares of the files in the mix; None: each row once."}
     )
@@ -78,8 +81,10 @@ def main() -> None:
     given, limits, training, model = make_parser().parse_args_and_config()
     gyms = [gym_of(head, given.batch_timeout_s) for head in given.heads]
     # Each head is asked for the agents of all rows, and gets its share of them.
-    rows = [gym.dataset(given.files, weights=given.weights) for gym in gyms]
-    shares = [all_rows.shard(len(gyms), k) for k, all_rows in enumerate(rows)]
+    mix = {"agent": given.agents, "weights": given.weights}
+    shares = [
+        gym.dataset(given.files, **mix).shard(len(gyms), part) for part, gym in enumerate(gyms)
+    ]
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,

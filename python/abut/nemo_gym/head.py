@@ -57,7 +57,7 @@ class Head:
                 except EnvError as error:
                     if self._known is None:
                         raise
-                    logger.warning("%s; the servers that it named before are asked", error)
+                    logger.warning("the servers that it named before are asked, since %s", error)
                 self._is_stale = False
             assert self._known is not None
             return self._known
