@@ -10,7 +10,9 @@ declare -A PART_PID=() PART_NODE=() ADDRESS=()
 START_LIMIT_S=${START_LIMIT_S:-1800}  # for one part to be ready; large models load for minutes
 END_GRACE_S=${END_GRACE_S:-15}        # for a part to end by itself; below Slurm's KillWait (30)
 
-say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" | tee -a "$LOGS/job.log"; }
+# Traps run with whatever the interrupted command was redirected to.
+exec 3>&1
+say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" | tee -a "$LOGS/job.log" >&3; }
 
 # fail TEXT…: say why the job ends, and end it.
 fail() {
@@ -24,7 +26,7 @@ part() {
     shift 2
     srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap --cpu-bind=none \
         --output="$LOGS/$name.log" --unbuffered \
-        python3 "$HERE/slurm/on_node.py" --grace-s "$END_GRACE_S" "$@" &
+        python3 "$HERE/slurm/on_node.py" --grace-s "$END_GRACE_S" "$@" 3>&- &
     PART_PID[$name]=$! PART_NODE[$name]=$node
     say "$name starts on $node (${ADDRESS[$node]:-no address})"
 }
@@ -50,12 +52,12 @@ ready() {
 }
 
 # answers URL: whether it does, with 200.
-answers() { curl --silent --fail --max-time 5 --noproxy '*' --output /dev/null "$1"; }
+answers() { curl --silent --fail --max-time 3 --noproxy '*' --output /dev/null "$1"; }
 
 # ended NAME STATUS: say which part has ended, and what it said last.
 ended() {
     say "$1 on ${PART_NODE[$1]} has ended with status $2; the end of $LOGS/$1.log:"
-    tail -n 60 "$LOGS/$1.log" | tee -a "$LOGS/job.log"
+    tail -n 60 "$LOGS/$1.log" | tee -a "$LOGS/job.log" >&3
 }
 
 # watch: wait until a part ends; ENDED is its name, STATUS its status, and it is a part no more.

@@ -7,6 +7,7 @@ stands in the file `finish`, as soon as that is there.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -57,8 +58,14 @@ def main() -> int:
     else:
         settings = dict(word.split("=", 1) for word in words if word.startswith("+"))
         address = settings["+head_server.host"], int(settings["+head_server.port"])
-    if "--headless" in words or kind == os.environ.get("STUB_HANGS"):
+    if "--headless" in words:
         time.sleep(600)
+    if kind == os.environ.get("STUB_HANGS"):
+        with socket.create_server(address) as server:
+            asked = server.accept()  # and never answered
+            (folder / "asked").touch()
+            time.sleep(600)
+            asked[0].close()
     HTTPServer(address, Health).serve_forever()
     return 0
 
