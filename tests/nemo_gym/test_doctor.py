@@ -231,7 +231,7 @@ def probes(level: str, said: str) -> Any:
     return add
 
 
-@probes("error", "asked this gateway nothing: it answered all the same")
+@probes("error", "asked this gateway nothing, and was answered all the same")
 async def elsewhere(policy: Policy, body: dict[str, Any]) -> Answer:
     return 200, {"reward": 1.0}
 
@@ -350,6 +350,36 @@ def test_the_first_batch_looks_too(stage: Any, tmp_path: Path) -> None:
                 assert played.one.extras["nemo_gym_outcome"] == "ok"
                 assert len(fake.bodies) == 1 + batch
             assert "-probe-" in f"-{fake.bodies[0]['_ng_rollout_id']}"
+    finally:
+        gateway.stop()
+
+
+def test_a_probe_that_fails_of_itself_ends_no_training(
+    stage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a script says may be more than a verifier bears; a row that is refused is for good."""
+    pytest.importorskip("datasets")
+    path = rows(tmp_path / "rows.jsonl", {"responses_create_params": {"input": "hi"}})
+    gateway = Gateway(key=KEY)
+    gateway.start()
+    statuses = [500, 200, 422]
+
+    async def fails(policy: Policy, body: dict[str, Any]) -> Answer:
+        await policy.ask(USER)
+        status = statuses.pop(0)
+        return verified(policy) if status == 200 else (status, "boom")
+
+    try:
+        with FakeGym({"a": fails}, base_url=gateway.base_url, key=KEY) as fake:
+            gym = NemoGym(fake.url)
+            columns = [dict(row) for row in gym.dataset(path, agent="a")]
+            played = play_agents(stage, gym, gateway=gateway, columns=columns)
+            assert played.one.extras["nemo_gym_outcome"] == "ok"
+            assert "a probe rollout of agent a failed after 1 calls" in caplog.text
+            gym = NemoGym(fake.url)
+            gym.dataset(path, agent="a")
+            with pytest.raises(Exception, match="agent a answered 422"):
+                play_agents(stage, gym, gateway=gateway, columns=columns)
     finally:
         gateway.stop()
 

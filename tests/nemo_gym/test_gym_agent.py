@@ -126,6 +126,14 @@ def test_masked_and_failed_rollouts_have_no_reward_and_no_zero(stage: Any) -> No
     assert rollouts[0].columns is not None
 
 
+def test_on_failure_says_what_a_failed_rollout_has(stage: Any) -> None:
+    """A rollout that was masked has not failed."""
+    masked = answers((200, {"reward": 1.0, "mask_sample": True}))
+    scene = Scene(stage, a=answers((500, "boom")), b=masked)
+    failed, without = scene.play(on_failure="zero")
+    assert (failed.reward, without.reward) == (0.0, None)
+
+
 def test_components_are_columns_and_metrics_of_their_agent(stage: Any) -> None:
     parts = {"reward": 1.5, "reward_components": {"format": 1.0, "length": 0.5}}
     scene = Scene(stage, a=answers((200, parts)), b=answers((500, "")))

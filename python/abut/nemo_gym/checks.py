@@ -41,11 +41,13 @@ class Finding:
         level: an "error" makes training wrong or impossible.
         what: was found.
         hint: what to change; empty where nothing is to be.
+        may_pass: whether another rollout may do better, so that training may begin all the same.
     """
 
     level: Literal["ok", "warning", "error"]
     what: str
     hint: str = ""
+    may_pass: bool = False
 
     def __str__(self) -> str:
         return self.what + (f"\nhint: {self.hint}" if self.hint else "")

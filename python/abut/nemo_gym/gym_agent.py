@@ -164,11 +164,9 @@ class NemoGym:
             timeout_s=_PROBE_S,
         )
         for one in found:
-            if one.level == "warning":
-                logger.warning("%s", one)
-            elif one.level == "ok":
-                logger.info("%s", one)
-        if errors := [str(one) for one in found if one.level == "error"]:
+            if one.level != "error" or one.may_pass:
+                logger.log(logging.INFO if one.level == "ok" else logging.WARNING, "%s", one)
+        if errors := [str(one) for one in found if one.level == "error" and not one.may_pass]:
             raise EnvError("\n".join(errors))
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:

@@ -7,6 +7,7 @@ in clear text: nothing of it is logged.
 
 import json
 import logging
+import math
 import threading
 from typing import Any
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _ASK_S = 30.0
 _MOST_BYTES = 64 * 2**20
+# For so long a head that did not answer is not asked again: rollouts that fail would wait in line.
+_REST_S = 30.0
 
 
 class Head:
@@ -38,6 +41,7 @@ class Head:
         self._lock = threading.Lock()
         self._known: Servers | None = None
         self._is_stale = True
+        self._rests_until = -math.inf
 
     @property
     def url(self) -> str:

@@ -59,7 +59,7 @@ def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
     """Give a rollout its reward, the columns of reward functions, and metrics of its agent."""
     outcome = outcome_of(rollout, reply)
     scored = outcome in (Outcome.OK, Outcome.TRUNCATED)
-    if not scored:
+    if not (scored or rollout.failed):  # what one that failed has is RolloutConfig.on_failure's
         rollout.reward = None
         for turn in rollout.turns:
             turn.reward = None

@@ -46,10 +46,12 @@ class Script:
 
     Attributes:
         asked: what came, in order.
+        error: why it could not go on, if so.
     """
 
     def __init__(self) -> None:
         self.max_turns: int | None = None
+        self.error: Exception | None = None
         self.asked: list[ChatRequest] = []
         self.tokenizer, processor = _demo()
         self._processors = Processors(
@@ -89,8 +91,8 @@ class Script:
         return Sample(np.asarray(ids, dtype=np.int64), logprobs, "stop" if whole else "length")
 
     def failed(self, error: Exception) -> None:
-        """Nothing fails of it but what is a defect."""
-        raise error
+        """Keep why it cannot go on."""
+        self.error = error
 
 
 async def probe(
@@ -119,15 +121,17 @@ async def probe(
     body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=number, place=0)
     await desk.ask(lambda: desk.open(session))
     posts = RunSession()
-    reply: Reply | str
+    reply: Reply | EnvError
     try:
         async with asyncio.timeout(timeout_s):
             status, answer = await posts.run(played.url, body)
         reply = await work_done(False, lambda: reply_of(played.agent, status, answer))
     except TimeoutError:
-        reply = f"it has not answered within {timeout_s:g} s"
-    except (EnvError, OSError) as error:
-        reply = str(error)
+        reply = EnvError(f"it has not answered within {timeout_s:g} s")
+    except EnvError as error:
+        reply = error
+    except OSError as error:
+        reply = EnvError(f"{played.url} cannot be asked: {error}")
     finally:
         await posts.close()
         await desk.ask(lambda: desk.end(session))
@@ -138,28 +142,30 @@ def _judged(
     agent: str,
     script: Script,
     session: Session,
-    reply: Reply | str,
+    reply: Reply | EnvError,
     settings: Mapping[str, Any],
     is_example: bool,
 ) -> Iterator[Finding]:
     what = f"a probe rollout of agent {agent}"
-    hint = "" if is_example else "--dataset FILE gives it a row of its own"
-    if not script.asked and isinstance(reply, str) and not is_example:
-        yield Finding("warning", f"{what} failed: {reply}", hint)
+    if script.asked:
+        yield from _sampling_findings(what, script, settings)
+    if script.error is not None:
+        yield Finding("error", f"{what} could not be answered: {script.error}")
+        return
+    if isinstance(reply, EnvError):
+        level: Any = "error" if is_example else "warning"
+        hint = "" if is_example else "--dataset FILE gives it a row of its own"
+        said = f"{what} failed after {session.answered} calls: {reply}"
+        if not script.asked:
+            said = f"{what} failed, and asked this gateway nothing: {reply}"
+        yield Finding(level, said, hint, reply.may_pass)
         return
     if not script.asked:
-        said = reply if isinstance(reply, str) else "it answered all the same"
         yield Finding(
             "error",
-            f"{what} asked this gateway nothing: {said}",
-            "policy_base_url must be the gateway's address as Gym's machine reaches it, and "
-            "policy_api_key its key",
+            f"{what} asked this gateway nothing, and was answered all the same",
+            "policy_base_url must be the gateway's address as Gym's machine reaches it",
         )
-        return
-    yield from _sampling_findings(what, script, settings)
-    if isinstance(reply, str):
-        level: Any = "error" if is_example else "warning"
-        yield Finding(level, f"{what} failed after {session.answered} calls: {reply}", hint)
         return
     lines = [np.asarray(branch.conversation.trajectory.ids) for branch in session.branches]
     strange = [ids for ids, _ in reply.calls if not is_told(lines, ids)]

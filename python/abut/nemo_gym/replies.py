@@ -68,8 +68,8 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
             may_pass=value.get("_ng_failure_terminal") is not True,
         )
     reward, masked = value.get("reward"), value.get("mask_sample") is True
-    if not masked and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise _failed(f"agent {agent} answered without a reward", may_pass=True)
+    if not masked and not _is_number(reward):
+        raise _failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
     response = value.get("response")
     response = response if isinstance(response, Mapping) else {}
     return Reply(
@@ -115,11 +115,13 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _components(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
-    return {
-        str(name): float(part)
-        for name, part in value.items()
-        if isinstance(part, int | float) and np.isfinite(part)
-    }
+    return {str(name): float(part) for name, part in value.items() if _is_number(part)}
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    )
 
 
 def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
