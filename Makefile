@@ -17,6 +17,9 @@ endif
 ifneq ($(wildcard $(DATA)/clients),)
 export ABUT_CLIENTS ?= $(DATA)/clients
 endif
+ifneq ($(wildcard $(DATA)/nemo_gym_runs),)
+export ABUT_NEMO_GYM_RUNS ?= $(DATA)/nemo_gym_runs
+endif
 ifneq ($(wildcard $(DATA)/eval_protocol),)
 export ABUT_EVAL_PROTOCOL ?= $(DATA)/eval_protocol
 endif
@@ -31,7 +34,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -149,6 +152,24 @@ $(EVAL_PROTOCOL)/deps.stamp: tests/eval_protocol/requirements.txt
 	$(EVAL_PROTOCOL)/bin/pip install --quiet uv
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(EVAL_PROTOCOL)/bin/uv pip install --quiet \
 		--python $(EVAL_PROTOCOL)/bin/python --requirement $<
+	touch $@
+
+# NeMo Gym's servers, each version in an environment of its own: 0.7.0 only where there is a Python
+# 3.13. The tests run in ours, since abut imports nothing of it.
+NEMO_GYM := .venv-nemo-gym
+
+nemo-gym-env: $(NEMO_GYM)/deps.stamp
+
+test-nemo-gym: build $(NEMO_GYM)/deps.stamp
+	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m "not nodes" tests/nemo_gym
+
+# The nodes of a cluster are network namespaces here: needs Linux, and root.
+test-nodes: build $(NEMO_GYM)/deps.stamp
+	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m nodes tests/nemo_gym
+
+$(NEMO_GYM)/deps.stamp: scripts/nemo_gym_env.py
+	$(PYTHON) $< --required 0.4.0 $(NEMO_GYM)/0.4.0
+	$(PYTHON) $< 0.7.0 $(NEMO_GYM)/0.7.0
 	touch $@
 
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so

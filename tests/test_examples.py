@@ -24,6 +24,7 @@ EVAL_PROTOCOL = [
     "eval_protocol_grpo.py",
     "eval_protocol_sums.py",
 ]  # tests/eval_protocol/test_example.py
+FOLDERS = {"nemo_gym", "slurm"}  # tests/nemo_gym/test_submit.py, tests/test_slurm_parts.py
 TRAINING = ["agent_openai.py", "custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
 
 
@@ -43,6 +44,8 @@ def test_no_example_is_forgotten() -> None:
     assert sorted(file.name for file in EXAMPLES.glob("*.py")) == sorted(
         [*ALONE, *EVAL_PROTOCOL, *TRAINING, *UNDER_PYTEST]
     )
+    folders = {file.parent.name for file in EXAMPLES.glob("*/*") if file.suffix != ".pyc"}
+    assert folders == FOLDERS
 
 
 def test_exact_tokens_runs_alone(tmp_path: Path) -> None:
@@ -116,14 +119,29 @@ def test_an_agent_with_the_openai_client_plays(trains: Any, tmp_path: Path, caps
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
-@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST])
+def test_training_on_gym_takes_what_its_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl")
+    script = runpy.run_path(str(EXAMPLES / "nemo_gym" / "train.py"))
+    words = ["--config", str(EXAMPLES / "nemo_gym" / "train.yaml"), "--heads", "a=http://h:1"]
+    words += ["http://h:2", "--bf16", "false", "--use_cpu", "--temperature", "0.5"]
+    given, limits, training, model = script["make_parser"]().parse_args_and_config(words)
+    assert given.heads == ["a=http://h:1", "http://h:2"]
+    assert [script["gym_of"](head, None).name for head in given.heads] == ["a", "h:2"]
+    assert isinstance(limits, abut.RolloutConfig)
+    assert limits.max_failed_frac == 0.6
+    # Ranks that have played wait for the others.
+    assert limits.rollout_timeout_s < given.batch_timeout_s < training.ddp_timeout
+    assert (training.vllm_mode, training.temperature, model.dtype) == ("server", 0.5, "bfloat16")
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST, "nemo_gym/train.py"])
 def test_help_is_printed_and_nothing_is_run(name: str, tmp_path: Path) -> None:
-    if name in TRAINING:
+    if name not in [*ALONE, *UNDER_PYTEST]:
         pytest.importorskip("trl")
     done = run(EXAMPLES / name, "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told, _, rest = done.stdout.partition("\n\n")
-    assert told.startswith(f"usage: {name} [-h]")
+    assert told.startswith(f"usage: {name.rpartition('/')[2]} [-h]")
     assert source(name).partition('"""')[2].splitlines()[0] in rest
     assert "mean reward" not in rest.rpartition("options:")[2]
     assert "tokens are trained" not in rest

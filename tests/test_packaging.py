@@ -199,6 +199,10 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'",
         ),
         (
+            "from abut.nemo_gym import NemoGym; NemoGym('http://127.0.0.1:9')",
+            "abut.nemo_gym needs PyYAML: pip install 'abut[nemo_gym]'",
+        ),
+        (
             "abut.Tokenizer.from_pretrained('gpt2')",
             "loading a tokenizer by name or folder needs transformers: pip install 'abut[hf]'",
         ),
@@ -232,6 +236,18 @@ USES = {
         gateway.start()
         assert gateway.base_url.endswith("/v1")
         gateway.stop()
+    """,
+    "nemo_gym": """
+        import abut
+        from abut.cli.__main__ import main
+        from abut.gateway import Gateway
+        from abut.nemo_gym import NemoGym
+
+        NemoGym("http://127.0.0.1:9")
+        gateway = Gateway()
+        gateway.start()
+        gateway.stop()
+        assert main(["doctor", "--nemo-gym", "http://127.0.0.1:9"]) == 1
     """,
     "hf": """
         import abut
@@ -402,6 +418,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "eval_protocol",
         "gateway",
         "hf",
+        "nemo_gym",
         "trl",
         "vllm",
         "openenv",

@@ -18,6 +18,7 @@ import abut.audit
 import abut.eval_protocol
 import abut.gateway
 import abut.gym
+import abut.nemo_gym
 import abut.openenv
 import abut.samplers.trl_server
 import abut.samplers.vllm
@@ -35,6 +36,7 @@ MODULES = {
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
+    "nemo_gym": abut.nemo_gym.__all__,
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
@@ -53,6 +55,7 @@ OPTIONAL = (
     "transformers",
     "trl",
     "websockets",
+    "yaml",
 )
 
 # A class is its constructor where it has one, then its members; a dataclass is its fields.
@@ -336,6 +339,12 @@ gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_inv
 invalid_reward=0.0)
   bind(processor)
   tools
+nemo_gym.NemoGym(head_url, *, name='nemo_gym', batch_timeout_s=None, check='all')
+  dataset(jsonl, *, agent=None, weights=None)
+  run(endpoint, task)
+  settle(played, tokenizer)
+  start(gateway)
+  stop()
 openenv.Docker
   image
   replicas = 1

@@ -48,6 +48,8 @@ class EnvError(AbutError, RuntimeError):
 
     trace: str = ""
     """Where in the environment: the traceback of what it raised, or the place that is meant."""
+    may_pass: bool = True
+    """Whether another attempt may do better; where not, there is none."""
 
 
 class InvalidAction(AbutError, ValueError):

@@ -23,8 +23,8 @@ from eval_protocol.pytest import evaluation_test
 from playwright.sync_api import Page, sync_playwright
 
 from abut.eval_protocol import eval_test
-from ep_server import free_port
 from ep_stage import play_test
+from free_port import free_port
 from stage import Stage
 
 CHROMIUM = shutil.which("chromium")

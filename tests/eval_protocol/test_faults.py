@@ -20,8 +20,9 @@ from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcess
 from openenv.core import GenericEnvClient
 
 from abut.eval_protocol import eval_test
-from ep_server import free_port, start_server
+from ep_server import start_server
 from ep_stage import play_test
+from free_port import free_port
 from stage import Stage
 
 ASKED = [[[Message(role="user", content=text)] for text in ("well", "ill")]]

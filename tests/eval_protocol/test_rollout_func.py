@@ -20,7 +20,8 @@ import abut
 from abut.eval_protocol import create_openenv_vllm_rollout_func
 from abut.eval_protocol import rollout_func as ours
 from abut.trl import env_reward
-from ep_server import free_port, openenv_server, start_server
+from ep_server import openenv_server, start_server
+from free_port import free_port
 from stage import Recording, Stage, check_exact
 from trl_run import a_trainer, recorded_calls
 

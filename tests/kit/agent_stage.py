@@ -44,12 +44,13 @@ def play_agents(
     gateway: Gateway | None = None,
     engine: Any = None,
     columns: Sequence[dict[str, Any]] | None = None,
+    rank: int | None = None,
     **options: Any,
 ) -> Played:
     """Play one rollout of each agent, all in one batch; the gateway stops where none was given."""
     own = gateway is None
     gateway = gateway or Gateway()
-    gateway.desk.belongs_to(RUN)
+    gateway.desk.belongs_to(RUN, rank=rank)
     sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
     engine = engine or stage.engine(sampler, **options)
     bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from free_port import free_port
+
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
@@ -94,11 +96,3 @@ def start_server(
             assert process.poll() is None, f"{app} ended"
             assert time.monotonic() < deadline, f"{app} does not answer"
             time.sleep(0.1)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

@@ -11,8 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
+from abut.address import said
 from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
 from abut.gateway.body import read_body
@@ -188,7 +189,9 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     session = await desk.session_of(rollout, chat, digest, retried=retried)
     if beginning is not None and session.rollout_id == named:
         desk.bodies.keep(named, beginning)
-    if request.protocol is not None:
+    # Another rank's gateway keeps its connections for the rollouts to come, and would meet a closed
+    # one there.
+    if request.protocol is not None and _FORWARDED not in request.headers:
         desk.connections.note(request.protocol, session.rollout_id)
     is_open = _Connection(request)
     placing = asyncio.ensure_future(
@@ -230,10 +233,10 @@ def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None)
     by_model = ""
     if isinstance(model, str) and model.startswith(_BY_MODEL):
         by_model = model.removeprefix(_BY_MODEL)
-    said = body.get("rollout_id")
-    if said is not None and not isinstance(said, str):
+    named = body.get("rollout_id")
+    if named is not None and not isinstance(named, str):
         raise Refusal("rollout_id must be a text", param="rollout_id")
-    return said or request.headers.get(ROLLOUT_HEADER) or path_id or by_model or None
+    return named or request.headers.get(ROLLOUT_HEADER) or path_id or by_model or None
 
 
 def _is_retry(request: web.Request) -> bool:
@@ -299,9 +302,14 @@ async def _pass_on(
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     headers[_FORWARDED] = "1"
-    async with request.app[_PEERS].post(
-        url + request.rel_url.raw_path, data=content, headers=headers, allow_redirects=False
-    ) as reply:
+    try:
+        reply = await request.app[_PEERS].post(
+            url + request.rel_url.raw_path, data=content, headers=headers, allow_redirects=False
+        )
+    except ClientError as error:
+        logger.warning("rank %d's gateway at %s does not answer: %s", rank, url, said(error))
+        raise Refusal(f"rank {rank} of this run does not answer", status=500) from error
+    async with reply:
         response = web.StreamResponse(status=reply.status)
         response.content_type = reply.content_type
         if ROLLOUT_HEADER in reply.headers:

@@ -52,6 +52,9 @@ class Desk:
         """Where the other ranks' gateways are."""
         self.rank: int | None = None
         """Of this process; None where there is one."""
+        self.settings: Mapping[str, Any] = {}
+        """How the trainer samples, by the names that clients know, `max_tokens` of a completion
+        among them; for agents that have to say so to somebody."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
@@ -99,6 +102,10 @@ class Desk:
         self._run_id, self.rank = run_id, rank
         if key is not None:
             self._keys = Keys(key)
+
+    def probe_id(self, number: int) -> str:
+        """An id for a rollout of no batch, which is this rank's."""
+        return str(self.id_of(f"probe-{number}-{self._run_id}", 0))
 
     def key_of(self, endpoint_id: str) -> str:
         """The key that opens one rollout alone."""

@@ -137,7 +137,9 @@ class AgentEpisode:
         raised = raised_by_env(self._name, error)
         if not self.session.calls:
             return raised
-        return placed(EnvError(f"{raised} (after {self.session.answered} calls)"), raised.trace)
+        after = EnvError(f"{raised} (after {self.session.answered} calls)")
+        after.may_pass = raised.may_pass
+        return placed(after, raised.trace)
 
     def _time_is_over(self) -> None:
         seconds = self._batch.config.rollout_timeout_s
@@ -150,6 +152,13 @@ class AgentEpisode:
     def _finish(self, result: AgentResult) -> Rollout:
         """The row; a session that is over no more changes."""
         session, name = self.session, self._name
+        if not session.calls and session.refused in LIMITS:
+            refused = EnvError(
+                f"the first call of {name} was refused, for {session.refused}: its prompt alone is "
+                "too long\nhint: leave such rows out, or raise the limit"
+            )
+            refused.may_pass = False
+            raise placed(refused, self.where())
         if not session.calls:
             raise placed(
                 EnvError(

@@ -64,7 +64,10 @@ class PlayedAgent(OwnLoop):
         processors = (
             Processors(self._processor) if self._shared is None else self._shared.processors
         )
-        self._shared = Shared(processors, Notes(self._sampling()))
+        sampling = self._sampling()
+        self._shared = Shared(processors, Notes(sampling))
+        most = batch.budget().max_completion_tokens
+        self._gateway.desk.settings = {**sampling, "max_tokens": most}
         start = getattr(self._agent, "start", None)
         stop = getattr(self._agent, "stop", None)
         if start is not None:

@@ -34,6 +34,7 @@ _HONOURED = frozenset(
     | {"max_completion_tokens", "stream", "stream_options", "logprobs", "top_logprobs", "n"}
     | {"return_token_ids", "return_tokens_as_token_ids", "chat_template_kwargs", "rollout_id"}
     | {"logit_bias", "functions", "function_call", "chat_template", "continue_final_message"}
+    | {"metadata"}  # the client's own notes, which say nothing of the sample
     | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
 )
 _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}

@@ -154,11 +154,12 @@ class Engine:
         for attempt in range(self.config.retries + 1):
             episode = _episode(batch, task, attempt)
             failed = functools.partial(self._failed, batch, episode, attempt)
+            may_pass = True
             try:
                 async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
                     rollout = await episode.run(deadline)
             except _ROLLOUT_ERRORS as error:
-                rollout = failed(error)
+                rollout, may_pass = failed(error), getattr(error, "may_pass", True)
             except TimeoutError:
                 if not deadline.expired():
                     raise
@@ -173,7 +174,7 @@ class Engine:
             rollout.attempts, rollout.attempt_errors = attempt + 1, errors
             rollout.attempt_tracebacks = traces
             rollout.seconds = time.monotonic() - began
-            if not rollout.failed:
+            if not rollout.failed or not may_pass:
                 break
         if rollout.failed and self.config.on_failure == "zero":
             rollout.reward = 0.0

@@ -1,0 +1,111 @@
+"""One part of a job, on its node: it ends when it is told to, and leaves no process behind.
+
+    python on_node.py [--grace-s 15] COMMAND ...
+
+Told to end by SIGTERM or SIGINT, it sends SIGTERM to the command. What the command leaves running,
+also what has put itself into the background, becomes a child of this process, gets SIGTERM as well,
+and after the grace SIGKILL. The exit status is the command's; 128 and the signal that killed it.
+Slurm ends what is left of a step too, where it is set up to track processes; this does it anywhere.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# How often what does not end is killed: it may have started more meanwhile.
+_AGAIN_S = 1.0
+
+
+class Part:
+    """The command's process and its descendants.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+
+    def __init__(self, command: list[str], grace_s: float) -> None:
+        self._grace_s = grace_s
+        libc = ctypes.CDLL(None)
+        # Orphans of the command come to this process, and it ends with the one that started it.
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # No signal comes before there is a process to send it on to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        for number in _ENDING:
+            signal.signal(number, self._told_to_end)
+        signal.signal(signal.SIGALRM, self._out_of_patience)
+        # Its own session: Ctrl-C comes to this process alone. And signals as they are by default:
+        # what a shell has put into the background would ignore SIGINT.
+        self._child = os.posix_spawnp(
+            command[0], command, os.environ, setsid=True, setsigmask=(), setsigdef=_ENDING
+        )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+    def status(self) -> int:
+        """Wait until nothing of it runs; the status of the command."""
+        status = 0
+        while True:
+            try:
+                pid, ended = os.waitpid(-1, 0)
+            except ChildProcessError:
+                return status
+            if pid == self._child:
+                status = os.waitstatus_to_exitcode(ended)
+                status = status if status >= 0 else 128 - status
+                self._end(descendants(os.getpid()))  # what it has left
+
+    def _told_to_end(self, number: int, frame: object) -> None:
+        self._end([self._child])
+
+    def _end(self, pids: list[int]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._grace_s, _AGAIN_S)
+        _send(pids, signal.SIGTERM)
+
+    def _out_of_patience(self, number: int, frame: object) -> None:
+        _send(descendants(os.getpid()), signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except OSError:  # it has ended
+            continue
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
+
+
+def _send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def main() -> int:
+    """Run the command; returns its status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--grace-s", type=float, default=15.0, help="until what is left is killed")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="with its arguments")
+    given = parser.parse_args()
+    if not given.command:
+        parser.error("there is no command to run")
+    try:
+        part = Part(given.command, given.grace_s)
+    except OSError as error:
+        print(f"{given.command[0]} cannot be started: {error}", file=sys.stderr)
+        return 127
+    return part.status()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""`abut doctor`: look at what training is going to ask, before it does."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from abut.cli.arguments import Commands
+from abut.errors import printable
+
+_MARKS = {"ok": "ok  ", "warning": "warn", "error": "FAIL"}
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is wrong with the servers that training is going to ask",
+        description="Look at a NeMo Gym: its head, its agents, what they ask for the policy, and "
+        "one rollout of each agent with a policy that says a script. Each thing that is wrong says "
+        "what to change. Exit status: 0 all is well, warnings aside, 1 something is not.",
+    )
+    parser.add_argument(
+        "--nemo-gym", required=True, metavar="URL", help="of the head, http://HOST:11000"
+    )
+    parser.add_argument(
+        "--dataset",
+        nargs="+",
+        default=(),
+        type=Path,
+        metavar="FILE",
+        help="JSON lines that are to be trained: their agents are looked at, with rows of theirs",
+    )
+    parser.add_argument("--agent", metavar="NAME", help="of rows that name none")
+    parser.add_argument(
+        "--host",
+        help="where to listen for the rollouts; default: the host of Gym's policy_base_url",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="for a rollout (300 seconds)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, and say what is found; returns the exit status."""
+    from abut.nemo_gym.doctor import doctor
+
+    if not args.timeout > 0:
+        raise ValueError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
+    levels = set()
+    for found in doctor(
+        args.nemo_gym,
+        args.dataset,
+        agent=args.agent,
+        host=args.host,
+        timeout_s=args.timeout,
+    ):
+        levels.add(found.level)
+        text = str(found).replace("\n", "\n     ")
+        sys.stdout.write(f"{_MARKS[found.level]} {printable(text)}\n")
+        sys.stdout.flush()
+    return 1 if "error" in levels else 0

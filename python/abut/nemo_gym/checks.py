@@ -1,0 +1,241 @@
+"""What is looked at before anything trains: the head, its agents, their model servers, rows.
+
+Invariant: each finding that is wrong says what to change. The gateway's key is compared and never
+shown.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from abut.nemo_gym.rows import params_of
+from abut.nemo_gym.servers import ModelServer, PlayedBy, Servers
+from abut.openenv.http import http_get
+
+_ASK_S = 10.0
+_MOST_BYTES = 2**20
+_FOR_TRAINING = "vllm_model_for_training.yaml"
+_REFUSED = (
+    "seed",
+    "top_k",
+    "min_p",
+    "stop",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "logprobs",
+)
+_DROPPED = ("instructions", "reasoning", "text", "truncation", "include", "max_tool_calls")
+_OURS = ("temperature", "top_p")
+_HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found.
+
+    Attributes:
+        level: an "error" makes training wrong or impossible.
+        what: was found.
+        hint: what to change; empty where nothing is to be.
+        may_pass: whether another rollout may do better, so that training may begin all the same.
+    """
+
+    level: Literal["ok", "warning", "error"]
+    what: str
+    hint: str = ""
+    may_pass: bool = False
+
+    def __str__(self) -> str:
+        return self.what + (f"\nhint: {self.hint}" if self.hint else "")
+
+
+def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
+    """Whether the server that plays an agent's rows is there."""
+    kind = f"{played.kind} {played.environment} of " if played.environment else ""
+    where = f"{kind}agent {played.agent} at {played.url}"
+    if trouble := _trouble_at(f"{played.url}/"):
+        host, head = urlsplit(played.url).hostname, urlsplit(head_url).hostname
+        hint = "see the log of Gym; a server that has ended is not started again"
+        if host in _HERE and head not in _HERE:
+            hint = (
+                "that is an address of Gym's own machine: start Gym with +default_host=<its "
+                "address>"
+            )
+        yield Finding("error", f"{where} does not answer: {trouble}", hint)
+    else:
+        yield Finding("ok", where)
+
+
+def models_findings(
+    servers: Servers, agents: Iterable[str], *, gateway_url: str | None, key: str | None
+) -> Iterator[Finding]:
+    """Whether the model servers of agents ask the gateway, and give tokens.
+
+    Args:
+        servers: of the head.
+        agents: their names.
+        gateway_url: of the gateway that runs; None where none does.
+        key: of that; None: whatever Gym has is it.
+    """
+    models: dict[str, ModelServer] = {}
+    for agent in agents:
+        if (model := servers.model_of(agent)) is not None:
+            models[model.name] = model
+            continue
+        yield Finding(
+            "warning",
+            f"agent {agent} names no model_server: what it asks for the policy is not known",
+            "it must ask the gateway's address, under the rollout's id",
+        )
+    for model in models.values():
+        yield from _model_findings(model, gateway_url, key)
+
+
+def _model_findings(
+    model: ModelServer, gateway_url: str | None, key: str | None
+) -> Iterator[Finding]:
+    where = f"model server {model.name} ({model.kind})"
+    if model.settings.get("return_token_id_information") is not True:
+        yield Finding(
+            "error",
+            f"{where} has return_token_id_information off: what it answers has no tokens to "
+            "compare with",
+            f"start Gym with {_FOR_TRAINING}, or set return_token_id_information: true",
+        )
+    if not model.base_urls:
+        yield Finding(
+            "error",
+            f"{where} has no base_url: it does not ask the gateway",
+            "set policy_base_url to the gateway's address, and use the model server vllm_model",
+        )
+    for url in model.base_urls:
+        yield from _address_findings(where, url, model.api_key or key, gateway_url)
+    if key is not None and model.api_key not in (key, None):
+        yield Finding(
+            "error",
+            f"{where} has another api_key than the gateway's key",
+            "set ABUT_GATEWAY_KEY where training starts, and policy_api_key of Gym to the same",
+        )
+
+
+def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What rows say of sampling that is refused, dropped, or the trainer's to say."""
+    count, said = 0, Counter[str]()
+    for row in rows:
+        count += 1
+        params = params_of(row)
+        said.update(key for key, value in params.items() if value is not None)
+    for name in (name for name in _REFUSED if said[name]):
+        yield Finding(
+            "error",
+            f"{said[name]} of {count} rows have responses_create_params.{name}, which every server "
+            "refuses (422)",
+            f'leave it out; metadata={{"extra_body": "{{\\"{name}\\": …}}"}} could say it, and the '
+            "trainer's settings win",
+        )
+    for name in (name for name in _DROPPED if said[name]):
+        yield Finding(
+            "warning",
+            f"{said[name]} of {count} rows have responses_create_params.{name}, which NeMo Gym "
+            "0.4.0 drops without a word",
+            "what the policy is to know stands in input, as a message",
+        )
+    ours = [f"{name} ({said[name]})" for name in _OURS if said[name]]
+    if ours:
+        yield Finding(
+            "ok", f"rows have {' and '.join(ours)} of their own: the trainer's are used, on-policy"
+        )
+
+
+def _address_findings(
+    where: str, url: str, api_key: str | None, gateway_url: str | None
+) -> Iterator[Finding]:
+    """Whether a model server's base_url is that of a gateway."""
+    if not url.rstrip("/").endswith("/v1"):
+        yield Finding(
+            "error",
+            f"{where} asks {url}, which does not end in /v1",
+            f"set policy_base_url to {gateway_url or 'the gateway address, http://HOST:PORT/v1'}",
+        )
+        return
+    if gateway_url is None:
+        yield Finding("ok", f"{where} asks {url}")
+        return
+    hint = f"set policy_base_url to {gateway_url}"
+    try:
+        said = json.loads(_get(f"{url}/models", {"Authorization": f"Bearer {api_key}"}))
+        owners = [one.get("owned_by") for one in said["data"]]
+    except OSError as error:
+        if "the answer is 400" in str(error):
+            yield Finding("error", f"what answers at {url} does not take {where}'s api_key", hint)
+            return
+        if _is_same(url, gateway_url):
+            yield Finding("error", f"{where} asks {url}, where nothing answers: {error}", hint)
+            return
+        yield Finding(
+            "warning",
+            f"{where} asks {url}, which does not answer here: {error}",
+            f"that may be right on Gym's machine; else {hint}",
+        )
+        return
+    except (ValueError, TypeError, KeyError, AttributeError):
+        owners = []
+    if "abut" in owners:
+        yield Finding("ok", f"{where} asks the gateway at {url}")
+    else:
+        yield Finding("error", f"{where} asks {url}, which is no gateway of abut", hint)
+
+
+def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
+    """What is at the gateway's address, where `abut doctor` cannot listen itself."""
+    try:
+        said = json.loads(_get(f"{url}/models", {"Authorization": f"Bearer {key}"}))
+        is_ours = "abut" in [one.get("owned_by") for one in said["data"]]
+    except OSError as error:
+        if "the answer is 400" in str(error):
+            yield Finding(
+                "error",
+                f"what answers at {url} does not take policy_api_key",
+                "set ABUT_GATEWAY_KEY where training starts, and policy_api_key of Gym to the same",
+            )
+            return
+        yield Finding(
+            "warning",
+            f"no probe rollout: {trouble}; and nothing answers at {url}: {error}",
+            "run this where training will run; --host 0.0.0.0 listens on all addresses of it",
+        )
+        return
+    except (ValueError, TypeError, KeyError, AttributeError):
+        is_ours = False
+    if is_ours:
+        yield Finding("ok", f"a gateway of abut runs at {url}; no probe rollout beside its own")
+    else:
+        yield Finding(
+            "error",
+            f"what answers at {url} is no gateway of abut",
+            "policy_base_url must be the gateway's address: Gateway(host=…, port=…)",
+        )
+
+
+def _is_same(one: str, other: str) -> bool:
+    return urlsplit(one).netloc == urlsplit(other).netloc
+
+
+def _trouble_at(url: str) -> str | None:
+    """Why nobody answers there; None where somebody does, whatever that says."""
+    try:
+        _get(url, {})
+    except OSError as error:
+        text = str(error)
+        return None if text.startswith("the answer is") else text
+    return None
+
+
+def _get(url: str, headers: Mapping[str, str]) -> bytes:
+    return http_get(
+        url, local=True, timeout_s=_ASK_S, max_message_bytes=_MOST_BYTES, headers=headers
+    )

@@ -1,0 +1,210 @@
+"""All that is looked at before anything trains: by `abut doctor`, and before the first batch.
+
+Invariant: a gateway is listened at only where none is; whose rollouts there are is not touched.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from abut.concurrency.threads import THREADS
+from abut.errors import AbutError
+from abut.gateway.server import KEY_VARIABLE, Gateway
+from abut.nemo_gym.checks import (
+    Finding,
+    gateway_findings,
+    models_findings,
+    row_findings,
+    server_findings,
+)
+from abut.nemo_gym.head import Head
+from abut.nemo_gym.probe import probe
+from abut.nemo_gym.rows import File, lines_of
+from abut.nemo_gym.servers import Servers
+
+_A_ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Hello."}]}}
+
+
+async def findings_of_batch(
+    gateway: Gateway,
+    head_url: str,
+    servers: Servers,
+    examples: Mapping[str, str],
+    *,
+    probes: bool,
+    timeout_s: float,
+) -> list[Finding]:
+    """What is found where training starts, on the loop of environments.
+
+    Args:
+        gateway: that runs.
+        head_url: of Gym.
+        servers: of that head.
+        examples: a row of each agent that plays, as JSON.
+        probes: whether each of them plays a rollout.
+        timeout_s: seconds of such a rollout.
+    """
+
+    def looked() -> list[Finding]:
+        found: list[Finding] = []
+        for agent in examples:
+            found += server_findings(head_url, servers.of(agent))
+        url, key = gateway.base_url, gateway.key
+        return [*found, *models_findings(servers, examples, gateway_url=url, key=key)]
+
+    found = await THREADS.ask(looked)
+    if probes and not any(one.level == "error" for one in found):
+        rows = {agent: json.loads(text) for agent, text in examples.items()}
+        found += await _probed(gateway, servers, rows, timeout_s=timeout_s)
+    return found
+
+
+def doctor(
+    head_url: str,
+    datasets: Sequence[File] = (),
+    *,
+    agent: str | None = None,
+    host: str | None = None,
+    timeout_s: float = 300.0,
+) -> Iterator[Finding]:
+    """Look at a Gym before training; blocks.
+
+    Args:
+        head_url: of Gym's head.
+        datasets: rows that are to be trained; their agents are looked at, else all.
+        agent: of rows that name none.
+        host: where the gateway listens for the probe rollouts; None: where `policy_base_url` says.
+        timeout_s: seconds of a probe rollout.
+    """
+    try:
+        head = Head(head_url)
+        servers = head.servers()
+    except (AbutError, ValueError) as error:
+        yield _of_error(error)
+        return
+    listed = ", ".join(servers.agents) or "none"
+    level: Any = "ok" if servers.agents else "error"
+    yield Finding(level, f"the head at {head.url} has {len(servers.agents)} agents: {listed}")
+    rows: dict[str, Any] = {}
+    for path in datasets:
+        try:
+            lines = lines_of(path, servers, agent)
+        except (ValueError, OSError) as error:
+            yield _of_error(error)
+            continue
+        agents = sorted({line.agent for line in lines})
+        yield Finding("ok", f"{path}: {len(lines)} rows of {', '.join(agents)}")
+        yield from row_findings(json.loads(line.text) for line in lines)
+        for line in lines:
+            rows.setdefault(line.agent, json.loads(line.text))
+    looked = list(rows) or ([] if datasets else servers.agents)
+    live = []
+    for name in looked:
+        found = list(server_findings(head.url, servers.of(name)))
+        yield from found
+        live += [name] if found[-1].level == "ok" else []
+    found = list(
+        models_findings(servers, looked, gateway_url=None, key=os.environ.get(KEY_VARIABLE))
+    )
+    yield from found
+    if any(one.level == "error" for one in found):
+        return
+    for url, key, names in _by_address(servers, live):
+        yield from _rehearsed(servers, url, key, {n: rows.get(n) for n in names}, host, timeout_s)
+
+
+def _rehearsed(
+    servers: Servers,
+    url: str,
+    key: str | None,
+    rows: Mapping[str, Any],
+    host: str | None,
+    timeout_s: float,
+) -> Iterator[Finding]:
+    """Play a rollout of each agent, at a gateway where their model server asks one."""
+    parts = urlsplit(url)
+    if key is None:
+        yield Finding(
+            "warning",
+            f"no probe rollout: the key with which {url} is asked is a variable of Gym's "
+            "environment, and not set here",
+            f"set {KEY_VARIABLE} here as there",
+        )
+        return
+    try:
+        gateway = Gateway(host or parts.hostname or "", parts.port or 80, key=key)
+    except ValueError:
+        yield Finding(
+            "error",
+            f"policy_api_key, which is to open the gateway at {url}, is no key of one: those have "
+            "16 printable ASCII characters or more",
+            f"set {KEY_VARIABLE} where training starts, and policy_api_key of Gym to the same",
+        )
+        return
+    gateway.desk.belongs_to(secrets.token_hex(4))
+    try:
+        gateway.start()
+    except AbutError as error:
+        yield from gateway_findings(url, key, str(error).partition("\n")[0])
+        return
+    try:
+        with _loop() as run:
+            yield from run(_probed(gateway, servers, rows, timeout_s=timeout_s))
+    except AbutError as error:
+        yield _of_error(error)
+    finally:
+        gateway.stop()
+
+
+async def _probed(
+    gateway: Gateway,
+    servers: Servers,
+    rows: Mapping[str, Any],
+    *,
+    timeout_s: float,
+) -> list[Finding]:
+    """A rollout of each agent, all at once; a row of None is made up."""
+    found = await asyncio.gather(
+        *(
+            probe(
+                gateway.desk,
+                servers.of(agent),
+                row or _A_ROW,
+                number=number,
+                timeout_s=timeout_s,
+                is_example=row is not None,
+            )
+            for number, (agent, row) in enumerate(rows.items())
+        )
+    )
+    return [one for of_agent in found for one in of_agent]
+
+
+def _by_address(
+    servers: Servers, agents: Sequence[str]
+) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Where model servers ask, with their key and the agents that use them."""
+    grouped: dict[tuple[str, str | None], list[str]] = {}
+    for agent in agents:
+        model = servers.model_of(agent)
+        if model is not None and model.base_urls:
+            asked = model.base_urls[0], model.api_key
+            grouped.setdefault(asked, []).append(agent)
+    for (url, key), names in grouped.items():
+        yield url, key, names
+
+
+@contextmanager
+def _loop() -> Iterator[Any]:
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+def _of_error(error: Exception) -> Finding:
+    what, _, hint = str(error).partition("\nhint: ")
+    return Finding("error", what, hint)

@@ -1,0 +1,260 @@
+"""The agents of a NeMo Gym as one agent of ours: each row is played by the agent that it names.
+
+Invariant: a rollout is one request to `/run`; what its agent asks comes to the gateway under the
+rollout's id, and the row is what the gateway has heard.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from abut.agents import AgentResult, Endpoint
+from abut.concurrency.threads import THREADS
+from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.gateway.server import Gateway
+from abut.gateway.work import work_done
+from abut.nemo_gym.doctor import findings_of_batch
+from abut.nemo_gym.head import Head
+from abut.nemo_gym.outcomes import Outcome, settled
+from abut.nemo_gym.replies import Reply, reply_of
+from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
+from abut.nemo_gym.run_request import run_request
+from abut.nemo_gym.servers import PlayedBy, Servers
+from abut.nemo_gym.session import RunSession
+from abut.rollout.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+_SMALL_BYTES = 2**18
+_PROBE_S = 300.0
+_UNKNOWN = "unknown"
+
+
+class NemoGym:
+    """The agents of one NeMo Gym, for `make_rollout_func`.
+
+        gym = NemoGym("http://127.0.0.1:11000")
+        GRPOTrainer(..., train_dataset=gym.dataset("train.jsonl"), reward_funcs=env_reward,
+                    rollout_func=make_rollout_func(gym, gateway=Gateway(port=8100)))
+
+    Gym's `policy_base_url` is the gateway's address and its `policy_api_key` the gateway's key.
+
+    Args:
+        head_url: of Gym's head server.
+        name: for logs, errors and the dataset's column `environment`.
+        batch_timeout_s: seconds after which the rollouts of a batch that still play fail; None:
+            `RolloutConfig.rollout_timeout_s` of each is the only limit.
+        check: what is looked at before the first batch: "all" has each agent of the dataset play
+            a scripted rollout, "config" only reads what the head tells, None nothing.
+
+    Attributes:
+        name: of it.
+
+    Raises:
+        ValueError: an argument is none of what it may be.
+        MissingExtraError: PyYAML is not installed.
+    """
+
+    def __init__(
+        self,
+        head_url: str,
+        *,
+        name: str = "nemo_gym",
+        batch_timeout_s: float | None = None,
+        check: Literal["all", "config"] | None = "all",
+    ) -> None:
+        if batch_timeout_s is not None and not batch_timeout_s > 0:
+            raise ValueError(f"batch_timeout_s={batch_timeout_s!r}: must be more than 0, or None")
+        if check not in ("all", "config", None):
+            raise ValueError(f"check={check!r}: must be 'all', 'config' or None")
+        self.name = self.__name__ = name
+        self._head = Head(head_url)
+        self._batch_timeout_s = batch_timeout_s
+        self._check = check
+        self._examples: dict[str, str] = {}
+        self._gateway: Gateway | None = None
+        self._session: RunSession | None = None
+        self._ends_at: float | None = None
+        self._agents: dict[str, str] = {}
+        self._replies: dict[str, Reply] = {}
+
+    def dataset(
+        self,
+        jsonl: File | Sequence[File],
+        *,
+        agent: str | Sequence[str | None] | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> Any:
+        """Rows of NeMo Gym as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+
+        The columns: `prompt`, to look at; `environment`, the name of this, for a `dict` of
+        environments; `nemo_gym_agent`; and the row itself, as its line has it.
+
+        Args:
+            jsonl: one file of JSON lines, or several, which are mixed evenly.
+            agent: of rows that name none; one for all files, or one for each.
+            weights: shares of the files, one for each; no row is left out, those of files with
+                more weight than rows come several times. None: each row once.
+
+        Raises:
+            EnvError: the head cannot be asked.
+            ValueError: a line is no row, or its agent is none that the head knows: names the line,
+                and the agents that there are.
+        """
+        from datasets import Dataset
+
+        files = [jsonl] if isinstance(jsonl, str | os.PathLike) else list(jsonl)
+        if not files:
+            raise ValueError("jsonl names no file")
+        agents = [agent] * len(files) if agent is None or isinstance(agent, str) else list(agent)
+        if len(agents) != len(files):
+            raise ValueError(f"agent has {len(agents)} names for {len(files)} files")
+        check_weights(weights, len(files))
+        self._head.forget()
+        servers = self._head.servers()
+        read = [lines_of(f, servers, a) for f, a in zip(files, agents, strict=True)]
+        lines = list(mixed(read, weights))
+        for line in lines:
+            self._examples.setdefault(line.agent, line.text)
+        return Dataset.from_dict(
+            {
+                "prompt": [line.prompt for line in lines],
+                "environment": [self.name] * len(lines),
+                AGENT: [line.agent for line in lines],
+                ROW: [line.text for line in lines],
+            }
+        )
+
+    async def start(self, gateway: Gateway) -> None:
+        """Ask the head where its agents are; before the first batch, check what it tells.
+
+        Raises:
+            EnvError: it cannot be asked, or training could not be right.
+        """
+        self._gateway = gateway
+        self._agents.clear()
+        self._replies.clear()
+        self._head.forget()
+        servers = await THREADS.ask(self._head.servers)
+        # With several ranks Gym asks that of rank 0, and the others are asked by that.
+        if self._check is not None and not gateway.desk.rank:
+            await self._checked(gateway, servers)
+            self._check = None
+        self._session = RunSession()
+        loop = asyncio.get_running_loop()
+        limit_s = self._batch_timeout_s
+        self._ends_at = None if limit_s is None else loop.time() + limit_s
+
+    async def _checked(self, gateway: Gateway, servers: Servers) -> None:
+        """Look at what was not looked at yet.
+
+        Raises:
+            EnvError: training could not be right; says all that is to be changed.
+        """
+        found = await findings_of_batch(
+            gateway,
+            self._head.url,
+            servers,
+            self._examples,
+            probes=self._check == "all",
+            timeout_s=_PROBE_S,
+        )
+        for one in found:
+            if one.level != "error" or one.may_pass:
+                logger.log(logging.INFO if one.level == "ok" else logging.WARNING, "%s", one)
+        if errors := [str(one) for one in found if one.level == "error" and not one.may_pass]:
+            raise EnvError("\n".join(errors))
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Have the row's agent play.
+
+        Raises:
+            UnplayableRow: the row has no agent that there is.
+            EnvError: the rollout failed; `may_pass` says whether it is worth another attempt.
+        """
+        row, known = row_of(task, self.name)
+        servers = await THREADS.ask(self._head.servers)
+        try:
+            agent = servers.agent_of(row, known)
+            played = servers.of(agent)
+        except ValueError as error:
+            raise UnplayableRow(f"{self.name}: {error}") from None
+        self._agents[task.rollout_id] = agent
+        assert self._gateway is not None
+        body = run_request(
+            row,
+            played,
+            rollout_id=endpoint.rollout_id,
+            sampling=self._gateway.desk.settings,
+            group=task.group,
+            place=task.place,
+        )
+        reply = await self._played(played, body)
+        if not endpoint.calls:
+            raise _unheard(played)
+        self._replies[task.rollout_id] = reply
+        return AgentResult(reply.reward)
+
+    async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
+        """Compare what agents say of tokens with the ledger, and say what became of each."""
+        drifted: list[str] = []
+        for task, rollout in played:
+            agent = self._agents.get(task.rollout_id, _UNKNOWN)
+            reply = None if rollout.failed else self._replies.get(task.rollout_id)
+            if settled(rollout, agent, reply) is Outcome.DRIFT:
+                drifted.append(agent)
+        if drifted:
+            logger.warning(
+                "%d rollouts have no reward, since their agents (%s) answered with tokens that "
+                "are not those of this gateway\nhint: does every model server of theirs ask the "
+                "gateway? `abut doctor --nemo-gym %s` says",
+                len(drifted),
+                ", ".join(sorted({*drifted})),
+                self._head.url,
+            )
+        self._agents.clear()
+        self._replies.clear()
+
+    async def stop(self) -> None:
+        """Close what connects to agents."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _played(self, played: PlayedBy, body: dict[str, Any]) -> Reply:
+        """What the agent answers.
+
+        Raises:
+            EnvError: it failed, or the batch took too long.
+        """
+        assert self._session is not None
+        where = f"agent {played.agent} of {self.name} at {played.url}"
+        try:
+            async with asyncio.timeout_at(self._ends_at) as clock:
+                status, answer = await self._session.run(played.url, body)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            error = EnvError(
+                f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} was over"
+            )
+            error.may_pass = False
+            raise error from None
+        except OSError as error:
+            self._head.forget()
+            raise EnvError(f"{where} cannot be asked: {error}") from error
+        quick = len(answer) <= _SMALL_BYTES
+        return await work_done(quick, lambda: reply_of(played.agent, status, answer))
+
+
+def _unheard(played: PlayedBy) -> EnvError:
+    error = EnvError(
+        f"agent {played.agent} answered, and no call of it was heard by this gateway\n"
+        "hint: policy_base_url of Gym's configuration must be the gateway's address"
+    )
+    error.may_pass = False
+    return error

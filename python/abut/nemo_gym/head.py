@@ -1,0 +1,107 @@
+"""The head of a NeMo Gym: which servers there are.
+
+Invariant: what the head told last holds until it is asked again; ports are random, so it is asked
+again before each batch, and where a server is no longer where it was. Its configuration has a key
+in clear text: nothing of it is logged.
+"""
+
+import json
+import logging
+import math
+import threading
+from typing import Any
+
+from abut.address import Address, said
+from abut.errors import EnvError, MissingExtraError
+from abut.nemo_gym.servers import Servers
+from abut.openenv.http import http_get
+
+logger = logging.getLogger(__name__)
+
+_ASK_S = 30.0
+_MOST_BYTES = 64 * 2**20
+# For so long a head that did not answer is not asked again: rollouts that fail would wait in line.
+_REST_S = 30.0
+
+
+class Head:
+    """The head server.
+
+    Args:
+        url: `http://host:port`, the port 11000 unless Gym's configuration says another.
+
+    Raises:
+        ValueError: it is no address.
+        MissingExtraError: PyYAML is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        _yaml()
+        self._address = Address.of(url)
+        self._lock = threading.Lock()
+        self._known: Servers | None = None
+        self._is_stale = True
+        self._rests_until = -math.inf
+
+    @property
+    def url(self) -> str:
+        """Its address, without what is secret."""
+        return self._address.url
+
+    def servers(self) -> Servers:
+        """What it told last; blocks where it has to be asked.
+
+        Raises:
+            EnvError: it cannot be asked, and never told anything.
+        """
+        with self._lock:
+            if self._is_stale:
+                try:
+                    self._known = self._ask()
+                except EnvError as error:
+                    if self._known is None:
+                        raise
+                    logger.warning("the servers that it named before are asked, since %s", error)
+                self._is_stale = False
+            assert self._known is not None
+            return self._known
+
+    def forget(self) -> None:
+        """Have it asked again before the next answer: something is not where it was."""
+        self._is_stale = True
+
+    def _ask(self) -> Servers:
+        try:
+            instances = json.loads(self._get("server_instances"))
+            config = json.loads(self._get("global_config_dict_yaml"))
+            return Servers(instances, _yaml().safe_load(config))
+        except OSError as error:
+            raise EnvError(
+                f"no NeMo Gym head answers at {self.url}: {said(error)}\n"
+                "hint: `gym env start` prints its address; on another machine start Gym with "
+                "+head_server.host=<its address>"
+            ) from error
+        except Exception as error:  # what is no JSON, no YAML, or of another server
+            raise EnvError(
+                f"what answers at {self.url} is no NeMo Gym head: {type(error).__name__}\n"
+                "hint: give the head's address, not that of an agent or a model server"
+            ) from error
+
+    def _get(self, path: str) -> bytes:
+        return http_get(
+            f"{self.url}/{path}",
+            local=True,
+            timeout_s=_ASK_S,
+            max_message_bytes=_MOST_BYTES,
+            headers=self._address.headers,
+        )
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError(
+            "abut.nemo_gym needs PyYAML: pip install 'abut[nemo_gym]'"
+        ) from error
+    return yaml

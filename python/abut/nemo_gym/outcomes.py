@@ -1,0 +1,86 @@
+"""What became of a rollout, and what is told of it.
+
+Invariant: a rollout that failed, was masked, or whose tokens are not those of the ledger has no
+reward: None, never 0.0.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.nemo_gym.replies import Reply, is_told
+from abut.rollout.rollout import Rollout, StopReason
+
+_CUT = (
+    StopReason.MAX_TURNS,
+    StopReason.MAX_COMPLETION_TOKENS,
+    StopReason.MAX_CONTEXT_TOKENS,
+    StopReason.DEADLINE,
+)
+
+
+class Outcome(StrEnum):
+    """What became of a rollout."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    """A limit ended it; its reward is what the environment says of what there is."""
+    MASKED = "masked"
+    """Its environment says that the reward measures nothing."""
+    FAILED = "failed"
+    DRIFT = "drift"
+    """The agent has tokens that are not those of the ledger: somebody else answered it."""
+
+
+def outcome_of(rollout: Rollout, reply: Reply | None) -> Outcome:
+    """What became of a rollout that has ended.
+
+    Args:
+        rollout: as the gateway's ledger has it.
+        reply: of its agent; None where none counts.
+    """
+    if rollout.failed or reply is None:
+        return Outcome.FAILED
+    lines = list(_ledger(rollout))
+    if not all(is_told(lines, ids) for ids, _ in reply.calls):
+        return Outcome.DRIFT
+    if reply.masked:
+        return Outcome.MASKED
+    cut = bool(rollout.turns) and rollout.turns[-1].finish_reason == "length"
+    if reply.truncated or cut or rollout.stop_reason in _CUT:
+        return Outcome.TRUNCATED
+    return Outcome.OK
+
+
+def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
+    """Give a rollout its reward, the columns of reward functions, and metrics of its agent."""
+    outcome = outcome_of(rollout, reply)
+    scored = outcome in (Outcome.OK, Outcome.TRUNCATED)
+    if not (scored or rollout.failed):  # what one that failed has is RolloutConfig.on_failure's
+        rollout.reward = None
+        for turn in rollout.turns:
+            turn.reward = None
+    components = reply.components if reply is not None and scored else {}
+    of_agent = f"nemo_gym/{agent}"
+    rollout.extras = {
+        "nemo_gym_outcome": outcome.value,
+        **{f"reward_{name}": value for name, value in components.items()},
+        **{f"{of_agent}/{one}_frac": float(one is outcome) for one in Outcome},
+        f"{of_agent}/reward": rollout.reward,
+        **{f"{of_agent}/reward/{name}": value for name, value in components.items()},
+        f"{of_agent}/turns": float(len(rollout.turns)),
+        f"{of_agent}/seconds": rollout.seconds,
+        f"{of_agent}/branched_frac": float(bool(rollout.branches)),
+    }
+    return outcome
+
+
+def _ledger(rollout: Rollout) -> Iterator[NDArray[np.int64]]:
+    """Prompt and completion of the row and of each branch."""
+    told: Sequence[Any] = [rollout, *rollout.branches]
+    for one in told:
+        if one.columns is not None:
+            yield np.concatenate([one.columns.prompt_ids, one.columns.completion_ids])

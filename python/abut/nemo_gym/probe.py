@@ -1,0 +1,233 @@
+"""One rollout of an agent with a policy that says a script: does what it asks come here, and how.
+
+Invariant: no model is asked. The policy calls the first tool that it is shown, and then answers, so
+that an agent with tools makes two calls, which have to be one conversation.
+"""
+
+import asyncio
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from abut._native import Tokenizer
+from abut.errors import EnvError
+from abut.gateway.desk import Desk
+from abut.gateway.processors import Processors, Shown
+from abut.gateway.request import ChatRequest
+from abut.gateway.session import Session
+from abut.gateway.work import work_done
+from abut.nemo_gym.checks import Finding
+from abut.nemo_gym.replies import Reply, is_told, reply_of
+from abut.nemo_gym.run_request import run_request
+from abut.nemo_gym.servers import PlayedBy
+from abut.nemo_gym.session import RunSession
+from abut.processor import PartsProcessor
+from abut.rollout.conversation import Budget, Conversation
+from abut.samplers.sampler import Sample, SampleRequest
+from abut.template.processor import ChatTemplateProcessor
+
+_BUDGET = Budget(max_completion_tokens=100_000)
+_LOGPROB = -0.5
+_VALUES: dict[str, Any] = {
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+class Script:
+    """A policy of one rollout; see `abut.gateway.policy.Policy`.
+
+    Attributes:
+        asked: what came, in order.
+        error: why it could not go on, if so.
+    """
+
+    def __init__(self) -> None:
+        self.max_turns: int | None = None
+        self.error: Exception | None = None
+        self.asked: list[ChatRequest] = []
+        self.tokenizer, processor = _demo()
+        self._processors = Processors(
+            lambda tools, variables: processor.with_tools(tools, **variables)
+        )
+
+    def conversation(self, processor: PartsProcessor) -> Conversation:
+        """One in which nothing is said yet."""
+        stops = tuple(processor.stop_token_ids)
+        return Conversation(self.tokenizer, processor, stop_token_ids=stops, budget=_BUDGET)
+
+    def budget(self) -> Budget:
+        """What a conversation may have."""
+        return _BUDGET
+
+    def seed(self, number: int) -> int:
+        """That of the sample of one call."""
+        return number
+
+    async def shown(self, request: ChatRequest) -> Shown:
+        """What writes the conversation of a request."""
+        return await self._processors.of(request)
+
+    def note(self, request: ChatRequest) -> None:
+        """Keep what is asked."""
+        self.asked.append(request)
+
+    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+        """Say what the script says: a call of the first tool, then an answer."""
+        text = "I have looked. The answer is A."
+        if chat.tools and not any(message["role"] == "assistant" for message in chat.messages):
+            text = _a_call(chat.tools[0]["function"])
+        ids = [*self.tokenizer.encode(text).tolist(), request.stop_token_ids[0]]
+        ids = ids[: request.max_tokens]
+        logprobs = np.full(len(ids), _LOGPROB, dtype=np.float32)
+        whole = ids[-1] in request.stop_token_ids
+        return Sample(np.asarray(ids, dtype=np.int64), logprobs, "stop" if whole else "length")
+
+    def failed(self, error: Exception) -> None:
+        """Keep why it cannot go on."""
+        self.error = error
+
+
+async def probe(
+    desk: Desk,
+    played: PlayedBy,
+    row: Mapping[str, Any],
+    *,
+    number: int,
+    timeout_s: float,
+    is_example: bool = True,
+) -> list[Finding]:
+    """Have an agent play a row once, and say what came of it.
+
+    Args:
+        desk: of the gateway that runs.
+        played: what plays it.
+        row: of a dataset.
+        number: of the probe, for its id.
+        timeout_s: seconds that it may take.
+        is_example: whether the row is one of the agent's; else its failure says little.
+    """
+    script = Script()
+    rollout_id = desk.probe_id(number)
+    session = Session(rollout_id, script, desk.rewrites)
+    settings = {"temperature": 1.0, "top_p": 1.0, **desk.settings}
+    body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=number, place=0)
+    await desk.ask(lambda: desk.open(session))
+    posts = RunSession()
+    reply: Reply | EnvError
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, answer = await posts.run(played.url, body)
+        reply = await work_done(False, lambda: reply_of(played.agent, status, answer))
+    except TimeoutError:
+        reply = EnvError(f"it has not answered within {timeout_s:g} s")
+    except EnvError as error:
+        reply = error
+    except OSError as error:
+        reply = EnvError(f"{played.url} cannot be asked: {error}")
+    finally:
+        await posts.close()
+        await desk.ask(lambda: desk.end(session))
+    return list(_judged(played.agent, script, session, reply, settings, is_example))
+
+
+def _judged(
+    agent: str,
+    script: Script,
+    session: Session,
+    reply: Reply | EnvError,
+    settings: Mapping[str, Any],
+    is_example: bool,
+) -> Iterator[Finding]:
+    what = f"a probe rollout of agent {agent}"
+    if script.asked:
+        yield from _sampling_findings(what, script, settings)
+    if script.error is not None:
+        yield Finding("error", f"{what} could not be answered: {script.error}")
+        return
+    if isinstance(reply, EnvError):
+        level: Any = "error" if is_example else "warning"
+        hint = "" if is_example else "--dataset FILE gives it a row of its own"
+        said = f"{what} failed after {session.answered} calls: {reply}"
+        if not script.asked:
+            said = f"{what} failed, and asked this gateway nothing: {reply}"
+        yield Finding(level, said, hint, reply.may_pass)
+        return
+    if not script.asked:
+        yield Finding(
+            "error",
+            f"{what} asked this gateway nothing, and was answered all the same",
+            "policy_base_url must be the gateway's address as Gym's machine reaches it",
+        )
+        return
+    lines = [np.asarray(branch.conversation.trajectory.ids) for branch in session.branches]
+    strange = [ids for ids, _ in reply.calls if not is_told(lines, ids)]
+    if strange:
+        yield Finding(
+            "error",
+            f"{what} came back with tokens that are not those of this gateway",
+            "its model server must give the tokens of the answer, and tokenize nothing itself",
+        )
+    if not reply.calls:
+        yield Finding(
+            "warning",
+            f"{what} came back without tokens, so rollouts cannot be compared with the ledger",
+            "set return_token_id_information: true in its model server, if it has one",
+        )
+    if len(session.branches) > 1:
+        causes = ", ".join(sorted({branch.cause or "first" for branch in session.branches[1:]}))
+        yield Finding(
+            "warning",
+            f"{what} made {len(session.branches)} conversations of {session.answered} calls "
+            f"({causes}): one of them becomes the row",
+            "docs/agents.md says what goes on with a conversation; RolloutConfig.branch chooses",
+        )
+    if not strange:
+        reward = "masked" if reply.masked else f"reward {reply.reward:g}"
+        one = ", one conversation" if len(session.branches) == 1 else ""
+        yield Finding("ok", f"{what}: {session.answered} calls{one}, {reward}")
+
+
+def _sampling_findings(what: str, script: Script, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    for name in ("temperature", "top_p"):
+        asked = {request.sampling.get(name) for request in script.asked}
+        if isinstance(settings.get(name), int | float) and asked != {settings[name]}:
+            yield Finding(
+                "warning",
+                f"{what} asked with {name}={', '.join(map(str, asked))}, and was told "
+                f"{settings[name]}: the gateway samples by the trainer's all the same",
+                "the agent has settings of its own, which say nothing in training",
+            )
+
+
+@functools.cache
+def _demo() -> tuple[Tokenizer, ChatTemplateProcessor]:
+    """The tokenizer that ships with abut, and what writes conversations with it."""
+    from abut.demo.model import load_demo_tokenizer
+
+    hf_tokenizer = load_demo_tokenizer()
+    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
+
+
+def _a_call(function: Mapping[str, Any]) -> str:
+    """A call of a tool with the least that its schema takes."""
+    schema = function.get("parameters") or {}
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    arguments = {name: _a_value(properties.get(name) or {}) for name in required}
+    call = json.dumps({"name": function["name"], "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _a_value(schema: Mapping[str, Any]) -> Any:
+    if isinstance(choices := schema.get("enum"), list) and choices:
+        return choices[0]
+    kind = schema.get("type")
+    return _VALUES.get(kind[0] if isinstance(kind, list) and kind else str(kind), "x")

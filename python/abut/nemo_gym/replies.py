@@ -1,0 +1,153 @@
+"""What `/run` answers, and what of that counts.
+
+Invariant: a reply is a score or a failure. The status alone says neither: environment servers
+report failures with 200. Tokens of a reply are compared with the ledger, and never trained.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.errors import EnvError
+
+_SHOWN = 400
+_HOP = "calling an inner server: "
+_WRONG_FIELD = re.compile(r'"loc": ?\[([^\]]*)\], ?"msg": ?"([^"]*)"')
+_WORD = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an agent said of a rollout that it played.
+
+    Attributes:
+        reward: as it said; None where it masked the rollout.
+        masked: whether the reward measures nothing.
+        truncated: whether a limit ended the rollout.
+        components: parts of the reward, by name.
+        calls: prompt and sample of each call, as they came back: `(T,)` int64, and where the
+            sample begins.
+    """
+
+    reward: float | None
+    masked: bool = False
+    truncated: bool = False
+    components: Mapping[str, float] = field(default_factory=dict)
+    calls: Sequence[tuple[NDArray[np.int64], int]] = ()
+
+
+def reply_of(agent: str, status: int, body: bytes) -> Reply:
+    """Read an answer.
+
+    Raises:
+        EnvError: the rollout failed; `may_pass` says whether another attempt can do better.
+    """
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = body.decode(errors="replace")
+    if status != 200:
+        raise _failed(
+            f"agent {agent} answered {status}: {inner_error(value)}",
+            may_pass=status >= 500,
+            hint=_hint(status, value),
+        )
+    if not isinstance(value, dict):
+        raise _failed(f"agent {agent} answered 200 without a JSON object", may_pass=True)
+    if "episode_id" in value and ("result" in value or "failure" in value):
+        value = _of_episode(agent, value)
+    if value.get("_ng_failure_class") is not None:
+        raise _failed(
+            f"agent {agent} failed, {value['_ng_failure_class']} in its stage "
+            f"{value.get('_ng_failure_stage')}: {inner_error(value.get('_ng_failure_message'))}",
+            may_pass=value.get("_ng_failure_terminal") is not True,
+        )
+    reward, masked = value.get("reward"), value.get("mask_sample") is True
+    if not masked and not _is_number(reward):
+        raise _failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
+    response = value.get("response")
+    response = response if isinstance(response, Mapping) else {}
+    return Reply(
+        reward=None if masked else float(reward or 0.0),
+        masked=masked,
+        truncated=bool(response.get("incomplete_details")) or value.get("truncated") is True,
+        components=_components(value.get("reward_components")),
+        calls=list(_calls(response.get("output"))),
+    )
+
+
+def is_told(lines: Iterable[NDArray[np.int64]], ids: NDArray[np.int64]) -> bool:
+    """Whether a call's prompt and sample stand at the beginning of a line of the ledger."""
+    return any(np.array_equal(line[: len(ids)], ids) for line in lines)
+
+
+def inner_error(value: Any) -> str:
+    """What the innermost server said: each hop quotes the one behind it, escaped once more."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    said = re.sub(r"\\+", "", text.rpartition(_HOP)[2]).strip()
+    said = re.sub(r"^b?[\"']+|[\"']+$", "", said)
+    # What a server refuses repeats the whole row behind the field that is wrong.
+    if wrong := _WRONG_FIELD.findall(said):
+        said = "; ".join(f"{'.'.join(re.findall(_WORD, where))}: {why}" for where, why in wrong)
+    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
+
+
+def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat form of what a typed environment server answers."""
+    failure, result = value.get("failure"), value.get("result")
+    if isinstance(failure, Mapping):
+        return {
+            "_ng_failure_class": failure.get("failure_kind") or "environment_server_failed",
+            "_ng_failure_terminal": failure.get("terminal"),
+            "_ng_failure_message": failure.get("failure_reason"),
+            "_ng_failure_stage": failure.get("stage"),
+        }
+    if not isinstance(result, dict):
+        raise _failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
+    return result
+
+
+def _components(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): float(part) for name, part in value.items() if _is_number(part)}
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    )
+
+
+def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
+    for item in output if isinstance(output, list) else ():
+        if not isinstance(item, Mapping):
+            continue
+        prompt, sample = item.get("prompt_token_ids"), item.get("generation_token_ids")
+        if isinstance(prompt, list) and isinstance(sample, list):
+            try:
+                yield np.asarray([*prompt, *sample], dtype=np.int64), len(prompt)
+            except (TypeError, ValueError, OverflowError):  # no ids, so none of the ledger
+                yield np.asarray([-1]), 0
+
+
+def _failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
+    error = EnvError(message + hint)
+    error.may_pass = may_pass
+    return error
+
+
+def _hint(status: int, value: Any) -> str:
+    text = json.dumps(value)
+    if status == 422:
+        return "\nhint: the row has what this agent does not take, or lacks what it needs"
+    if "Field required" in text:
+        return "\nhint: the row lacks a field that its resources server needs"
+    if status == 404:
+        return "\nhint: is that an agent? `abut doctor --nemo-gym` lists them"
+    return ""

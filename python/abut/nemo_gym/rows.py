@@ -1,0 +1,184 @@
+"""Rows of NeMo Gym's JSON lines as a dataset, and back.
+
+Invariant: a row comes out of the dataset as its line has it. Arrow would fill the keys that some
+rows have and others not with nulls, which servers refuse, so a row is one JSON text.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.nemo_gym.servers import Servers
+
+ROW = "nemo_gym_row"
+"""The column that holds a row."""
+AGENT = "nemo_gym_agent"
+"""The column with the name of its agent."""
+PARAMS = "responses_create_params"
+
+File: TypeAlias = str | os.PathLike[str]
+
+_SHOWN = 2000
+
+
+class Line(NamedTuple):
+    """One row of a file."""
+
+    text: str
+    agent: str
+    prompt: str
+
+
+def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
+    """The rows of a file, each with its agent.
+
+    Args:
+        path: of JSON lines.
+        servers: know the agents.
+        agent: of rows that name none.
+
+    Raises:
+        ValueError: a line is no row, or has no agent that there is; names the line.
+        OSError: the file cannot be read.
+    """
+    found = []
+    with Path(path).open(encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(text)
+                check_row(row)
+                name = servers.agent_of(row, agent)
+            except ValueError as error:
+                hint = "" if "hint:" in str(error) else _hint(str(error))
+                raise ValueError(f"{where}: {error}{hint}") from None
+            found.append(Line(text.strip(), name, shown(row)))
+    if not found:
+        raise ValueError(f"{path} has no rows")
+    return found
+
+
+def check_row(row: Any) -> None:
+    """Refuse what no agent could play.
+
+    Raises:
+        ValueError: says what it lacks.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"a row is a JSON object, got {type(row).__name__}")
+    params = params_of(row)
+    if not isinstance(params, dict) or "input" not in params:
+        raise ValueError(f"the row has no {PARAMS} with an input")
+
+
+def params_of(row: Mapping[str, Any]) -> Any:
+    """What the row asks of the model; that of a materialized task stands in its input."""
+    task = row.get("task_input")
+    return task.get(PARAMS) if isinstance(task, Mapping) else row.get(PARAMS)
+
+
+def mixed(files: Sequence[Sequence[Any]], weights: Sequence[float] | None) -> Iterator[Any]:
+    """All lines of all files, spread evenly; by weights, lines of some come again.
+
+    No line is left out: the file that has the most lines for its weight is taken once, the others
+    as often as their weights say.
+    """
+    weights = list(weights or map(len, files))
+    rounds = max(len(lines) / weight for lines, weight in zip(files, weights, strict=True))
+    counts = [
+        max(len(lines), round(rounds * weight))
+        for lines, weight in zip(files, weights, strict=True)
+    ]
+    places = sorted(
+        ((turn + 0.5) / count, number, turn)
+        for number, count in enumerate(counts)
+        for turn in range(count)
+    )
+    for _, number, turn in places:
+        yield files[number][turn % len(files[number])]
+
+
+def check_weights(weights: Sequence[float] | None, files: int) -> None:
+    """Refuse weights that are none.
+
+    Raises:
+        ValueError: says why.
+    """
+    if weights is None:
+        return
+    if len(weights) != files:
+        raise ValueError(f"weights has {len(weights)} numbers for {files} files")
+    for weight in weights:
+        if not (math.isfinite(weight) and weight > 0):
+            raise ValueError(f"weights has {weight!r}: each must be more than 0")
+
+
+def row_of(task: RolloutTask, name: str) -> tuple[dict[str, Any], str | None]:
+    """A fresh row of what a task has of the dataset, and its agent where the dataset knows it.
+
+    Raises:
+        UnplayableRow: it has none.
+    """
+    text, agent = task.columns.get(ROW), task.columns.get(AGENT)
+    if isinstance(text, str):
+        row = json.loads(text)
+    elif PARAMS in task.columns or "task_input" in task.columns:
+        row = without_nulls({k: v for k, v in task.columns.items() if k not in ("prompt", AGENT)})
+    else:
+        hint = f"train_dataset={name}.dataset('train.jsonl') has it"
+        if {ROW, PARAMS} & {*task.removed_columns}:
+            hint = "the trainer took it out: leave remove_unused_columns=True out"
+        raise UnplayableRow(
+            f"{name} needs the column {ROW!r}, or {PARAMS!r} and what else a row has\nhint: {hint}"
+        )
+    try:
+        check_row(row)
+    except ValueError as error:
+        raise UnplayableRow(f"{name}: {error}") from None
+    return row, agent if isinstance(agent, str) else None
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without keys that are null, which Arrow invents."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(part) for part in value]
+    return value
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """What one sees of a row in TRL's tables: its messages, as text."""
+    said = params_of(row)["input"]
+    if isinstance(said, str):
+        return said[:_SHOWN]
+    messages = [item for item in said if isinstance(item, Mapping) and _text_of(item)]
+    if len(messages) == 1:
+        return _text_of(messages[0])[:_SHOWN]
+    text = "\n\n".join(
+        f"{item.get('role', item.get('type'))}: {_text_of(item)}" for item in messages
+    )
+    return text[-_SHOWN:]
+
+
+def _text_of(item: Mapping[str, Any]) -> str:
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _hint(said: str) -> str:
+    if "names no agent" in said:
+        return "\nhint: agent= (of the command: --agent) names the agent of rows that name none"
+    if "there is no agent" in said:
+        return "\nhint: start Gym with the configuration that has it"
+    return ""

@@ -1,0 +1,237 @@
+"""The servers of one head: where agents are, and which of them plays a row.
+
+Invariant: a row has one agent, or the error says which ones there are. An environment server that
+is more than a relay stands before its agent, and gets the agent's rollouts.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+AGENTS = "responses_api_agents"
+ENVIRONMENTS = "environment_servers"
+MODELS = "responses_api_models"
+RESOURCES = "resources_servers"
+
+_RELAY = "legacy_agent"
+_TYPED_ONLY = "single_agent_turn"
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
+_DEEPEST = 16
+
+
+@dataclass(frozen=True)
+class PlayedBy:
+    """What plays a row.
+
+    Attributes:
+        agent: its name, for logs and metrics.
+        url: of the server that has `/run`.
+        environment: the environment server's name, where that is one.
+        kind: of that server.
+    """
+
+    agent: str
+    url: str
+    environment: str | None = None
+    kind: str | None = None
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it takes episodes alone, and no flat rows."""
+        return self.kind == _TYPED_ONLY
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """What agents ask for the policy.
+
+    Attributes:
+        name: of it.
+        kind: `vllm_model` and others.
+        settings: its part of the configuration, references resolved; has a key of the gateway.
+    """
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any]
+
+    @property
+    def api_key(self) -> str | None:
+        """What it asks with; None where its own process alone knows.
+
+        A variable of its environment is taken to be the same here, where there is one of that name.
+        """
+        said = str(self.settings.get("api_key"))
+        if (variable := _VARIABLE.fullmatch(said)) is not None:
+            return os.environ.get(variable[1])
+        return None if "${" in said else said
+
+    @property
+    def base_urls(self) -> list[str]:
+        """Where it asks; several where it spreads rollouts."""
+        said = self.settings.get("base_url")
+        return [str(url) for url in (said if isinstance(said, list) else [said]) if url]
+
+
+class Servers:
+    """What a head told.
+
+    Args:
+        instances: its `/server_instances`.
+        config: its `/global_config_dict_yaml`, read.
+
+    Raises:
+        ValueError: it is not what a head tells.
+    """
+
+    def __init__(self, instances: Any, config: Any) -> None:
+        if not isinstance(instances, list) or not isinstance(config, dict):
+            raise ValueError("it has no list of servers and no configuration")
+        self._config: Mapping[str, Any] = config
+        self._urls: dict[str, dict[str, str]] = {}
+        for instance in instances:
+            if not isinstance(instance, dict):
+                raise ValueError("its list of servers has what is no server")
+            kind, name = instance.get("server_type"), instance.get("process_name")
+            url = instance.get("url")
+            if isinstance(kind, str) and isinstance(name, str) and isinstance(url, str):
+                self._urls.setdefault(kind, {})[name] = url.rstrip("/")
+        self._played = dict(self._all_played())
+
+    @property
+    def agents(self) -> list[str]:
+        """The names of all agents, and of environment servers that have several."""
+        return sorted(self._played)
+
+    def of(self, agent: str) -> PlayedBy:
+        """What plays an agent's rows.
+
+        Raises:
+            ValueError: there is no such agent.
+        """
+        if (played := self._played.get(agent)) is not None:
+            return played
+        raise ValueError(f"there is no agent {agent!r}; there are: {self._listed()}")
+
+    def agent_of(self, row: Mapping[str, Any], default: str | None = None) -> str:
+        """The agent of a row: its `agent_ref`, its `task_source`, its taskset, or the default.
+
+        Of several that a `task_source` could mean, the default is meant.
+
+        Raises:
+            ValueError: it names none that there is, or one of several could be meant.
+        """
+        reference = row.get("agent_ref")
+        name = reference.get("name") if isinstance(reference, Mapping) else reference
+        if isinstance(name, str) and name:
+            return self.of(name).agent
+        if (source := row.get("task_source")) is not None:
+            return self._of_source(str(source), default)
+        task = row.get("task_id")
+        taskset = task.get("taskset") if isinstance(task, Mapping) else None
+        if isinstance(taskset, str) and default is None:
+            return self._of_taskset(taskset)
+        if default is not None:
+            return self.of(default).agent
+        raise ValueError(
+            "the row names no agent: it has neither agent_ref nor task_source; there are: "
+            f"{self._listed()}"
+        )
+
+    def model_of(self, agent: str) -> ModelServer | None:
+        """The model server that an agent asks; None where its configuration names none."""
+        block = self._settings_of(agent, AGENTS)
+        reference = block.get("model_server")
+        name = reference.get("name") if isinstance(reference, Mapping) else None
+        kinds = self._block(name, MODELS) if isinstance(name, str) else {}
+        for kind, settings in kinds.items():
+            return ModelServer(str(name), kind, self._resolved(settings or {}))
+        return None
+
+    def _all_played(self) -> Iterator[tuple[str, PlayedBy]]:
+        for name, url in self._urls.get(AGENTS, {}).items():
+            yield name, PlayedBy(name, url)
+        for name, url in self._urls.get(ENVIRONMENTS, {}).items():
+            for kind, settings in self._block(name, ENVIRONMENTS).items():
+                reference = (settings or {}).get("agent_server")
+                agent = reference.get("name") if isinstance(reference, Mapping) else None
+                own = self._urls.get(AGENTS, {}).get(agent or "")
+                if kind == _RELAY and own is not None:
+                    yield name, PlayedBy(str(agent), own)
+                    continue
+                played = PlayedBy(agent or name, url, name, kind)
+                yield name, played
+                if agent is not None:
+                    yield agent, played
+
+    def _of_source(self, source: str, default: str | None = None) -> str:
+        """The agent of a `task_source`: of that name, or the only one of that resources server."""
+        if source in self._played:
+            return self._played[source].agent
+        agents = sorted(self._urls.get(AGENTS, {}))
+        found = [name for name in agents if self._resources_of(name) == source]
+        if default in found:
+            return str(default)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(
+                f"task_source {source!r} has several agents: {', '.join(found)}\n"
+                "hint: name one by agent=, or in the rows' agent_ref"
+            )
+        raise ValueError(
+            f"task_source {source!r} is no agent, and no resources server of one; there are: "
+            f"{self._listed()}"
+        )
+
+    def _of_taskset(self, taskset: str) -> str:
+        routes = self._config.get("environment_server_routes")
+        named = routes.get(taskset) if isinstance(routes, Mapping) else None
+        return self._of_source(str(named or taskset.partition(":")[0]))
+
+    def _resources_of(self, agent: str) -> Any:
+        reference = self._settings_of(agent, AGENTS).get("resources_server")
+        return reference.get("name") if isinstance(reference, Mapping) else None
+
+    def _settings_of(self, name: str, kind: str) -> Mapping[str, Any]:
+        """What is configured for the one implementation that a server has."""
+        for settings in self._block(name, kind).values():
+            return settings or {}
+        return {}
+
+    def _block(self, name: str, kind: str) -> Mapping[str, Any]:
+        block = self._config.get(name)
+        kinds = block.get(kind) if isinstance(block, Mapping) else None
+        return kinds if isinstance(kinds, Mapping) else {}
+
+    def _resolved(self, value: Any, depth: int = 0) -> Any:
+        """A part of the configuration without `${…}`, as far as it says itself what they are."""
+        if depth > _DEEPEST:
+            return value
+        if isinstance(value, Mapping):
+            return {key: self._resolved(part, depth + 1) for key, part in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self._resolved(part, depth + 1) for part in value]
+        if not isinstance(value, str):
+            return value
+        if whole := _REFERENCE.fullmatch(value):
+            found = self._at(whole[1])
+            return value if found is None else self._resolved(found, depth + 1)
+
+        def part_of(reference: re.Match[str]) -> str:
+            found = self._at(reference[1])
+            return reference[0] if found is None else str(self._resolved(found, depth + 1))
+
+        return _REFERENCE.sub(part_of, value)
+
+    def _at(self, path: str) -> Any:
+        value: Any = self._config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def _listed(self) -> str:
+        return ", ".join(self.agents) or "none"

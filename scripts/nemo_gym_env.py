@@ -1,0 +1,70 @@
+"""Make an environment with NeMo Gym for its servers, where there is a Python that it takes.
+
+`python scripts/nemo_gym_env.py 0.4.0 .venv-nemo-gym/0.4.0`. Where there is none, says so and makes
+nothing; a version that must be there is given with `--required`.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
+"""The Python of each version. 0.7.0 asks for 3.13.14, and runs with any 3.13."""
+_REQUIREMENTS = """
+from importlib.metadata import requires
+for requirement in requires("nemo-gym"):
+    if "extra ==" not in requirement:
+        print(requirement)
+"""
+
+
+def find_python(version: str) -> Path | None:
+    """An interpreter of a version such as 3.12, on the path or of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    on_path = shutil.which(f"python{version}")
+    places = [
+        *([Path(on_path)] if on_path else []),
+        *pyenv.glob(f"versions/{version}.*/bin/python"),
+    ]
+    probe = (
+        f"import sys, venv; sys.exit(sys.version_info[:2] != {tuple(map(int, version.split('.')))})"
+    )
+    for place in places:
+        # A shim of pyenv is on the path for versions, too, that it does not run.
+        if subprocess.run([place, "-c", probe], capture_output=True).returncode == 0:
+            return place
+    return None
+
+
+def main() -> None:
+    """Make it anew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("version", choices=sorted(PYTHONS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--required", action="store_true")
+    args = parser.parse_args()
+    found = find_python(PYTHONS[args.version])
+    if found is None:
+        said = f"nemo-gym {args.version} needs Python {PYTHONS[args.version]}, which is not here"
+        sys.exit(said if args.required else print(said))
+
+    def run(*words: str | Path, **options: object) -> str:
+        done = subprocess.run([str(w) for w in words], check=True, text=True, **options)
+        return done.stdout or ""
+
+    run(found, "-m", "venv", "--clear", args.folder)
+    python = args.folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "uv")
+    # Without what it requires: pip would refuse 0.7.0 for the last number of the Python.
+    alone = ("--no-deps", "--ignore-requires-python")
+    run(python, "-m", "pip", "install", "--quiet", *alone, f"nemo-gym=={args.version}")
+    needed = run(python, "-c", _REQUIREMENTS, stdout=subprocess.PIPE)
+    uv = (python, "-m", "uv", "pip", "install", "--quiet", "--python", python)
+    run(*uv, "--requirement", "-", input=needed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Gateways of several ranks: one passes on to the others what they play."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from abut import RolloutError, agent
+from abut.gateway.server import Gateway
+from agent_stage import RUN, Client, play_agents, user
+from free_port import free_port
+from stage import Stage
+
+KEY = "the key of the run, and of all its ranks"
+
+
+@pytest.fixture
+def first() -> Iterator[Gateway]:
+    """That of rank 0, which all agents ask."""
+    gateway = Gateway(key=KEY)
+    gateway.desk.belongs_to(RUN, rank=0)
+    gateway.start()
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def second() -> Iterator[Gateway]:
+    """That of rank 1, which plays."""
+    gateway = Gateway(key=KEY)
+    yield gateway
+    gateway.stop()
+
+
+def asks(first: Gateway, peer: str | None, answers: list[Any]) -> Any:
+    """An agent of rank 1 that asks rank 0, which knows rank 1 at `peer`."""
+
+    @agent
+    async def asks(endpoint: Any) -> float:
+        own = endpoint.base_url.partition("/r/")[0]
+        first.desk.peers = {1: peer or own}
+        there = endpoint.base_url.replace(own, first.base_url.removesuffix("/v1"))
+        async with Client(replace(endpoint, base_url=there)) as client:
+            answers.append(await client.post({"model": "policy", "messages": [user("hi")]}))
+        return 1.0
+
+    return asks
+
+
+def test_a_connection_between_ranks_outlives_the_rollout_it_served(
+    stage: Stage, first: Gateway, second: Gateway
+) -> None:
+    """Closed with a rollout, it would be taken for the next one's request, and lose it."""
+    answers: list[Any] = []
+    plays = asks(first, None, answers)
+    engine = None
+    for _ in range(3):
+        engine = play_agents(stage, plays, gateway=second, rank=1, engine=engine).engine
+    assert [status for status, _ in answers] == [200] * 3
+
+
+def test_a_rank_that_is_gone_is_named(
+    stage: Stage, first: Gateway, second: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And its agents get a status that they do not ask again for without end."""
+    answers: list[Any] = []
+    peer = f"http://127.0.0.1:{free_port()}"
+    plays = asks(first, peer, answers)
+    with caplog.at_level(logging.WARNING), pytest.raises(RolloutError, match="made no call"):
+        play_agents(stage, plays, gateway=second, rank=1)
+    status, body = answers[0]
+    assert status == 500
+    assert body["error"]["message"] == "rank 1 of this run does not answer"
+    assert f"rank 1's gateway at {peer} does not answer: ClientConnectorError" in caplog.text
