@@ -6,9 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from abut.errors import EnvError
-from abut.nemo_gym.replies import inner_error, reply_of
+from abut.nemo_gym.replies import Reply, inner_error, reply_of
+
+NAMES = (
+    *("reward", "mask_sample", "truncated", "response", "output", "incomplete_details"),
+    *("reward_components", "_ng_failure_class", "_ng_failure_terminal", "_ng_failure_message"),
+    *("episode_id", "result", "failure", "prompt_token_ids", "generation_token_ids", "x"),
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(
+    LEAVES | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6)
+    ),
+    max_leaves=12,
+)
 
 
 def answered(status: int, said: Any) -> Any:
@@ -129,3 +145,20 @@ def test_an_error_is_cut_and_unescaped() -> None:
     nested = json.dumps(json.dumps("calling an inner server: b'boom \\\\n'"))
     assert inner_error(nested) == "boom n"
     assert len(inner_error("x" * 5000)) == 401
+
+
+@given(said=JSON, status=st.sampled_from([200, 200, 200, 422, 500]))
+def test_whatever_is_answered_is_a_reply_or_a_failure(said: Any, status: int) -> None:
+    try:
+        reply = answered(status, said)
+    except EnvError as error:
+        assert len(str(error)) < 1000
+    else:
+        assert isinstance(reply, Reply)
+        assert reply.reward is None or np.isfinite(reply.reward)
+        assert (reply.reward is None) == reply.masked
+
+
+def test_json_without_an_end_is_a_failure() -> None:
+    with pytest.raises(EnvError, match="without a JSON object"):
+        reply_of("agent", 200, b"[" * 100_000)

@@ -5,6 +5,7 @@ report failures with 200. Tokens of a reply are compared with the ledger, and ne
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
     """
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = body.decode(errors="replace")
     if status != 200:
         raise _failed(
@@ -119,9 +120,12 @@ def _components(value: Any) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # JSON's integers have no end
+        return False
 
 
 def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:

@@ -148,7 +148,8 @@ class Servers:
         name = reference.get("name") if isinstance(reference, Mapping) else None
         kinds = self._block(name, MODELS) if isinstance(name, str) else {}
         for kind, settings in kinds.items():
-            return ModelServer(str(name), kind, self._resolved(settings or {}))
+            known = settings if isinstance(settings, Mapping) else {}
+            return ModelServer(str(name), str(kind), self._resolved(known))
         return None
 
     def _all_played(self) -> Iterator[tuple[str, PlayedBy]]:
@@ -199,7 +200,7 @@ class Servers:
     def _settings_of(self, name: str, kind: str) -> Mapping[str, Any]:
         """What is configured for the one implementation that a server has."""
         for settings in self._block(name, kind).values():
-            return settings or {}
+            return settings if isinstance(settings, Mapping) else {}
         return {}
 
     def _block(self, name: str, kind: str) -> Mapping[str, Any]:
