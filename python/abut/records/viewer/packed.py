@@ -164,7 +164,9 @@ def _provenance(codes: Any, mask: NDArray[np.uint8], prompt: int) -> NDArray[np.
 
 def _surprisals(logprobs: Any, mask: NDArray[np.uint8]) -> NDArray[np.uint16]:
     nats = -np.asarray(logprobs, np.float64)[mask != 0]
-    return np.clip(np.rint(np.nan_to_num(nats, nan=65.535) * 1000), 0, 65_535).astype(np.uint16)
+    thousandths = np.rint(np.nan_to_num(nats, nan=np.inf) * 1000)
+    surprisals: NDArray[np.uint16] = np.clip(thousandths, 0, 65_535).astype(np.uint16)
+    return surprisals
 
 
 def _seams(
@@ -177,8 +179,9 @@ def _seams(
     said: list[dict[str, Any]] = []
     for number, (seam, place) in enumerate(zip(record.get("seams") or (), places, strict=True)):
         said.append({"kind": seam["kind"], "exact": seam["exact"], "token": place})
-        if (merge := merged.get(number)) is not None:
-            said[-1]["merge"] = [
+        if number in merged:
+            merge = merged[number]
+            said[-1]["merge"] = merge and [
                 pieces.numbers(np.asarray(side, np.int64)).tolist()
                 for side in (merge.left_ids, merge.right_ids, merge.merged_ids)
             ]

@@ -46,11 +46,13 @@ class Page:
     Attributes:
         html: the whole file.
         rollouts: how many it shows.
+        troubles: why it shows ids in the place of texts, for each tokenizer that is not there.
     """
 
-    def __init__(self, text: str, rollouts: int) -> None:
+    def __init__(self, text: str, rollouts: int, troubles: Sequence[str] = ()) -> None:
         self.html = text
         self.rollouts = rollouts
+        self.troubles = troubles
 
     def save(self, path: Path_) -> Path:
         """Write the file; one that an earlier call wrote is replaced.
@@ -160,7 +162,8 @@ def _page(
     for number, pieces in enumerate(tables.values()):
         blocks[f"pieces-{number}"] = block(*pieces.packed())
     blocks |= {f"chunk-{number}": packed for number, packed in enumerate(chunks)}
-    return Page(_markup(name, blocks), len(rows))
+    troubles = [pieces.trouble for pieces in tables.values() if pieces.trouble]
+    return Page(_markup(name, blocks), len(rows), troubles)
 
 
 def _pieces(source: str | None, asked: str | None) -> Pieces:

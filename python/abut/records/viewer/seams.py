@@ -50,11 +50,11 @@ def merges(
     ids: NDArray[np.int64],
     places: Sequence[int | None],
     pieces: Pieces,
-) -> dict[int, Merge]:
+) -> dict[int, Merge | None]:
     """The tokens that meet in inexact seams, by the number of the seam.
 
-    Those that cannot be made again are not there: another tokenizer, or text that its tokens do not
-    give back.
+    None: no other tokens exist, as inside a character. Seams that cannot be made again are not
+    there: another tokenizer, or text that its tokens do not give back.
 
     Args:
         record: as `read_records` yields it.
@@ -69,7 +69,7 @@ def merges(
     }
     if not wanted or pieces.tokenizer is None:
         return {}
-    found: dict[int, Merge] = {}
+    found: dict[int, Merge | None] = {}
     turns = record["turns"]
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         end = turn["end"] if following is None else following["start"]
@@ -85,7 +85,7 @@ def merges(
             said = record["seams"][number]
             if (seam.kind, seam.exact) != (said["kind"], said["exact"]):
                 break
-            if number in wanted and seam.merge is not None:
+            if number in wanted:
                 found[number] = seam.merge
     return found
 

@@ -44,7 +44,7 @@ class CompareView {
 
   head(rollout) {
     const { row } = rollout;
-    return make("div", {}, make("p", {}, make("code", {}, row.rollout_id)), make("div", { class: "facts" }, factsOf(rollout)));
+    return make("div", {}, make("p", {}, make("code", {}, row.rollout_id)), make("div", { class: "facts" }, factsOf(rollout, ["reward", "advantage", "turns", "tokens", "seams"])));
   }
 
   pair(k, options) {

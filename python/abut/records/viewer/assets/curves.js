@@ -9,7 +9,7 @@ const CURVES = [
   { title: "Exact seams", percent: true, of: exactShare },
 ];
 
-const CHART = { width: 440, height: 190, left: 46, right: 10, top: 14, bottom: 26 };
+const CHART = { width: 350, height: 160, left: 44, right: 8, top: 12, bottom: 24 };
 
 function exactShare(rows) {
   const seams = rows.reduce((sum, row) => sum + row.seams, 0);
@@ -99,8 +99,9 @@ function rangeOf(values) {
 
 /** Round values that enclose what there is. */
 function scaleOf(values, percent) {
-  if (percent) return { low: 0, high: 100, ticks: [0, 50, 100] };
   let [low, high] = rangeOf(values) ?? [0, 1];
+  if (percent && low < 80) return { low: 0, high: 100, ticks: [0, 50, 100] };
+  if (percent) return low < 95 ? { low: 80, high: 100, ticks: [80, 90, 100] } : { low: 95, high: 100, ticks: [95, 100] };
   if (low > 0 && low < 0.6 * high) low = 0;
   if (high === low) [low, high] = [low - 0.5, high + 0.5];
   const rough = (high - low) / 3;

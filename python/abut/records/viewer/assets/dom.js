@@ -49,8 +49,9 @@ function figure(value, digits = 4) {
 function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 100) return `${Math.round(value).toLocaleString("en")} s`;
-  if (value >= 0.1) return `${figure(value, 3)} s`;
-  return value >= 0.0001 ? `${figure(value * 1000, 2)} ms` : "0 ms";
+  if (value >= 0.1) return `${figure(value, value < 1 ? 2 : 3)} s`;
+  if (value >= 0.001) return `${figure(value * 1000, 2)} ms`;
+  return value >= 5e-7 ? `${figure(value * 1e6, 2)} µs` : "0 s";
 }
 
 const counted = (count, one, many = `${one}s`) => `${figure(count)} ${count === 1 ? one : many}`;

@@ -16,7 +16,8 @@ function rolloutHead(rollout, actions) {
     timeChart(rollout));
 }
 
-function factsOf(rollout) {
+/** The figures of a rollout; `only` those of these names. */
+function factsOf(rollout, only = null) {
   const { row } = rollout;
   const rewards = Object.entries(row.rewards);
   const facts = [
@@ -30,7 +31,8 @@ function factsOf(rollout) {
     ["seconds", seconds(row.seconds)],
     row.attempts > 1 ? ["attempts", figure(row.attempts)] : null,
   ];
-  return make("dl", {}, facts.filter(Boolean).map(([name, value, kind]) =>
+  const shown = facts.filter((fact) => fact && (!only || only.includes(fact[0])));
+  return make("dl", {}, shown.map(([name, value, kind]) =>
     make("div", { class: kind ?? "" }, make("dt", {}, name), make("dd", {}, value))));
 }
 

@@ -103,9 +103,9 @@ class RolloutList {
     const name = row ? rowName(row, alone) : `${opened ? "▾" : "▸"} ${groupName(group.rows)}`;
     const cells = [
       name,
-      make("span", { class: "bar-of" }, this.bar(of.reward), figure(of.reward, 3)),
-      figure(of.advantage, 2), figure(of.turns, 2), figure(of.tokens, 3),
-      of.seams === 0 ? "–" : of.inexact_seams ? `≠ ${figure(of.inexact_seams, 2)}` : "0",
+      make("span", { class: "bar-of" }, this.bar(of.reward), briefly(of.reward)),
+      briefly(of.advantage, 2), briefly(of.turns, 1), briefly(of.tokens, 0),
+      of.seams === 0 ? "–" : of.inexact_seams ? `≠ ${briefly(of.inexact_seams)}` : "0",
       seconds(of.seconds), endOf(of),
     ];
     const flags = [row ? "rollout" : "group", chosen && "chosen", index === this.active && "active",
@@ -183,6 +183,10 @@ class RolloutList {
     this.reveal();
   }
 }
+
+/** With so many decimals at most, as columns of figures are read. */
+const briefly = (value, decimals = 3) => (isNone(value) ? "–"
+  : value.toLocaleString("en", { maximumFractionDigits: decimals }));
 
 const groupKey = (row) => (row.group === null ? `one ${row.index}`
   : JSON.stringify([row.run_id, row.mode, row.step, row.group]));

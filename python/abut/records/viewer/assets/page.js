@@ -147,7 +147,21 @@ class App {
     const card = byId("card");
     card.replaceChildren(...tokenCard(text, token, turnOf(sectionsOf(text.sequence), token)));
     card.hidden = false;
+    this.cardSpan = span;
+    this.placeCard();
+  }
+
+  /** Put the card beside its token; away with it once that is out of sight. */
+  placeCard() {
+    const card = byId("card");
+    if (card.hidden) return;
+    const span = this.cardSpan;
     const [box, own] = [span.getClientRects()[0] ?? span.getBoundingClientRect(), card.getBoundingClientRect()];
+    const frame = byId("main").getBoundingClientRect();
+    if (box.bottom < frame.top || box.top > frame.bottom) {
+      this.hideCard();
+      return;
+    }
     const left = Math.max(8, Math.min(box.left, innerWidth - own.width - 8));
     const below = box.bottom + 8 + own.height < innerHeight;
     setStyle(card, { left: `${left}px`, top: `${below ? box.bottom + 6 : Math.max(8, box.top - own.height - 6)}px` });
@@ -285,7 +299,7 @@ class App {
   listen() {
     listenToKeys(this);
     addEventListener("hashchange", () => { if (location.hash !== this.address) this.readAddress(); });
-    byId("main").addEventListener("scroll", () => this.hideCard(), { passive: true });
+    byId("main").addEventListener("scroll", () => this.placeCard(), { passive: true });
     byId("filter").addEventListener("input", (event) => this.filter(event.target.value));
     byId("filter-form").addEventListener("submit", (event) => event.preventDefault());
     byId("by-group").addEventListener("change", (event) => {

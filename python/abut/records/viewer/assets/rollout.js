@@ -44,9 +44,9 @@ function sectionElement(rollout, sequence, section, text, options) {
 
 function turnFacts({ first, last, sample }) {
   const facts = [
-    `${counted(sample.end - sample.start, "token")} sampled at ${first}`,
-    isNone(sample.generate_s) ? null : `in ${seconds(sample.generate_s)}`,
-    sample.end < last ? `${counted(last - sample.end, "token")} behind ${last - sample.end === 1 ? "it" : "them"}` : null,
+    `${counted(sample.end - sample.start, "token")} from ${first} on`,
+    isNone(sample.generate_s) ? null : `sampled in ${seconds(sample.generate_s)}`,
+    sample.end < last ? `${figure(last - sample.end)} behind` : null,
     isNone(sample.env_s) ? null : `environment ${seconds(sample.env_s)}`,
     isNone(sample.reward) ? null : `reward ${figure(sample.reward)}`,
     sample.finish_reason ? `ended by ${sample.finish_reason}` : null,

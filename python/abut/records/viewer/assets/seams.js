@@ -18,13 +18,17 @@ function seamRow(rollout, seam, number) {
   }
   return make("div", { class: "seam inexact", role: "note", tabindex: "-1", dataset: { seam: number } },
     make("p", {}, make("strong", {}, `≠ Seam ${number}: ${seam.kind}, not exact`), ` ${causeOf(rollout, seam)}`),
-    seam.merge ? mergeTable(rollout, seam) : make("p", { class: "quiet" },
-      rollout.pieces.trouble ? `Its tokens need the tokenizer: ${rollout.pieces.trouble}.`
-        : "Its tokens could not be made again with this tokenizer."));
+    seam.merge ? mergeTable(rollout, seam) : null);
 }
 
 function causeOf(rollout, seam) {
-  if (!seam.merge) return `${WHY[seam.kind] ?? ""}.`;
+  if (seam.merge === null) {
+    return `It is inside a character, or the bytes spell a control token: no tokens stand for both sides together. ${stood(rollout, seam)}`;
+  }
+  if (!seam.merge) {
+    const why = rollout.pieces.trouble ? `that takes its tokenizer: ${rollout.pieces.trouble}` : "this tokenizer does not make it again";
+    return `${WHY[seam.kind] ?? ""}. Which tokens is not known: ${why}.`;
+  }
   const [left, right, merged] = seam.merge;
   const apart = counted(left.length + right.length, "token");
   return `Written in one go, ${quoted(rollout, [...left, ...right])} is ${counted(merged.length, "token")}; `
@@ -34,7 +38,7 @@ function causeOf(rollout, seam) {
 /** What became of it: sampled tokens are never changed, other text is. */
 function stood(rollout, seam) {
   const samples = [seam.token - 1, seam.token].some((token) => rollout.mask[token]);
-  return samples ? "The row keeps what was sampled." : "The row has the joined ones: nothing there was sampled.";
+  return samples ? "The row keeps what was sampled, and what stood before it." : "The row has the joined ones: nothing there was sampled.";
 }
 
 function mergeTable(rollout, seam) {
@@ -42,7 +46,7 @@ function mergeTable(rollout, seam) {
   const list = (numbers, at) => numbers.map((number, k) => {
     const text = rollout.pieces.text(number);
     return make("span", { class: `seam-token${k === at ? " behind" : ""}` },
-      make("span", { class: "seam-text" }, text === null ? hexOf(rollout.pieces, number) : withMarks(printable(text)).trimEnd()),
+      make("span", { class: "seam-text" }, text === null ? hexOf(rollout.pieces, number) : withMarks(printable(text)).replaceAll("\n", "")),
       make("span", { class: "seam-id" }, String(rollout.pieces.ids[number])));
   });
   return make("div", { class: "merge" },

@@ -108,7 +108,10 @@ class TokenText {
   }
 }
 
-const shownText = (text, { spaces }) => (spaces ? withMarks(printable(text)) : printable(text));
+/** The text of a span. A line end alone has a mark always: nobody sees a token of nothing. */
+function shownText(text, { spaces }) {
+  return spaces || /^\n+$/.test(text) ? withMarks(printable(text)) : printable(text);
+}
 
 /** The card of a token: what it is, byte for byte. */
 function tokenCard(text, token, turn) {
@@ -126,7 +129,7 @@ function tokenCard(text, token, turn) {
     ["written by", `${provenanceNames[sequence.provenance[token]]}${sequence.mask[token] ? ", trained" : ""}`],
   ];
   return [
-    make("p", { class: "card-text" }, said === null ? "part of a character" : printable(said) || "(nothing)",
+    make("p", { class: "card-text" }, said === null ? "part of a character" : withMarks(printable(said)) || "(nothing)",
       pieces.controls.has(number) ? make("em", {}, " control token") : null),
     make("dl", {}, facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
   ];
@@ -139,12 +142,12 @@ function probability(nats) {
 
 /** What the colours and lines mean, for the mode that is on. */
 function legend(mode) {
-  const sample = (classes, text) => make("span", { class: "sample" }, make("span", { class: classes }, "token"), ` ${text}`);
-  if (mode === "mask") return [sample("on p3", "sampled: trained"), sample("off p1", "context: mask 0")];
+  const sample = (classes, text) => make("span", { class: `sample ${classes}` }, text);
+  if (mode === "mask") return [sample("on", "sampled"), sample("off", "not trained")];
   if (mode === "role") return provenanceNames.map((name, k) => sample(`p${k}`, roleNames[name] ?? name));
-  if (mode === "tokens") return [sample("even", ""), sample("odd", "one after the other"), sample("control even", "control")];
+  if (mode === "tokens") return [sample("even", "one"), sample("odd", "other"), sample("even control", "control")];
   const edges = BINS.map((edge, k) => make("span", { class: `bin b${k} on` }, `${edge}`));
-  return [make("span", {}, "surprisal from"), ...edges, make("span", {}, "nats up: taller is more surprising")];
+  return [make("span", {}, "nats from"), ...edges, make("span", {}, "up")];
 }
 
 const roleNames = { prompt: "prompt", env: "environment", scaffold: "template", sampled: "policy", close: "closed for it" };
