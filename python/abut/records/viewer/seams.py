@@ -33,7 +33,7 @@ def placed_seams(record: Mapping[str, Any], length: int) -> list[int | None]:
     seams, turns = record.get("seams") or (), record.get("turns") or ()
     provenance = record.get("provenance") or ()
     places = [0]
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+    for turn, following in zip(turns, [*turns[1:], None], strict=False):
         places.append(turn["start"])
         if following is not None:
             closed = _behind_close(provenance, turn["end"])
@@ -70,8 +70,8 @@ def merges(
     if not wanted or pieces.tokenizer is None:
         return {}
     found: dict[int, Merge | None] = {}
-    turns = record["turns"]
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+    turns = record.get("turns") or ()
+    for turn, following in zip(turns, [*turns[1:], None], strict=False):
         end = turn["end"] if following is None else following["start"]
         here = [k for k, place in enumerate(places) if place is not None]
         here = [k for k in here if turn["start"] <= (places[k] or 0) < end]

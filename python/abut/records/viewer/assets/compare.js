@@ -21,13 +21,13 @@ class CompareView {
 
   show(left, right, { mode, options }) {
     this.sides = [left, right].map((rollout) => ({
-      rollout, text: new TokenText(rollout.pieces, rollout), sections: sectionsOf(rollout),
+      rollout, text: new TokenText(rollout.pieces, rollout, options), sections: sectionsOf(rollout),
     }));
     this.differences = [];
     this.tokens.dataset.mode = MODES[mode - 1];
     const turns = Math.max(...this.sides.map(({ sections }) => sections.length));
     const rows = [];
-    for (let k = 0; k < turns; k++) rows.push(...this.pair(k, options));
+    for (let k = 0; k < turns; k++) rows.push(...this.pair(k));
     this.tokens.replaceChildren(...rows);
     const first = this.differences[0];
     const said = !first ? "Both have the same tokens."
@@ -47,7 +47,7 @@ class CompareView {
     return make("div", {}, make("p", {}, make("code", {}, row.rollout_id)), make("div", { class: "facts" }, factsOf(rollout, ["reward", "advantage", "turns", "tokens", "seams"])));
   }
 
-  pair(k, options) {
+  pair(k) {
     const spans = this.sides.map(({ sections }) => sections[k]);
     if (spans[0] && spans[1]) {
       const [a, b] = this.sides.map(({ rollout }) => rollout);
@@ -60,7 +60,7 @@ class CompareView {
       this.differences.push({ turn: (spans[0] ?? spans[1]).turn, token, tokens: spans.map((span) => (span ? span.first : null)) });
     }
     const cells = this.sides.map(({ rollout, text }, side) => (spans[side]
-      ? sectionElement(rollout, rollout, spans[side], text, options)
+      ? sectionElement(rollout, rollout, spans[side], text)
       : make("section", { class: "turn absent" }, make("h3", {}, "no such turn"))));
     const last = this.differences.at(-1);
     if (last && last.turn === (spans[0] ?? spans[1]).turn) {

@@ -41,32 +41,30 @@ function errorBox({ row, traceback }) {
     traceback ? make("details", {}, make("summary", {}, "Traceback"), make("pre", { tabindex: "0" }, printable(traceback))) : null);
 }
 
-/** Seconds of each turn, sampling below and the environment above; what is left of the whole last. */
+/** Where the time went: of the whole as one bar, and of each turn, the environment above sampling. */
 function timeChart(rollout) {
   const turns = rollout.turns;
-  const total = rollout.row.seconds;
   if (!turns.length) return null;
-  const sampling = turns.reduce((sum, turn) => sum + (turn.generate_s ?? 0), 0);
-  const env = turns.reduce((sum, turn) => sum + (turn.env_s ?? 0), 0);
-  const waiting = total === null ? null : Math.max(0, total - sampling - env);
-  const parts = turns.map((turn, k) => ({ turn: k, sampling: turn.generate_s ?? 0, env: turn.env_s ?? 0, waiting: 0 }));
-  if (waiting) parts.push({ turn: null, sampling: 0, env: 0, waiting });
-  const most = Math.max(...parts.map((part) => part.sampling + part.env + part.waiting), 1e-9);
-  const legends = [["sampling", sampling], ["environment", env], ["waiting and all else", waiting]];
+  const sum = (name) => turns.reduce((whole, turn) => whole + (turn[name] ?? 0), 0);
+  const [sampling, env] = [sum("generate_s"), sum("env_s")];
+  const total = Math.max(rollout.row.seconds ?? 0, sampling + env, 1e-9);
+  const parts = [["sampling", sampling], ["environment", env], ["waiting and all else", total - sampling - env]];
+  const most = Math.max(...turns.map((turn) => (turn.generate_s ?? 0) + (turn.env_s ?? 0)), 1e-9);
   return make("figure", { class: "time" },
-    make("figcaption", {}, "Time ", legends.map(([name, value], k) => make("span", { class: `key k${k}` }, `${name} ${seconds(value)}`))),
-    make("div", { class: "columns", role: "group", "aria-label": "Time of each turn" }, parts.map((part) => timeColumn(part, most))));
+    make("figcaption", {}, `Time ${seconds(rollout.row.seconds)}:`,
+      parts.map(([name, value], k) => make("span", { class: `key k${k}` }, `${name} ${seconds(value)}`))),
+    make("div", { class: "whole", "aria-hidden": "true" },
+      parts.map(([, value], k) => make("span", { class: `part k${k}`, style: { width: `${100 * value / total}%` } }))),
+    make("div", { class: "columns", role: "group", "aria-label": "Time of each turn" },
+      turns.map((turn, k) => timeColumn(turn, k, most))));
 }
 
-function timeColumn({ turn, sampling, env, waiting }, most) {
+function timeColumn(turn, number, most) {
+  const [sampling, env] = [turn.generate_s ?? 0, turn.env_s ?? 0];
+  const said = `Turn ${number}: sampling ${seconds(sampling)}, environment ${seconds(env)}`;
   const bar = (value, kind) => value > 0 && make("span", { class: `part ${kind}`, style: { height: `${100 * value / most}%` } });
-  const parts = [bar(env, "k1"), bar(sampling, "k0"), bar(waiting, "k2")];
-  if (turn === null) {
-    return make("span", { class: "column rest", role: "img", "aria-label": `waiting and all else ${seconds(waiting)}`,
-      title: `waiting and all else: ${seconds(waiting)}` }, parts);
-  }
-  const said = `Turn ${turn}: sampling ${seconds(sampling)}, environment ${seconds(env)}`;
-  return button(parts, { class: "column", title: said, "aria-label": said, dataset: { turn } }, null);
+  return make("button", { type: "button", class: "column", title: said, "aria-label": said, dataset: { turn: number } },
+    bar(env, "k1"), bar(sampling, "k0"));
 }
 
 /** What else is recorded, folded. */
@@ -93,6 +91,19 @@ const empty = (value) => (value && Object.keys(value).length ? value : null);
 function messagesOf(rollout) {
   return make("div", { class: "messages" }, rollout.messages.map((message) => make("article", { class: "message" },
     make("h3", {}, message.role ?? "nobody"),
-    make("div", { class: "message-text", dir: "auto" }, printable(messageText(rollout, message))),
+    longText(messageText(rollout, message)),
     message.extra ? make("pre", { class: "quiet", tabindex: "0" }, printable(message.extra)) : null)));
+}
+
+const AT_FIRST = 20_000; // characters of a message
+
+/** A text that may have millions of characters: its beginning, until somebody asks for all. */
+function longText(text) {
+  const element = make("div", { class: "message-text", dir: "auto" }, printable(text.slice(0, AT_FIRST)));
+  if (text.length <= AT_FIRST) return element;
+  const all = button(`Show all ${figure(text.length)} characters`, {}, () => {
+    element.textContent = printable(text);
+    all.remove();
+  });
+  return make("div", {}, element, all);
 }

@@ -186,7 +186,8 @@ class RolloutList {
 
 /** With so many decimals at most, as columns of figures are read. */
 const briefly = (value, decimals = 3) => (isNone(value) ? "–"
-  : value.toLocaleString("en", { maximumFractionDigits: decimals }));
+  : value < 100_000 ? value.toLocaleString("en", { maximumFractionDigits: decimals })
+    : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 }));
 
 const groupKey = (row) => (row.group === null ? `one ${row.index}`
   : JSON.stringify([row.run_id, row.mode, row.step, row.group]));

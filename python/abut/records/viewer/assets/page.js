@@ -119,7 +119,7 @@ class App {
   setOption(name) {
     this.options[name] = !this.options[name];
     const texts = [this.rollout.text, ...(this.compare.sides ?? []).map(({ text }) => text)];
-    for (const text of texts) text?.redraw(this.options);
+    for (const text of texts) text?.redraw();
     for (const toolbar of document.querySelectorAll(".toolbar")) toolbar.replaceWith(this.toolbar());
   }
 

@@ -20,7 +20,7 @@ function turnOf(sections, token) {
 }
 
 /** A section as an element: segments where somebody else writes or a seam is, seams between. */
-function sectionElement(rollout, sequence, section, text, options) {
+function sectionElement(rollout, sequence, section, text) {
   const { first, last, turn, sample } = section;
   const seams = (sequence.seams ?? []).map((seam, number) => ({ ...seam, number }));
   const here = seams.filter(({ token }) => token !== null && token >= first && token < last);
@@ -34,7 +34,7 @@ function sectionElement(rollout, sequence, section, text, options) {
     }
     parts.push(make("div", { class: "piece" },
       make("span", { class: "writer" }, writerOf(sequence, places[k], places[k + 1])),
-      text.segment(places[k], places[k + 1], options)));
+      text.segment(places[k], places[k + 1])));
   }
   const name = turn === null ? "Prompt" : `Turn ${turn}`;
   return make("section", { class: "turn", "aria-label": name, dataset: { turn: turn ?? "prompt" } },
@@ -81,10 +81,10 @@ class RolloutView {
     this.rollout = rollout;
     const sequence = branch ? rollout.branches[branch - 1] : rollout;
     this.sequence = sequence;
-    this.text = new TokenText(rollout.pieces, sequence);
+    this.text = new TokenText(rollout.pieces, sequence, options);
     this.sections = sectionsOf(sequence);
     this.tokens.dataset.mode = MODES[mode - 1];
-    this.tokens.replaceChildren(...this.body(options));
+    this.tokens.replaceChildren(...this.body());
     this.element.replaceChildren(
       rolloutHead(rollout, this.hooks.actions(rollout)),
       ...(rollout.branches.length ? [this.tabs(branch)] : []),
@@ -94,10 +94,9 @@ class RolloutView {
     for (const column of this.element.querySelectorAll(".column[data-turn]")) {
       column.addEventListener("click", () => this.goToTurn(Number(column.dataset.turn)));
     }
-    this.card = null;
   }
 
-  body(options) {
+  body() {
     const { rollout, sequence } = this;
     const notes = [];
     if (rollout.pieces.trouble) {
@@ -110,7 +109,7 @@ class RolloutView {
       notes.push(make("p", { class: "quiet" },
         `${counted(unplaced.length, "seam")} of what is not in the row${inexact ? `, ${inexact} of them inexact` : ""}.`));
     }
-    return [...this.sections.map((section) => sectionElement(rollout, sequence, section, this.text, options)), ...notes];
+    return [...this.sections.map((section) => sectionElement(rollout, sequence, section, this.text)), ...notes];
   }
 
   tabs(branch) {

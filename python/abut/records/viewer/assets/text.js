@@ -91,9 +91,8 @@ const hexOf = (pieces, number) =>
 function printable(text) {
   return text.replace(CONTROLS, (c) => {
     if (c === "\n" || c === "\t" || JOINERS.has(c)) return c;
-    const code = c.codePointAt(0);
-    if (code < 32) return String.fromCodePoint(0x2400 + code);
-    return code === 127 ? "␡" : `‹u+${code.toString(16).padStart(4, "0")}›`;
+    const code = c.codePointAt(0).toString(16);
+    return c < "\u0100" ? `‹${code.padStart(2, "0")}›` : `‹u+${code.padStart(4, "0")}›`;
   });
 }
 

@@ -1,59 +1,91 @@
 "use strict";
 // Tokens as spans, in blocks. A block that is out of sight is neither styled nor laid out
-// (`content-visibility`), which is what lets 100,000 tokens scroll; all of them are in the page, so
-// that the browser finds text in them.
+// (`content-visibility`), and in a long rollout it is plain text until it comes near: so 100,000
+// tokens scroll as a thousand do, and the browser still finds text in all of them.
 
 const MODES = ["mask", "surprisal", "role", "tokens"];
 const BINS = [0, 0.1, 0.5, 1, 2, 4, 8]; // nats; in each one from its edge up to the next
 const BLOCK_TOKENS = 384; // where the text has a line end there, else twice as many
 const LINE_HEIGHT = 25;
+const AT_ONCE = 20_000; // tokens up to which all spans are made right away
 
 const binOf = (nats) => BINS.findLastIndex((edge) => nats >= edge);
 
 /** A sequence of tokens as the page shows it: where its spans are, and which one is current. */
 class TokenText {
-  constructor(pieces, sequence) {
+  constructor(pieces, sequence, options) {
     this.pieces = pieces;
     this.sequence = sequence;
+    this.options = options;
     this.blocks = []; // by their first token
     this.byElement = new Map();
     this.current = null;
+    this.near = sequence.tokens <= AT_ONCE ? null : new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting) this.fill(this.byElement.get(target));
+    }, { root: byId("main"), rootMargin: "1000px" });
   }
 
   /** The tokens from `first` to `last` as an element. */
-  segment(first, last, options) {
+  segment(first, last) {
+    const { numbers } = this.sequence;
     const element = make("div", { class: "segment", dir: "ltr" });
-    const shown = shownTokens(this.pieces, this.sequence.numbers, first, last);
     let begin = first;
     for (let token = first; token < last; token++) {
       const length = token + 1 - begin;
-      const breaks = shown[token - first].text.endsWith("\n");
-      if (token + 1 < last && !(length >= BLOCK_TOKENS && breaks) && length < 2 * BLOCK_TOKENS) continue;
-      element.append(this.block(begin, token + 1, shown.slice(begin - first, token + 1 - first), options));
+      const breaks = length >= BLOCK_TOKENS && this.pieces.text(numbers[token])?.endsWith("\n");
+      // Not inside a character.
+      const full = length >= 2 * BLOCK_TOKENS && this.pieces.text(numbers[token]) !== null;
+      if (token + 1 < last && !breaks && !full) continue;
+      element.append(this.block(begin, token + 1));
       begin = token + 1;
     }
     return element;
   }
 
-  block(first, last, shown, options) {
-    const element = make("div", { class: "block", dataset: { first } });
-    let chars = 0, lines = 0;
-    for (let token = first; token < last; token++) {
-      const { text, broken } = shown[token - first];
-      const span = document.createElement("span");
-      span.className = this.classes(token, broken);
-      span.textContent = shownText(text, options);
-      if (options.ids) span.dataset.id = this.pieces.ids[this.sequence.numbers[token]];
-      element.append(span);
-      chars += text.length;
-      lines += text.includes("\n") ? 1 : 0;
+  block(first, last) {
+    const element = make("div", { class: "block" });
+    const block = { first, last, element, isFilled: false };
+    this.blocks.push(block);
+    this.byElement.set(element, block);
+    if (!this.near) this.fill(block);
+    else {
+      const text = printable(lossyText(this.pieces.join(this.sequence.numbers.subarray(first, last))));
+      element.textContent = text;
+      // What the browser takes its height for until it has seen it.
+      const lines = text.split("\n").reduce((sum, line) => sum + Math.ceil((line.length + 1) / 90), 0);
+      element.style.setProperty("contain-intrinsic-block-size", `auto ${lines * LINE_HEIGHT}px`);
+      this.near.observe(element);
     }
-    // What the browser takes its height for until it has seen it.
-    const height = (lines + Math.ceil(chars / 90)) * LINE_HEIGHT;
-    if (last - first >= BLOCK_TOKENS) element.style.setProperty("contain-intrinsic-block-size", `auto ${height}px`);
-    this.blocks.push({ first, last, element, shown });
-    this.byElement.set(element, first);
     return element;
+  }
+
+  /** Make the spans of a block. */
+  fill(block) {
+    if (block.isFilled) return;
+    const { first, last, element } = block;
+    block.shown = shownTokens(this.pieces, this.sequence.numbers, first, last);
+    element.replaceChildren(...block.shown.map(({ broken }, k) => {
+      const span = document.createElement("span");
+      span.className = this.classes(first + k, broken);
+      return span;
+    }));
+    block.isFilled = true;
+    this.draw(block);
+    this.near?.unobserve(element);
+  }
+
+  draw({ first, element, shown }) {
+    shown.forEach(({ text }, k) => {
+      const span = element.children[k];
+      span.textContent = shownText(text, this.options);
+      if (this.options.ids) span.dataset.id = this.pieces.ids[this.sequence.numbers[first + k]];
+      else delete span.dataset.id;
+    });
+  }
+
+  /** Show what the options say now. */
+  redraw() {
+    for (const block of this.blocks) if (block.isFilled) this.draw(block);
   }
 
   classes(token, broken) {
@@ -66,35 +98,25 @@ class TokenText {
     return classes;
   }
 
-  /** Show white space and ids, or no longer. */
-  redraw(options) {
-    for (const { first, element, shown } of this.blocks) {
-      shown.forEach(({ text }, k) => {
-        const span = element.children[k];
-        span.textContent = shownText(text, options);
-        if (options.ids) span.dataset.id = this.pieces.ids[this.sequence.numbers[first + k]];
-        else delete span.dataset.id;
-      });
-    }
-  }
-
   span(token) {
     let low = 0, high = this.blocks.length - 1;
     while (low <= high) {
       const middle = (low + high) >> 1;
-      const { first, last, element } = this.blocks[middle];
-      if (token < first) high = middle - 1;
-      else if (token >= last) low = middle + 1;
-      else return element.children[token - first];
+      const block = this.blocks[middle];
+      if (token < block.first) high = middle - 1;
+      else if (token >= block.last) low = middle + 1;
+      else {
+        this.fill(block);
+        return block.element.children[token - block.first];
+      }
     }
     return null;
   }
 
   /** The token of a span; null where the element is none of ours. */
   token(span) {
-    const block = span.parentElement;
-    const first = this.byElement.get(block);
-    return first === undefined ? null : first + Array.prototype.indexOf.call(block.children, span);
+    const block = this.byElement.get(span.parentElement);
+    return block ? block.first + Array.prototype.indexOf.call(block.element.children, span) : null;
   }
 
   /** Mark a token as the current one and bring it into sight; null: none. */
