@@ -60,7 +60,7 @@ class CompareView {
       this.differences.push({ turn: (spans[0] ?? spans[1]).turn, token, tokens: spans.map((span) => (span ? span.first : null)) });
     }
     const cells = this.sides.map(({ rollout, text }, side) => (spans[side]
-      ? sectionElement(rollout, rollout, spans[side], text)
+      ? sectionElement(rollout, rollout, spans[side], text, { side: side ? "Right, " : "Left, " })
       : make("section", { class: "turn absent" }, make("h3", {}, "no such turn"))));
     const last = this.differences.at(-1);
     if (last && last.turn === (spans[0] ?? spans[1]).turn) {

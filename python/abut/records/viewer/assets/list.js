@@ -32,7 +32,11 @@ class RolloutList {
     element.addEventListener("scroll", () => this.draw(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(element);
     element.addEventListener("keydown", (event) => this.key(event));
-    element.addEventListener("focus", () => this.draw());
+    // By its place: a row may be drawn anew between the press of the button and its release.
+    this.body.addEventListener("click", (event) => {
+      const index = Math.floor((event.clientY - this.body.getBoundingClientRect().top) / ROW_HEIGHT);
+      if (index < this.items.length) this.choose(index);
+    });
   }
 
   title({ key, title, label }) {
@@ -116,7 +120,6 @@ class RolloutList {
       "aria-expanded": row ? null : String(opened), "aria-selected": String(chosen),
       title: row ? row.rollout_id : `${group.rows.length} rollouts`,
       style: { top: `${index * ROW_HEIGHT}px` },
-      onclick: () => this.choose(index),
     }, cells.map((cell, k) => make("div", { role: "gridcell", class: `cell c-${COLUMNS[k].key}` }, cell)));
   }
 

@@ -321,7 +321,9 @@ function chipTest(words) {
 
 Records.open().then(async (records) => {
   const app = new App(records);
+  window.app = app; // for whoever looks at the page from the console
   await app.readAddress();
+  app.readyAt = performance.now();
   window.ready = true;
 }).catch((error) => {
   byId("loading").textContent = `This page cannot be read: ${error.message}. It needs a browser of 2023 or later.`;

@@ -20,7 +20,7 @@ function turnOf(sections, token) {
 }
 
 /** A section as an element: segments where somebody else writes or a seam is, seams between. */
-function sectionElement(rollout, sequence, section, text) {
+function sectionElement(rollout, sequence, section, text, { side = "" } = {}) {
   const { first, last, turn, sample } = section;
   const seams = (sequence.seams ?? []).map((seam, number) => ({ ...seam, number }));
   const here = seams.filter(({ token }) => token !== null && token >= first && token < last);
@@ -37,7 +37,7 @@ function sectionElement(rollout, sequence, section, text) {
       text.segment(places[k], places[k + 1])));
   }
   const name = turn === null ? "Prompt" : `Turn ${turn}`;
-  return make("section", { class: "turn", "aria-label": name, dataset: { turn: turn ?? "prompt" } },
+  return make("section", { class: "turn", "aria-label": side + name, dataset: { turn: turn ?? "prompt" } },
     make("h3", {}, name, make("span", { class: "quiet" }, turn === null ? counted(last - first, "token") : turnFacts(section))),
     parts);
 }

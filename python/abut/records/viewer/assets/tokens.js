@@ -125,9 +125,17 @@ class TokenText {
     this.current = token;
     const span = token === null ? null : this.span(token);
     span?.classList.add("current");
-    if (scroll) span?.scrollIntoView({ block: "center" });
+    if (scroll && span) bringIntoSight(span);
     return span;
   }
+}
+
+/** Scroll to a span, and again once blocks on the way have the height that they really have. */
+function bringIntoSight(span) {
+  span.scrollIntoView({ block: "center" });
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    if (span.isConnected && span.classList.contains("current")) span.scrollIntoView({ block: "center" });
+  }));
 }
 
 /** The text of a span. A line end alone has a mark always: nobody sees a token of nothing. */
