@@ -69,7 +69,7 @@ def test_hostile_text_is_text(
     )
     ids = [*record["prompt_ids"], *record["completion_ids"]]
     template = [tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")]
-    assert len(controls) == sum(ids.count(token) for token in template) == 9
+    assert len(controls) == sum(ids.count(token) for token in template) == 8
     shown.page.click("text=Copy as test")
     done = run_test(shown.page.input_value("#test-text"), tmp_path)
     assert "2 passed" in done.stdout, done.stdout
@@ -244,7 +244,7 @@ def test_a_hundred_thousand_tokens_scroll(show: Show, saved: Save) -> None:
     gaps = np.diff(frames)
     assert np.median(gaps) < 100
     block = (
-        "[...document.querySelectorAll('#view-tokens .block')].map(b => [b.getBoundingClientRect(), b])"
+        "[...document.querySelectorAll('.block')].map(b => [b.getBoundingClientRect(), b])"
         ".find(([box]) => box.top < 500 && box.bottom > 400)[1]"
     )
     shown.wait(f"{block}.children.length > 0")

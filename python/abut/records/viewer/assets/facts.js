@@ -95,15 +95,17 @@ function messagesOf(rollout) {
     message.extra ? make("pre", { class: "quiet", tabindex: "0" }, printable(message.extra)) : null)));
 }
 
-const AT_FIRST = 20_000; // characters of a message
+const AT_ONCE_CHARS = 20_000;
 
 /** A text that may have millions of characters: its beginning, until somebody asks for all. */
 function longText(text) {
-  const element = make("div", { class: "message-text", dir: "auto" }, printable(text.slice(0, AT_FIRST)));
-  if (text.length <= AT_FIRST) return element;
-  const all = button(`Show all ${figure(text.length)} characters`, {}, () => {
-    element.textContent = printable(text);
-    all.remove();
-  });
-  return make("div", {}, element, all);
+  const part = (chars) => make("div", { class: "message-text", dir: "auto" }, printable(chars));
+  if (text.length <= AT_ONCE_CHARS) return part(text);
+  const element = make("div", {}, part(text.slice(0, AT_ONCE_CHARS)));
+  element.append(button(`Show all ${figure(text.length)} characters`, {}, () => {
+    // In parts, of which those out of sight are not laid out; each ends with a line where it can.
+    const parts = text.match(/[^]{1,20000}(?:\n|$)|[^]{1,20000}/g);
+    element.replaceChildren(...parts.map(part));
+  }));
+  return element;
 }

@@ -5,7 +5,7 @@
 
 const MODES = ["mask", "surprisal", "role", "tokens"];
 const BINS = [0, 0.1, 0.5, 1, 2, 4, 8]; // nats; in each one from its edge up to the next
-const BLOCK_TOKENS = 384; // where the text has a line end there, else twice as many
+const BLOCK_TOKENS = 384; // where the text has a line end there, else more
 const LINE_HEIGHT = 25;
 const AT_ONCE = 20_000; // tokens up to which all spans are made right away
 
@@ -32,14 +32,20 @@ class TokenText {
     let begin = first;
     for (let token = first; token < last; token++) {
       const length = token + 1 - begin;
-      const breaks = length >= BLOCK_TOKENS && this.pieces.text(numbers[token])?.endsWith("\n");
-      // Not inside a character.
-      const full = length >= 2 * BLOCK_TOKENS && this.pieces.text(numbers[token]) !== null;
-      if (token + 1 < last && !breaks && !full) continue;
+      if (token + 1 < last && !this.mayBreak(numbers, token, length)) continue;
       element.append(this.block(begin, token + 1));
       begin = token + 1;
     }
     return element;
+  }
+
+  /** Whether a block of this length may end here: on a line end, else between words or characters. */
+  mayBreak(numbers, token, length) {
+    if (length < BLOCK_TOKENS) return false;
+    const text = this.pieces.text(numbers[token]);
+    if (text?.endsWith("\n")) return true;
+    if (length < 2 * BLOCK_TOKENS || text === null) return false;
+    return length >= 3 * BLOCK_TOKENS || Boolean(this.pieces.text(numbers[token + 1])?.startsWith(" "));
   }
 
   block(first, last) {
@@ -64,10 +70,11 @@ class TokenText {
     if (block.isFilled) return;
     const { first, last, element } = block;
     block.shown = shownTokens(this.pieces, this.sequence.numbers, first, last);
-    element.replaceChildren(...block.shown.map(({ broken }, k) => {
+    element.replaceChildren(...block.shown.flatMap(({ text, broken }, k) => {
       const span = document.createElement("span");
       span.className = this.classes(first + k, broken);
-      return span;
+      // A line end stands behind its span: inside, the span would go on at the start of the next line.
+      return text.endsWith("\n") ? [span, "\n"] : [span];
     }));
     block.isFilled = true;
     this.draw(block);
@@ -77,7 +84,7 @@ class TokenText {
   draw({ first, element, shown }) {
     shown.forEach(({ text }, k) => {
       const span = element.children[k];
-      span.textContent = shownText(text, this.options);
+      span.textContent = shownText(text, this.options).replace(/\n$/, "");
       if (this.options.ids) span.dataset.id = this.pieces.ids[this.sequence.numbers[first + k]];
       else delete span.dataset.id;
     });
@@ -130,12 +137,12 @@ class TokenText {
   }
 }
 
-/** Scroll to a span, and again once blocks on the way have the height that they really have. */
-function bringIntoSight(span) {
-  span.scrollIntoView({ block: "center" });
-  requestAnimationFrame(() => requestAnimationFrame(() => {
-    if (span.isConnected && span.classList.contains("current")) span.scrollIntoView({ block: "center" });
-  }));
+/** Scroll to a span, and again where blocks on the way turn out to be higher than they were taken for. */
+function bringIntoSight(span, frames = 20) {
+  const { top, bottom } = byId("main").getBoundingClientRect();
+  const box = span.getBoundingClientRect();
+  if (frames === 20 || box.top < top || box.bottom > bottom) span.scrollIntoView({ block: "center" });
+  if (frames) requestAnimationFrame(() => span.matches(".current") && bringIntoSight(span, frames - 1));
 }
 
 /** The text of a span. A line end alone has a mark always: nobody sees a token of nothing. */
