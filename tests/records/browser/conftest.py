@@ -40,7 +40,9 @@ def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
     """Opens a page: of a file, or of what `abut.view` returns."""
     opened: list[tuple[Shown, Any]] = []
 
-    def open_(page: Path, address: str = "", *, scheme: str = "light", width: int = 1280) -> Shown:
+    def open_(
+        page: Path | None, address: str = "", *, scheme: str = "light", width: int = 1280
+    ) -> Shown:
         context = chromium.new_context(
             viewport={"width": width, "height": 800},
             offline=True,
@@ -49,7 +51,7 @@ def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
         )
         shown = Shown(context.new_page())
         opened.append((shown, context))
-        return shown.open(page, address)
+        return shown if page is None else shown.open(page, address)
 
     yield open_
     for shown, context in opened:

@@ -7,7 +7,7 @@ const MODES = ["mask", "surprisal", "role", "tokens"];
 const BINS = [0, 0.1, 0.5, 1, 2, 4, 8]; // nats; in each one from its edge up to the next
 const BLOCK_TOKENS = 384; // where the text has a line end there, else more
 const LINE_HEIGHT = 25;
-const AT_ONCE = 20_000; // tokens up to which all spans are made right away
+const AT_ONCE = 4_000; // tokens up to which all spans are made right away
 
 const binOf = (nats) => BINS.findLastIndex((edge) => nats >= edge);
 
