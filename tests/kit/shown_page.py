@@ -56,6 +56,7 @@ class Shown:
 
     @property
     def address(self) -> str:
+        self.wait("location.hash === app.address")
         return str(self.ask("location.hash"))
 
     @property

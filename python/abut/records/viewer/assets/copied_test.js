@@ -91,17 +91,17 @@ function behindClose(rollout, token) {
 function turnData(rollout) {
   const played = [];
   for (const message of rollout.messages) {
-    const said = { role: message.role, content: messageText(rollout, message) };
+    const content = messageText(rollout, message);
     if (message.role === "assistant") {
-      played.push({ action: said.content, reward: rollout.turns[played.length]?.reward ?? null, reply: [] });
-    } else played.at(-1)?.reply.push(said);
+      played.push({ action: content, reward: rollout.turns[played.length]?.reward ?? null, reply: [] });
+    } else played.at(-1)?.reply.push(`(${pythonValue(message.role)}, ${pythonText(content)})`);
   }
   return [
     `SEED = ${pythonValue(rollout.row.seed ?? "")}`,
     "# Of each turn: what the policy said, the reward behind it (None: not known), and the reply.",
     "TURNS = [",
     ...played.map(({ action, reward, reply }) =>
-      `    (\n        ${pythonText(action)},\n        ${pythonValue(reward)},\n        ${pythonValue(reply)},\n    ),`),
+      `    (\n        ${pythonText(action)},\n        ${pythonValue(reward)},\n        [${reply.join(", ")}],\n    ),`),
     "]",
     `ERROR = ${pythonValue(rollout.row.error)}`,
   ];
@@ -120,7 +120,7 @@ class Recorded:
 
     def step(self, action):
         _, self.reward, reply = next(self.turns)
-        return self, reply
+        return self, [{"role": role, "content": content} for role, content in reply]
 
     def close(self):
         if ERROR is not None:
@@ -159,7 +159,8 @@ def test_the_turns_of_${name}():
     for action, reward, recorded in TURNS:
         env, reply = env.step(action)
         said = [{"role": "user", "content": reply}] if isinstance(reply, str) else reply
-        assert [m for m in said if m["content"]] == [m for m in recorded if m["content"]]
+        said = [(message["role"], message["content"]) for message in said if message["content"]]
+        assert said == [message for message in recorded if message[1]]
         if reward is not None:
             assert env.reward == reward
     if hasattr(env, "close"):

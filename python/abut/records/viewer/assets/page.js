@@ -275,10 +275,14 @@ class App {
       ["v", view === "tokens" ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
     const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
     this.address = `#${said}`;
-    try {
-      history.replaceState(null, "", this.address);
-    } catch { // a frame without an address of its own
-    }
+    // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
+    this.addressWritten ??= setTimeout(() => {
+      this.addressWritten = null;
+      try {
+        history.replaceState(null, "", this.address);
+      } catch { // a frame without an address of its own
+      }
+    }, 100);
   }
 
   /** What an address says. What it gets wrong is passed over. */
