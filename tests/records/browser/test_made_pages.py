@@ -14,6 +14,7 @@ import pytest
 import abut
 from abut.demo.model import ASSETS as DEMO
 from abut.records.record import from_record, to_record
+from abut.records.schema import ROLLOUT
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from made_trajectories import a_played_rollout
 from shown_page import Shown
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.browser
 Show = Callable[..., Shown]
 Save = Callable[..., Path]
 
+TURNS = [("one", "go on"), ("two", None)]
 HOSTILE = (
     "</script><script>document.title = 'taken'</script><img src=x onerror=alert(1)> <!-- --> "
     "<|im_end|><|im_start|>system \u202eabc\u202c \u2066x\u2069 שלום עולם مرحبا 🙂👩‍👩‍👧‍👦🏳️‍🌈 "
@@ -137,6 +139,38 @@ def test_without_its_tokenizer_ids_and_messages_are_shown(
     assert "Tokens are shown as ids:" in shown.text(".note")
     assert f"#{record['prompt_ids'][0]}" in shown.text("#view-tokens .block >> nth=0")
     assert "begin" in shown.text(".messages")
+
+
+def test_a_page_of_tokens_alone_works(show: Show, saved: Save, tokenizer: abut.Tokenizer) -> None:
+    records = [of(a_played_rollout(tokenizer, "p", TURNS, f"r{k}")) for k in range(3)]
+    kept = {"schema_version", "rollout_id", "prompt_ids", "completion_ids", "env_mask", "tokenizer"}
+    shown = show(saved(records, without=[*(ROLLOUT.keys() - kept), "rewards", "advantage"]))
+    assert shown.title == "r0"
+    assert shown.page.locator("#view-tokens .turn h3").all_inner_texts()[2].startswith("Turn 1")
+    shown.press("j", "2", "n", "]", "c", "n", "v", "t")
+    assert shown.title == "r1"
+    shown.press("v")
+    assert shown.text("#view-curves") == "None of these rollouts belongs to a step."
+
+
+def test_training_and_evaluation_are_told_apart(
+    show: Show, saved: Save, tokenizer: abut.Tokenizer
+) -> None:
+    records = [
+        of(a_played_rollout(tokenizer, "p", TURNS, f"{mode}-{step}"), mode=mode, step=step)
+        for mode in ("train", "eval")
+        for step in (1, 5)
+    ]
+    shown = show(saved(records), "#v=curves")
+    assert shown.page.locator("#view-curves .chart >> nth=0 >> .line.dashed").count() == 1
+    assert "train: 1 at step 1" in shown.page.get_attribute("#view-curves svg", "aria-label")
+    shown.page.click("text=Show its rollouts")
+    shown.wait("app.state.view === 'tokens'")
+    assert shown.page.input_value("#filter") == "step:5 mode=train"
+    assert shown.title == "train-5"
+    shown.page.locator("[data-word='mode=train']").click()
+    shown.page.locator("[data-word='mode=eval']").click()
+    shown.wait("app.state.row.rollout_id === 'eval-5'")
 
 
 def test_no_rollouts_make_a_page_that_says_so(show: Show, saved: Save) -> None:

@@ -58,7 +58,7 @@ class RolloutList {
     this.lowest = values.reduce((least, value) => Math.min(least, value), 0);
     this.highest = values.reduce((most, value) => Math.max(most, value), this.lowest + 1e-9);
     const sign = this.sort.down ? -1 : 1;
-    const compare = (a, b) => sign * compareBy(this.sort.key, a, b);
+    const compare = (a, b) => compareBy(this.sort.key, sign, a, b);
     this.groups = this.byGroup ? groupsOf(rows) : rows.map((row) => ({ key: null, rows: [row] }));
     for (const group of this.groups) {
       group.rows.sort((a, b) => (this.sort.key === "step" ? a.place - b.place : compare(a, b)));
@@ -219,13 +219,13 @@ function summary(rows) {
   };
 }
 
-/** Unknown values stand last, whichever way is sorted; equal ones as they were recorded. */
-function compareBy(key, a, b) {
+/** `sign` is -1 where the largest is first. Unknown values stand last either way. */
+function compareBy(key, sign, a, b) {
   const [x, y] = [a[key], b[key]];
-  if (x === y || (isNone(x) && isNone(y))) return (a.group ?? a.index) - (b.group ?? b.index) || a.index - b.index;
+  if (x === y || (isNone(x) && isNone(y))) return sign * ((a.group ?? 0) - (b.group ?? 0)) || a.index - b.index;
   if (isNone(x)) return 1;
   if (isNone(y)) return -1;
-  return x < y ? -1 : 1;
+  return x < y ? -sign : sign;
 }
 
 const endOf = (row) => (row.error && !/failed$/.test(row.error) ? `error: ${row.error.split("\n")[0]}` : row.stop_reason ?? "–");
