@@ -34,7 +34,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol browser-env test-browser nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -170,6 +170,21 @@ test-nodes: build $(NEMO_GYM)/deps.stamp
 $(NEMO_GYM)/deps.stamp: scripts/nemo_gym_env.py
 	$(PYTHON) $< --required 0.4.0 $(NEMO_GYM)/0.4.0
 	$(PYTHON) $< 0.7.0 $(NEMO_GYM)/0.7.0
+	touch $@
+
+# The page of `abut view` in Debian's chromium (apt-get install chromium, and fonts-noto-color-emoji for
+# the emoji), with the records of a demo that is really run.
+BROWSER := .venv-browser
+
+browser-env: $(BROWSER)/deps.stamp
+
+test-browser: build $(BROWSER)/deps.stamp
+	ABUT_DEMO_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=$(abspath python) $(BROWSER)/bin/python -m pytest \
+		-m browser tests/records/browser
+
+$(BROWSER)/deps.stamp: tests/records/browser/requirements.txt
+	$(PYTHON) -m venv --clear $(BROWSER)
+	$(BROWSER)/bin/pip install --quiet --requirement $<
 	touch $@
 
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so

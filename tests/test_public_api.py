@@ -129,6 +129,8 @@ Merge
   right_ids
   right_text
 MissingExtraError(AbutError, ImportError)
+Page(text, rollouts, troubles=())
+  save(path)
 ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
   flush()
   write(rollout, /, **extra)
@@ -291,6 +293,7 @@ read_records(path)
 stitch(calls, *, on_drift='error', tokenizer=None)
 tool_env(functions, *, reward, on_malformed='feed_back', timeout_s=30.0, max_calls=16, \
 max_result_chars=20000, format=None)
+view(records, *, where='', without=(), tokenizer=None)
 audit.Audit
   source
   profile

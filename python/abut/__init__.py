@@ -36,6 +36,7 @@ from abut.parts import PROVENANCE, Content, Part, Scaffold
 from abut.processor import PartsProcessor, Processor
 from abut.records.read import read_records
 from abut.records.recorder import JsonlRecorder, ParquetRecorder
+from abut.records.viewer.page import Page, view
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
@@ -65,6 +66,7 @@ __all__ = [
     "MalformedCall",
     "Merge",
     "MissingExtraError",
+    "Page",
     "ParquetRecorder",
     "ParsedCalls",
     "Part",
@@ -99,4 +101,5 @@ __all__ = [
     "read_records",
     "stitch",
     "tool_env",
+    "view",
 ]

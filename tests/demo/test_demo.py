@@ -40,7 +40,10 @@ def abut_demo(*arguments, cwd):
 
 @pytest.mark.slow
 def test_the_reward_really_rises(tmp_path):
-    summary, _ = abut_demo(cwd=tmp_path)
+    summary, progress = abut_demo(cwd=tmp_path)
+    (page,) = tmp_path.glob("runs/demo-*.html")
+    assert f"page            {page.relative_to(tmp_path)}  (open it in a browser" in progress
+    assert page.stat().st_size < 3_000_000
     lowest, highest = LAST_REWARD
     assert summary["first_mean_reward"] < 0.01
     assert lowest <= summary["last_mean_reward"] <= highest

@@ -23,6 +23,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--env", metavar="MODULE:CLASS", help="an environment class of yours")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--records", type=Path, help="the JSONL file for the rollouts")
+    parser.add_argument("--view", action="store_true", help="open the page that shows each token")
     parser.add_argument("--steps", type=positive, help="optimizer steps")
     parser.add_argument("--seed", type=int, help="seed of weights, sampling and episodes")
     parser.add_argument("--learning-rate", type=float)
@@ -62,6 +63,19 @@ def run(args: argparse.Namespace) -> int:
     out = sys.stderr if args.json else sys.stdout
     summary = run(recipe, model=args.model, env=args.env, records=records, out=out, began=began)
     out.write("\n" + "\n".join(summary.lines()) + "\n")
+    out.write(f"page            {_page(records, shown=args.view)}\n")
     if args.json:
         sys.stdout.write(json.dumps(summary.as_dict()) + "\n")
     return 0
+
+
+def _page(records: Path, *, shown: bool) -> str:
+    """Write the page that shows every token, and open it where that is asked for."""
+    from abut.cli.view import open_page, page_path
+    from abut.records.viewer.page import view
+
+    path = view(records).save(page_path(records))
+    if shown:
+        open_page(path)
+        return str(path)
+    return f"{path}  (open it in a browser, or run abut demo with --view)"

@@ -22,6 +22,9 @@ _NUMBERS: dict[str, Callable[[Record], Any]] = {
         )
     },
     "turns": lambda record: len(record["turns"]),
+    "seams": lambda record: len(record["seams"]),
+    "inexact_seams": lambda record: sum(not seam["exact"] for seam in record["seams"]),
+    "branches": lambda record: len(record["branches"]),
     "tokens": lambda record: len(record["prompt_ids"] or ()) + len(record["completion_ids"]),
     "completion_tokens": lambda record: len(record["completion_ids"]),
     "sampled_tokens": lambda record: sum(record["env_mask"]),

@@ -1,0 +1,113 @@
+"use strict";
+// The filter of `abut show`, word for word: `abut/records/filter.py` is the definition, and a test
+// compares the two.
+
+const NUMBERS = new Set([
+  "reward", "advantage", "step", "group", "place", "rank", "attempts", "seconds", "episode_seed",
+  "time", "turns", "tokens", "completion_tokens", "sampled_tokens", "seams", "inexact_seams",
+  "branches",
+]);
+const TEXTS = new Set([
+  "error", "mode", "stop_reason", "rollout_id", "run_id", "seed", "traceback", "text",
+]);
+const IN_CHUNKS = new Set(["traceback", "text"]); // and columns
+const FILTER_WORD = /^([a-z_]+(?:\.[^<>=!:]+)?)(<=|>=|!=|<|>|=|:)([^]*)$/;
+const PLAIN_NUMBER =
+  /^[+-]?(?:(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?|inf|infinity|nan)$/i;
+
+const COMPARE = {
+  "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b,
+  "=": (a, b) => a === b, "!=": (a, b) => a !== b, ":": (a, b) => a === b,
+};
+
+const wordsOf = (text) => text.split(/\s+/).filter(Boolean);
+
+/** `{test, inChunks}`: whether a row passes, and whether that takes what only chunks hold. */
+function parseFilter(text) {
+  const tests = wordsOf(text).map(parseWord);
+  return {
+    test: (row) => tests.every(({ test }) => test(row)),
+    inChunks: tests.some(({ inChunks }) => inChunks),
+  };
+}
+
+function parseWord(word) {
+  const match = FILTER_WORD.exec(word);
+  if (!match) throw new Error(`“${word}” is no condition: write NAME, one of : = != < <= > >=, and a value`);
+  const [, name, sign, wanted] = match;
+  let { of, isNumber, inChunks } = getter(name, word);
+  if (wanted === "none") {
+    if (!["=", ":", "!="].includes(sign)) throw new Error(`“${word}” compares with none`);
+    return { inChunks, test: (row) => isNone(of(row)) === (sign !== "!=") };
+  }
+  isNumber ??= parseNumber(wanted) !== null;
+  if (!isNumber) return { inChunks, test: textTest(of, sign, wanted, word) };
+  const number = parseNumber(wanted);
+  if (number === null) throw new Error(`“${word}”: ${name} is a number, and “${wanted}” is none`);
+  const test = (row) => {
+    let value = of(row);
+    if (typeof value === "boolean") value = Number(value);
+    return typeof value === "number" ? COMPARE[sign](value, number) : sign === "!=";
+  };
+  return { inChunks, test };
+}
+
+function textTest(of, sign, wanted, word) {
+  if (sign === ":") {
+    const folded = casefold(wanted);
+    return (row) => casefold(asText(of(row))).includes(folded);
+  }
+  if (sign !== "=" && sign !== "!=") throw new Error(`“${word}” orders texts: they take : = and !=`);
+  return (row) => (asText(of(row)) === wanted) === (sign === "=");
+}
+
+function getter(name, word) {
+  if (NUMBERS.has(name)) return { of: (row) => row[name], isNumber: true, inChunks: false };
+  if (TEXTS.has(name)) {
+    const inChunks = IN_CHUNKS.has(name);
+    const of = inChunks ? (row) => row.later?.[name] : (row) => row[name];
+    return { of, isNumber: false, inChunks };
+  }
+  const dot = name.indexOf(".");
+  const [field, key] = dot < 0 ? [name, ""] : [name.slice(0, dot), name.slice(dot + 1)];
+  const own = (object) => (object && Object.hasOwn(object, key) ? object[key] : null);
+  if (field === "rewards" && key) {
+    return { of: (row) => own(row.rewards), isNumber: true, inChunks: false };
+  }
+  if (field === "columns" && key) {
+    return { of: (row) => own(row.later?.columns), isNumber: null, inChunks: true };
+  }
+  throw new Error(`“${word}”: a record has no “${name}”. Names are ${[...NUMBERS, ...TEXTS].join(", ")}, rewards.FUNCTION and columns.COLUMN`);
+}
+
+function parseNumber(text) {
+  if (!PLAIN_NUMBER.test(text)) return null;
+  const plain = text.replaceAll("_", "").toLowerCase();
+  if (plain.includes("inf")) return plain.startsWith("-") ? -Infinity : Infinity;
+  return Number(plain); // "nan" too
+}
+
+const isNone = (value) => value === null || value === undefined;
+
+/** As Python's str(). */
+function asText(value) {
+  if (isNone(value)) return "";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+// As Python's casefold(): by way of capitals, "ß" is "ss", and both small sigmas are one.
+const casefold = (text) => text.toUpperCase().toLowerCase().replaceAll("ς", "σ");
+
+/** Inflate every chunk once, and keep of it what filters look at. */
+async function readLater(records) {
+  if (records.laterRead) return;
+  await records.each((rollout) => {
+    rollout.row.later = {
+      columns: rollout.columns,
+      traceback: rollout.traceback,
+      text: rollout.messages.map((message) => messageText(rollout, message)).join("\n"),
+    };
+  });
+  records.laterRead = true;
+}

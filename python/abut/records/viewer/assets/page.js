@@ -1,0 +1,335 @@
+"use strict";
+// The page as a whole: what is shown, the address that says so, the keys, and what goes with a token.
+
+class App {
+  constructor(records) {
+    this.records = records;
+    this.state = { row: null, branch: 0, token: null, mode: 1, view: "tokens", other: null, where: "" };
+    this.options = { spaces: false, ids: false };
+    this.shownRows = records.rows;
+    provenanceNames = records.head.provenance;
+    this.list = new RolloutList(byId("list"), (row) => this.openRollout(row));
+    this.rollout = new RolloutView(byId("view-tokens"), this.hooks());
+    this.compare = new CompareView(byId("view-compare"), this.hooks());
+    this.curves = new CurvesView(byId("view-curves"), (step, mode) => this.openStep(step, mode));
+    this.describe();
+    this.listen();
+  }
+
+  hooks() {
+    return {
+      toolbar: () => this.toolbar(),
+      watch: (element, textOf) => this.watch(element, textOf),
+      point: (token) => this.point(token),
+      said: (text) => { byId("said").textContent = text; },
+      branch: (branch) => this.go({ branch, token: null }),
+      actions: (rollout) => [
+        button("Compare", { title: "Beside another rollout of its group (c)" }, () => this.go({ view: "compare" })),
+        button("Copy as test", { title: "A pytest case with these turns" }, () => this.copyTest(rollout)),
+      ],
+      partners: (left, right) => this.partners(left, right),
+    };
+  }
+
+  describe() {
+    const { head, rows } = this.records;
+    byId("page-name").textContent = head.name;
+    const steps = new Set(rows.map((row) => row.step).filter((step) => step !== null)).size;
+    const facts = [counted(rows.length, "rollout"), steps ? counted(steps, "step") : null,
+      head.where ? `where ${head.where}` : null, head.without.length ? `without ${head.without.join(", ")}` : null];
+    byId("page-facts").textContent = facts.filter(Boolean).join(" · ");
+  }
+
+  // ---- what is shown
+
+  /** Change what is shown, and the address with it. */
+  async go(changes) {
+    Object.assign(this.state, changes);
+    this.writeAddress();
+    await this.render();
+  }
+
+  openRollout(row, changes = {}) {
+    const view = this.state.view === "curves" ? "tokens" : this.state.view;
+    return this.go({ row, branch: 0, token: null, other: null, view, ...changes });
+  }
+
+  async render() {
+    const { state } = this;
+    for (const view of ["tokens", "compare", "curves"]) {
+      byId(`view-${view}`).hidden = state.view !== view;
+      document.querySelector(`[data-view="${view}"]`).setAttribute("aria-pressed", String(state.view === view));
+    }
+    this.hideCard();
+    byId("loading").hidden = Boolean(state.row) || state.view === "curves";
+    if (!state.row) byId("loading").textContent = "There are no rollouts.";
+    this.list.mark(state.row);
+    if (state.view === "curves") return this.curves.show(this.shownRows);
+    if (!state.row) return null;
+    const ticket = this.ticket = {};
+    const rollout = await this.records.rollout(state.row);
+    const other = state.view === "compare" ? await this.records.rollout(this.otherRow()) : null;
+    if (ticket !== this.ticket) return null; // another one was opened meanwhile
+    const how = { branch: Math.min(state.branch, rollout.branches.length), mode: state.mode, options: this.options };
+    if (other) this.compare.show(rollout, other, how);
+    else this.rollout.show(rollout, how);
+    byId("main").scrollTop = 0;
+    if (!other && state.token !== null) this.point(state.token);
+    return null;
+  }
+
+  otherRow() {
+    const { row, other } = this.state;
+    if (other && other !== row) return other;
+    const group = this.records.rows.filter((one) => groupKey(one) === groupKey(row) && one !== row);
+    // The one whose reward is furthest away says most.
+    const apart = (one) => Math.abs((one.reward ?? 0) - (row.reward ?? 0));
+    return group.sort((a, b) => apart(b) - apart(a))[0] ?? row;
+  }
+
+  partners(left, right) {
+    const rows = this.records.rows.filter((one) => groupKey(one) === groupKey(left.row));
+    if (!rows.includes(right.row)) rows.push(right.row);
+    const choice = make("select", { id: "partner", onchange: () => this.go({ other: this.records.rows[Number(choice.value)] }) },
+      rows.filter((row) => row !== left.row || rows.length === 1).map((row) =>
+        make("option", { value: row.index }, `${rowName(row, false)}: reward ${figure(row.reward)}`)));
+    choice.value = right.row.index;
+    return [make("label", { for: "partner" }, "with "), choice];
+  }
+
+  toolbar() {
+    const modes = MODES.map((mode, k) => button([make("kbd", {}, String(k + 1)), ` ${mode}`],
+      { class: "mode", "aria-pressed": String(this.state.mode === k + 1) }, () => this.setMode(k + 1)));
+    const option = (name, label) => make("label", {}, make("input", {
+      type: "checkbox", checked: this.options[name], onchange: () => this.setOption(name),
+    }), ` ${label}`);
+    return make("div", { class: "toolbar" },
+      make("div", { class: "modes", role: "group", "aria-label": "What the tokens show" }, modes),
+      option("spaces", "white space"), option("ids", "ids"),
+      make("div", { class: "legend", dataset: { mode: MODES[this.state.mode - 1] } }, legend(MODES[this.state.mode - 1])));
+  }
+
+  setMode(mode) {
+    this.state.mode = mode;
+    for (const view of [this.rollout, this.compare]) view.tokens.dataset.mode = MODES[mode - 1];
+    for (const toolbar of document.querySelectorAll(".toolbar")) toolbar.replaceWith(this.toolbar());
+    this.writeAddress();
+  }
+
+  setOption(name) {
+    this.options[name] = !this.options[name];
+    const texts = [this.rollout.text, ...(this.compare.sides ?? []).map(({ text }) => text)];
+    for (const text of texts) text?.redraw();
+    for (const toolbar of document.querySelectorAll(".toolbar")) toolbar.replaceWith(this.toolbar());
+  }
+
+  // ---- one token
+
+  watch(element, textOf) {
+    const found = (target) => {
+      const text = textOf(target);
+      const token = text?.token(target) ?? null;
+      return token === null ? null : { text, token };
+    };
+    element.addEventListener("mouseover", (event) => {
+      const at = found(event.target);
+      if (at) this.showCard(at, event.target);
+      else this.hideCard();
+    });
+    element.addEventListener("mouseleave", () => this.hideCard());
+    element.addEventListener("click", (event) => {
+      const at = found(event.target);
+      if (at && this.state.view === "tokens") this.point(at.token, { scroll: false });
+    });
+  }
+
+  showCard({ text, token }, span) {
+    const card = byId("card");
+    card.replaceChildren(...tokenCard(text, token, turnOf(sectionsOf(text.sequence), token)));
+    card.hidden = false;
+    this.cardSpan = span;
+    this.placeCard();
+  }
+
+  /** Put the card beside its token; away with it once that is out of sight. */
+  placeCard() {
+    const card = byId("card");
+    if (card.hidden) return;
+    const span = this.cardSpan;
+    const [box, own] = [span.getClientRects()[0] ?? span.getBoundingClientRect(), card.getBoundingClientRect()];
+    const frame = byId("main").getBoundingClientRect();
+    if (box.bottom < frame.top || box.top > frame.bottom) {
+      this.hideCard();
+      return;
+    }
+    const left = Math.max(8, Math.min(box.left, innerWidth - own.width - 8));
+    const below = box.bottom + 8 + own.height < innerHeight;
+    setStyle(card, { left: `${left}px`, top: `${below ? box.bottom + 6 : Math.max(8, box.top - own.height - 6)}px` });
+  }
+
+  hideCard() {
+    byId("card").hidden = true;
+  }
+
+  /** Make a token of the rollout the current one. */
+  point(token, { scroll = true } = {}) {
+    const { text } = this.rollout;
+    if (!text || isNone(token) || token < 0 || token >= text.sequence.tokens) return;
+    this.state.token = token;
+    const span = text.point(token, { scroll });
+    if (span) {
+      this.showCard({ text, token }, span);
+      byId("said").textContent = byId("card").innerText.replace(/\s+/g, " ");
+    }
+    this.writeAddress();
+  }
+
+  unpoint() {
+    this.rollout.text?.point(null);
+    this.state.token = null;
+    this.hideCard();
+    this.writeAddress();
+  }
+
+  // ---- the filter
+
+  async filter(where, { keep = false } = {}) {
+    const trouble = byId("filter-error");
+    let parsed;
+    try {
+      parsed = parseFilter(where);
+    } catch (error) {
+      trouble.textContent = error.message;
+      return;
+    }
+    trouble.textContent = "";
+    this.state.where = where;
+    if (byId("filter").value.trim() !== where.trim()) byId("filter").value = where;
+    if (parsed.inChunks) await readLater(this.records);
+    if (where !== this.state.where) return;
+    this.shownRows = this.records.rows.filter(parsed.test);
+    this.list.show(this.shownRows);
+    const groups = this.list.groups.length;
+    byId("list-facts").textContent = `${counted(this.shownRows.length, "rollout")}${this.list.byGroup && groups < this.shownRows.length ? ` in ${counted(groups, "group")}` : ""}`;
+    this.drawChips();
+    if (keep) return;
+    if (this.state.view === "curves") this.curves.show(this.shownRows);
+    const inSight = this.shownRows.includes(this.state.row);
+    if (!inSight && this.shownRows.length) await this.openRollout(this.list.neighbour(0), { view: this.state.view });
+    else this.list.mark(this.state.row);
+    this.writeAddress();
+  }
+
+  drawChips() {
+    const words = wordsOf(this.state.where);
+    const { rows } = this.records;
+    const values = (name) => [...new Set(rows.map((row) => row[name]))].filter((value) => value !== null);
+    const modes = values("mode");
+    const chips = [
+      ["failed", "error!=none"], ["drift", "inexact_seams>0"], ["branched", "branches>0"],
+      ...(modes.length > 1 ? modes.map((mode) => [mode, `mode=${mode}`]) : []),
+      ...values("stop_reason").filter((value) => !/\s/.test(value)).map((value) => [value, `stop_reason=${value}`]),
+    ];
+    const others = (word) => rows.filter(chipTest(words.filter((one) => one !== word)));
+    byId("chips").replaceChildren(...chips.map(([name, word]) => {
+      const on = words.includes(word);
+      const count = others(word).filter(parseFilter(word).test).length;
+      const next = on ? words.filter((one) => one !== word) : [...words, word];
+      return (count || on) && button([name, make("span", { class: "count" }, figure(count))],
+        { class: "chip", title: word, "aria-pressed": String(on), dataset: { word } }, () => this.filter(next.join(" ")));
+    }).filter(Boolean));
+  }
+
+  openStep(step, mode) {
+    const several = new Set(this.records.rows.map((row) => row.mode)).size > 1;
+    const words = [`step:${step}`, ...(several && mode ? [`mode=${mode}`] : [])];
+    const rows = this.records.rows.filter(parseFilter(words.join(" ")).test);
+    return this.openRollout(rows[0], { view: "tokens" }).then(() => this.filter(words.join(" ")));
+  }
+
+  // ---- a test
+
+  async copyTest(rollout) {
+    const test = copiedTest(rollout);
+    const text = byId("test-text");
+    text.value = test;
+    byId("test").showModal();
+    text.focus();
+    text.select();
+    let copied = false;
+    try {
+      await navigator.clipboard.writeText(test);
+      copied = true;
+    } catch { // a frame, or a browser that does not trust files: the old way, and else by hand
+      copied = document.execCommand("copy");
+    }
+    byId("test-said").textContent = `${copied ? "Copied." : "Press Ctrl+C to copy it."} `
+      + "Put your environment where it says Recorded to play these turns on it.";
+  }
+
+  // ---- the address
+
+  writeAddress() {
+    const { row, branch, token, mode, view, other, where } = this.state;
+    const parts = [["r", row?.rollout_id], ["b", branch || null], ["t", token], ["m", mode === 1 ? null : mode],
+      ["v", view === "tokens" ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
+    const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
+    this.address = `#${said}`;
+    // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
+    this.addressWritten ??= setTimeout(() => {
+      this.addressWritten = null;
+      try {
+        history.replaceState(null, "", this.address);
+      } catch { // a frame without an address of its own
+      }
+    }, 100);
+  }
+
+  /** What an address says. What it gets wrong is passed over. */
+  async readAddress() {
+    const said = new URLSearchParams(location.hash.slice(1));
+    const whole = (name) => (/^\d+$/.test(said.get(name) ?? "") ? Number(said.get(name)) : null);
+    const { byRolloutId } = this.records;
+    await this.filter(said.get("w") ?? "", { keep: true });
+    const row = byRolloutId.get(said.get("r")) ?? this.state.row ?? this.list.neighbour(0) ?? null;
+    const mode = whole("m");
+    const view = said.get("v");
+    await this.go({
+      row, branch: whole("b") ?? 0, token: whole("t"), other: byRolloutId.get(said.get("o")) ?? null,
+      mode: mode >= 1 && mode <= MODES.length ? mode : 1, view: ["compare", "curves"].includes(view) ? view : "tokens",
+    });
+  }
+
+  listen() {
+    listenToKeys(this);
+    addEventListener("hashchange", () => { if (location.hash !== this.address) this.readAddress(); });
+    byId("main").addEventListener("scroll", () => this.placeCard(), { passive: true });
+    byId("filter").addEventListener("input", (event) => this.filter(event.target.value));
+    byId("filter-form").addEventListener("submit", (event) => event.preventDefault());
+    byId("by-group").addEventListener("change", (event) => {
+      this.list.byGroup = event.target.checked;
+      this.filter(this.state.where, { keep: true }).then(() => this.list.mark(this.state.row));
+    });
+    for (const tab of document.querySelectorAll("[data-view]")) {
+      tab.addEventListener("click", () => this.go({ view: tab.dataset.view }));
+    }
+    byId("show-keys").addEventListener("click", () => byId("keys").showModal());
+  }
+}
+
+/** The words that can be decided without chunks; a word that cannot lets everything pass. */
+function chipTest(words) {
+  const tests = words.map(parseWord).filter(({ inChunks }) => !inChunks);
+  return (row) => tests.every(({ test }) => test(row));
+}
+
+Records.open().then(async (records) => {
+  const app = new App(records);
+  window.app = app; // for whoever looks at the page from the console
+  await app.readAddress();
+  app.readyAt = performance.now();
+  window.ready = true;
+}).catch((error) => {
+  byId("loading").textContent = `This page cannot be read: ${error.message}. It needs a browser of 2023 or later.`;
+  throw error;
+});

@@ -1,0 +1,121 @@
+"use strict";
+// The data of the page: base64, gzip, JSON and columns behind it. `packed.py` writes it.
+
+const UNKNOWN_SURPRISAL = 65535; // "or more": beyond what sixteen bits hold
+const MASK_BIT = 8;
+
+/** The JSON and the bytes of the block with this id. */
+async function unpack(id) {
+  const packed = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const raw = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(raw.buffer).getUint32(0, true);
+  const facts = JSON.parse(new TextDecoder().decode(raw.subarray(4, 4 + length)));
+  return { facts, bytes: raw.subarray(4 + length) };
+}
+
+class Records {
+  /** The list of all rollouts; their tokens are inflated once one is asked for. */
+  static async open() {
+    const { facts } = await unpack("head");
+    const pieces = [];
+    for (let k = 0; k < facts.tokenizers; k++) pieces.push(new Pieces(await unpack(`pieces-${k}`)));
+    return new Records(facts, pieces);
+  }
+
+  constructor(head, pieces) {
+    this.head = head;
+    this.pieces = pieces;
+    const columns = head.rollouts;
+    this.rows = (columns.rollout_id ?? []).map((_, index) => {
+      const row = { index };
+      for (const name of Object.keys(columns)) row[name] = columns[name][index];
+      row.tokens = row.prompt_tokens + row.completion_tokens;
+      return row;
+    });
+    this.byRolloutId = new Map(this.rows.map((row) => [row.rollout_id, row]));
+    this.chunks = new Map();
+  }
+
+  /** A rollout with its tokens and all else. */
+  async rollout(row) {
+    const chunk = await this.chunk(row.chunk);
+    return { row, pieces: this.pieces[row.tokenizer], ...chunk[row.place_in_chunk] };
+  }
+
+  async chunk(number) {
+    if (!this.chunks.has(number)) this.chunks.set(number, readChunk(`chunk-${number}`));
+    const chunk = this.chunks.get(number);
+    // The last used last; a run of a thousand steps need not be in memory at once.
+    this.chunks.delete(number);
+    this.chunks.set(number, chunk);
+    while (this.chunks.size > 24) this.chunks.delete(this.chunks.keys().next().value);
+    return chunk;
+  }
+
+  /** Every rollout in turn with what only chunks hold, for filters that look there. */
+  async each(visit) {
+    for (const row of this.rows) visit(await this.rollout(row));
+  }
+}
+
+async function readChunk(id) {
+  const { facts, bytes } = await unpack(id);
+  const sequences = facts.rollouts.flatMap((rollout) => [rollout, ...rollout.branches]);
+  let count = 0, sampled = 0;
+  for (const sequence of sequences) {
+    spreadRuns(sequence);
+    count += sequence.tokens;
+    sequence.sampled = sequence.mask.reduce((sum, bit) => sum + bit, 0);
+    if (sequence.has_logprobs) sampled += sequence.sampled;
+  }
+  let token = 0, place = 3 * count;
+  for (const sequence of sequences) {
+    const numbers = new Uint32Array(sequence.tokens);
+    for (let k = 0; k < sequence.tokens; k++, token++) {
+      numbers[k] = bytes[token] | bytes[token + count] << 8 | bytes[token + 2 * count] << 16;
+    }
+    sequence.numbers = numbers;
+    const surprisals = new Uint16Array(sequence.has_logprobs ? sequence.tokens : 0);
+    for (let k = 0; k < surprisals.length; k++) {
+      if (!sequence.mask[k]) continue;
+      surprisals[k] = bytes[place] | bytes[place + sampled] << 8;
+      place++;
+    }
+    sequence.surprisals = surprisals;
+  }
+  for (const rollout of facts.rollouts) rollout.turns ??= [];
+  return facts.rollouts;
+}
+
+/** Who wrote each token, and whether it is trained, from their runs. */
+function spreadRuns(sequence) {
+  sequence.provenance = new Uint8Array(sequence.tokens);
+  sequence.mask = new Uint8Array(sequence.tokens);
+  let token = 0;
+  for (let k = 0; k < sequence.runs.length; k += 2) {
+    const [code, length] = [sequence.runs[k], sequence.runs[k + 1]];
+    sequence.provenance.fill(code & (MASK_BIT - 1), token, token + length);
+    sequence.mask.fill(code & MASK_BIT ? 1 : 0, token, token + length);
+    token += length;
+  }
+}
+
+/** The surprisal of a token in nats; null where it was not sampled or nobody said. */
+function surprisalOf(sequence, token) {
+  if (!sequence.mask[token] || !sequence.surprisals.length) return null;
+  return sequence.surprisals[token] / 1000;
+}
+
+/** The spans of a sequence that were sampled: those of its turns, or runs of the mask. */
+function samplesOf(sequence) {
+  if (sequence.turns?.length) return sequence.turns.filter((turn) => turn.end <= sequence.tokens);
+  const spans = [];
+  for (let token = 0; token < sequence.tokens; token++) {
+    if (!sequence.mask[token]) continue;
+    const start = token;
+    while (token < sequence.tokens && sequence.mask[token]) token++;
+    spans.push({ start, end: token });
+  }
+  return spans;
+}

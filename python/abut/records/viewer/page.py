@@ -1,0 +1,226 @@
+"""Rollouts as one HTML file: no server, no network, nothing to install.
+
+Invariant: all that records say reaches the page as data, compressed and in base64. Markup and
+scripts are the files in `assets`, and the page's own policy lets a browser run nothing else, and
+ask nobody for anything.
+"""
+
+import base64
+import hashlib
+import html
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from abut._native import __version__
+from abut.errors import AbutError
+from abut.parts import PROVENANCE
+from abut.records.export import export
+from abut.records.filter import parse_filter
+from abut.records.read import read_records
+from abut.records.show import load_tokenizer
+from abut.records.viewer.packed import Chunk, as_columns, block, row_of_list
+from abut.records.viewer.pieces import Pieces
+
+ASSETS = Path(__file__).parent / "assets"
+STYLES = ("page.css", "tokens.css")
+SCRIPTS = (
+    *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "seams.js"),
+    *("facts.js", "rollout.js", "compare.js", "curves.js", "copied_test.js", "keys.js", "page.js"),
+)
+"""In the order in which they are loaded."""
+
+_GENERATOR = '<meta name="generator" content="abut view">'
+_NEEDED = {"rollout_id", "prompt_ids", "completion_ids", "env_mask", "schema_version"}
+
+Path_: TypeAlias = str | os.PathLike[str]
+Records: TypeAlias = Path_ | Iterable[Path_] | Iterable[Mapping[str, Any]]
+
+
+class Page:
+    """A page of rollouts, as `abut.view` makes it; a notebook shows it as its cell's output.
+
+    Attributes:
+        html: the whole file.
+        rollouts: how many it shows.
+        troubles: why it shows ids in the place of texts, for each tokenizer that is not there.
+    """
+
+    def __init__(self, text: str, rollouts: int, troubles: Sequence[str] = ()) -> None:
+        self.html = text
+        self.rollouts = rollouts
+        self.troubles = troubles
+
+    def save(self, path: Path_) -> Path:
+        """Write the file; one that an earlier call wrote is replaced.
+
+        Raises:
+            FileExistsError: there is a file that is no such page.
+        """
+        path = Path(path)
+        if path.exists() and not _is_page(path):
+            raise FileExistsError(
+                f"{path} is there already, and no page of abut\nhint: name another"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.html, encoding="utf-8", newline="\n")
+        return path
+
+    def __repr__(self) -> str:
+        return f"<abut.view: {self.rollouts} rollouts, {len(self.html):,} characters>"
+
+    def _repr_html_(self) -> str:
+        # Scripts, and nothing else: no origin, so neither the notebook nor its cookies.
+        return (
+            '<iframe sandbox="allow-scripts" title="rollouts" '
+            'style="width:100%;height:800px;border:1px solid #8888;border-radius:6px" '
+            f'srcdoc="{html.escape(self.html)}"></iframe>'
+        )
+
+
+def view(
+    records: Records,
+    *,
+    where: str = "",
+    without: Iterable[str] = (),
+    tokenizer: str | None = None,
+) -> Page:
+    """Return a page that shows each token of rollouts; `docs/view.md` says how to read it.
+
+    Args:
+        records: a file, a folder, several of them, or records as `read_records` yields them.
+        where: only those, such as `"reward<0.5 step:100"`; see `abut show`.
+        without: fields that are left out, for pages that are shared: answers stand in `columns`,
+            paths in `traceback`.
+        tokenizer: name, folder or tokenizer.json; None: the one that each record names. Where that
+            cannot be loaded, the page shows ids and messages, and says why.
+
+    Raises:
+        ValueError: `where` is no condition, `without` names what is no field or what the page is
+            made of, or a path holds no records.
+        FileNotFoundError: there is no such path.
+    """
+    left_out = [*without]
+    if needed := sorted(_NEEDED & {*left_out}):
+        raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
+    read, name = _read(records)
+    wanted = filter(parse_filter(where), read)
+    return _page(export(wanted, "records", without=left_out), name, where, left_out, tokenizer)
+
+
+def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
+    """Records, and what to call them."""
+    if isinstance(records, str | os.PathLike):
+        return read_records(records), Path(records).name
+    several: Iterator[Any] = iter(records)
+    first = next(several, None)
+    if first is None:
+        return [], "no rollouts"
+    everything = chain([first], several)
+    if isinstance(first, Mapping):
+        return everything, "rollouts"
+    paths: Sequence[Path_] = list(everything)
+    return read_records(paths), ", ".join(Path(path).name for path in paths)
+
+
+def _page(
+    records: Iterable[Mapping[str, Any]],
+    name: str,
+    where: str,
+    without: Sequence[str],
+    tokenizer: str | None,
+) -> Page:
+    tables: dict[str | None, Pieces] = {}
+    rows: list[dict[str, Any]] = []
+    chunks: list[str] = []
+    chunk = Chunk()
+    for record in records:
+        if chunk.is_full:
+            chunks.append(chunk.packed())
+            chunk = Chunk()
+        source = tokenizer or record.get("tokenizer")
+        pieces = tables.get(source) or tables.setdefault(source, _pieces(source, tokenizer))
+        place = {"chunk": len(chunks), "place_in_chunk": len(chunk)}
+        rows.append(row_of_list(record) | place | {"tokenizer": [*tables].index(source)})
+        chunk.add(record, pieces)
+    chunks.append(chunk.packed())
+    head = {
+        "version": __version__,
+        "name": name,
+        "made": round(time.time()),
+        "where": where,
+        "without": without,
+        "provenance": PROVENANCE,
+        "chunks": len(chunks),
+        "tokenizers": len(tables),
+        "rollouts": as_columns(rows),
+    }
+    blocks = {"head": block(head)}
+    for number, pieces in enumerate(tables.values()):
+        blocks[f"pieces-{number}"] = block(*pieces.packed())
+    blocks |= {f"chunk-{number}": packed for number, packed in enumerate(chunks)}
+    troubles = [pieces.trouble for pieces in tables.values() if pieces.trouble]
+    return Page(_markup(name, blocks), len(rows), troubles)
+
+
+def _pieces(source: str | None, asked: str | None) -> Pieces:
+    """The table of a tokenizer; without texts where it cannot be loaded.
+
+    Raises:
+        AbutError: it cannot be loaded, and the caller named it.
+        OSError: the same.
+        ValueError: the same.
+    """
+    if not source:
+        return Pieces(None, None, "the records name no tokenizer")
+    try:
+        return Pieces(source, load_tokenizer(source))
+    except (AbutError, OSError, ValueError) as error:
+        if asked:
+            raise
+        return Pieces(source, None, str(error))
+
+
+def _markup(name: str, blocks: Mapping[str, str]) -> str:
+    styles = [_asset(file) for file in STYLES]
+    scripts = [f"{_asset(file)}//# sourceURL=abut/{file}\n" for file in SCRIPTS]
+    policy = (
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    filled = {
+        "<!-- policy -->": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        "<!-- generator -->": _GENERATOR,
+        "<!-- title -->": f"<title>{html.escape(name)} · abut view</title>",
+        "<!-- styles -->": "\n".join(f"<style>{style}</style>" for style in styles),
+        "<!-- data -->": "\n".join(
+            f'<script type="application/octet-stream" id="{id_}">{data}</script>'
+            for id_, data in blocks.items()
+        ),
+        "<!-- scripts -->": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    text = _asset("page.html")
+    for mark, put in filled.items():
+        before, found, behind = text.partition(mark)
+        assert found, mark
+        text = before + put + behind
+    return text
+
+
+def _asset(file: str) -> str:
+    return (ASSETS / file).read_text(encoding="utf-8")
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _GENERATOR.encode() in file.read(4096)

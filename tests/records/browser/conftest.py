@@ -1,0 +1,99 @@
+"""Debian's chromium, and a page in it: no network, and every request and complaint is kept.
+
+`make test-browser` runs these tests in an environment of their own; elsewhere they are skipped.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import abut
+from abut.demo.model import ASSETS as DEMO
+from shown_page import Shown
+
+pytest.importorskip("playwright", reason="make test-browser installs playwright")
+
+CHROMIUM = shutil.which("chromium")
+STEPS = "14"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        args = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
+    """Opens a page: of a file, or of what `abut.view` returns."""
+    opened: list[tuple[Shown, Any]] = []
+
+    def open_(
+        page: Path | None, address: str = "", *, scheme: str = "light", width: int = 1280
+    ) -> Shown:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 800},
+            offline=True,
+            color_scheme=scheme,
+            reduced_motion="reduce",
+        )
+        shown = Shown(context.new_page())
+        opened.append((shown, context))
+        return shown if page is None else shown.open(page, address)
+
+    yield open_
+    for shown, context in opened:
+        shown.check()
+        context.close()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the page of records."""
+
+    def save(records: Any, **options: Any) -> Path:
+        return abut.view(records, **options).save(tmp_path / "page.html")
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records of `abut demo`, really made, by a Python that has TRL."""
+    python = os.environ.get("ABUT_DEMO_PYTHON")
+    if python is None:
+        pytest.skip("ABUT_DEMO_PYTHON is unset: it names a Python that has TRL")
+    records = tmp_path_factory.mktemp("demo") / "demo.jsonl"
+    command = [python, "-m", "abut.cli", "demo", "--steps", STEPS, "--records", str(records)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith(f"page            {records.with_suffix('.html')}  (open it in a browser")
+    return records
+
+
+@pytest.fixture(scope="session")
+def demo_page(demo: Path) -> Path:
+    """The page that the demo wrote at its end."""
+    return demo.with_suffix(".html")
+
+
+@pytest.fixture(scope="session")
+def demo_records(demo: Path) -> dict[str, Any]:
+    return {record["rollout_id"]: record for record in abut.read_records(demo)}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> abut.Tokenizer:
+    return abut.Tokenizer.from_file(DEMO / "tokenizer.json")

@@ -1,0 +1,335 @@
+"""The page of rollouts: what is in the file. What a browser makes of it, `browser/` tests."""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import abut
+from abut.cli.__main__ import main
+from abut.demo.model import ASSETS as DEMO
+from abut.records.record import from_record, to_record
+from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES
+from abut.records.viewer.pieces import Pieces
+from abut.records.viewer.seams import merges, placed_seams
+from abut.rollout.rollout import Rollout
+from made_records import a_rollout
+from made_trajectories import a_played_rollout
+
+TOKENIZER = abut.Tokenizer.from_file(DEMO / "tokenizer.json")
+HOSTILE = "</script><script>alert(1)</script><!-- data --> \u202e \x1b[31m 🙂 שלום"
+
+
+def of(rollout: Rollout, **extra: Any) -> dict[str, Any]:
+    """A rollout as it is read from a file."""
+    return from_record(json.loads(json.dumps(to_record(rollout, **extra))))
+
+
+def a_record(*args: Any, **extra: Any) -> dict[str, Any]:
+    extra = {"step": 3, "mode": "train", "group": 1, "place": 0, "tokenizer": str(DEMO)} | extra
+    return of(a_played_rollout(TOKENIZER, *args), **extra)
+
+
+def blocks(page: abut.Page) -> dict[str, tuple[dict[str, Any], bytes]]:
+    block = r'<script type="application/octet-stream" id="(.*?)">(.*?)</script>'
+    found = re.findall(block, page.html)
+    unpacked = {}
+    for name, data in found:
+        raw = gzip.decompress(base64.b64decode(data))
+        end = 4 + int.from_bytes(raw[:4], "little")
+        unpacked[name] = json.loads(raw[4:end]), raw[end:]
+    return unpacked
+
+
+TALK = ("Say something that is long enough", [("Yes, and this is it", "And then?"), ("Done", None)])
+
+
+def test_the_tokens_come_back_as_they_were_recorded() -> None:
+    record = a_record(*TALK)
+    page = abut.view([record, a_record("x", [("y", None)])])
+    data = blocks(page)
+    chunk, columns = data["chunk-0"]
+    facts, texts = data["pieces-0"]
+    rollout = chunk["rollouts"][0]
+    count = sum(one["tokens"] for one in chunk["rollouts"])
+    planes = np.frombuffer(columns[: 3 * count], np.uint8).reshape(3, count).astype(np.int64)
+    numbers = (planes[0] + (planes[1] << 8) + (planes[2] << 16))[: rollout["tokens"]]
+    ids = [*record["prompt_ids"], *record["completion_ids"]]
+    assert [facts["ids"][number] for number in numbers] == ids
+    ends = np.cumsum([0, *facts["lengths"]])
+    said = b"".join(texts[ends[number] : ends[number + 1]] for number in numbers)
+    assert said == TOKENIZER.decode_bytes(ids)
+    codes = np.repeat(rollout["runs"][::2], rollout["runs"][1::2])
+    assert (codes & 7).tolist() == record["provenance"]
+    assert (codes[rollout["prompt"] :] >> 3).tolist() == record["env_mask"]
+    sampled = (len(columns) - 3 * count) // 2
+    low, high = np.frombuffer(columns[3 * count :], np.uint8).reshape(2, sampled).astype(int)
+    nats = -np.asarray(record["logprobs"])[np.asarray(record["env_mask"]) == 1]
+    assert ((low + 256 * high)[: len(nats)] / 1000).tolist() == pytest.approx(nats.tolist())
+
+
+def test_a_message_that_the_tokens_say_is_kept_as_its_place() -> None:
+    record = a_record(*TALK)
+    chunk, _ = blocks(abut.view([record]))["chunk-0"]
+    messages = chunk["rollouts"][0]["messages"]
+    text = TOKENIZER.decode_bytes([*record["prompt_ids"], *record["completion_ids"]])
+    prompt, answer, short, _ = messages
+    for message, said in (prompt, TALK[0]), (answer, TALK[1][0][0]):
+        at, length = message["at"]
+        assert text[at : at + length].decode() == said
+    assert short["content"] == "And then?"
+
+
+def test_the_list_has_what_the_filter_asks_for() -> None:
+    record = {**a_record(*TALK), "rewards": {"f": 0.5}, "advantage": -1.0}
+    rows = blocks(abut.view([record]))["head"][0]["rollouts"]
+    assert rows["rewards"] == [{"f": 0.5}]
+    assert (rows["turns"], rows["seams"], rows["inexact_seams"]) == ([2], [4], [0])
+    assert rows["sampled_tokens"] == [sum(record["env_mask"])]
+
+
+def test_infinity_and_nan_are_unknown_on_the_page() -> None:
+    record = {**a_record(*TALK), "reward": float("nan"), "seconds": float("inf")}
+    rows = blocks(abut.view([record]))["head"][0]["rollouts"]
+    assert (rows["reward"], rows["seconds"]) == ([None], [None])
+
+
+# ---- what a browser is let run
+
+
+def test_the_policy_lets_run_what_the_page_has_and_nothing_else() -> None:
+    page = abut.view([a_record(HOSTILE, [(HOSTILE, None)])])
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)">', page.html)
+    scripts = re.findall(r"<script>(.*?)</script>", page.html, flags=re.DOTALL)
+    styles = re.findall(r"<style>(.*?)</style>", page.html, flags=re.DOTALL)
+    assert (len(scripts), len(styles)) == (len(SCRIPTS), len(STYLES))
+    for kind, texts in ("script-src", scripts), ("style-src", styles):
+        digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+        hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+        assert f"{kind} {hashes};" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+
+
+def test_nothing_that_a_record_says_stands_in_the_markup() -> None:
+    plain = abut.view([a_record("p", [("a", None)])]).html
+    hostile = abut.view([a_record(HOSTILE, [(HOSTILE, None)], error=None)]).html
+    tags = re.compile(r"<(?!script type=\"application/octet-stream\")[^>]*>")
+    assert tags.findall(plain) == tags.findall(hostile)
+    assert "alert(1)" not in hostile
+
+
+def test_a_name_of_a_file_is_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "<b>&.jsonl"
+    abut.JsonlRecorder(path).write(a_rollout())
+    assert "<title>&lt;b&gt;&amp;.jsonl · abut view</title>" in abut.view(path).html
+
+
+def test_the_scripts_never_parse_markup_nor_ask_a_network() -> None:
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc|"
+        r"XMLHttpRequest|fetch\(|WebSocket|import\(|https?://(?!www\.w3\.org/2000/svg)|url\("
+    )
+    files = list(ASSETS.iterdir())
+    assert sorted(path.name for path in files) == sorted([*SCRIPTS, *STYLES, "page.html"])
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert not forbidden.search(text), path.name
+        assert len(text.splitlines()) <= 400, path.name
+    assert forbidden.search("element.innerHTML = text")
+
+
+def test_a_notebook_shows_it_in_a_frame_that_may_run_scripts_only() -> None:
+    page = abut.view([a_record(*TALK)])
+    frame = page._repr_html_()
+    (sandbox,) = re.findall(r' sandbox="(.*?)"', frame)
+    assert sandbox == "allow-scripts"
+    (srcdoc,) = re.findall(r' srcdoc="(.*?)"', frame, flags=re.DOTALL)
+    assert html.unescape(srcdoc) == page.html
+
+
+# ---- what is taken, and what is left out
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    recorder = abut.JsonlRecorder(tmp_path / "r.jsonl")
+    for k in range(4):
+        rollout = a_played_rollout(TOKENIZER, *TALK, f"r{k}", reward=k / 4)
+        rollout.attempt_tracebacks = ["/home/ann/env.py"]
+        recorder.write(rollout, step=k, tokenizer=str(DEMO), columns={"answer": f"secret {k}"})
+    return tmp_path / "r.jsonl"
+
+
+def ids_of(page: abut.Page) -> list[str]:
+    return blocks(page)["head"][0]["rollouts"].get("rollout_id", [])
+
+
+def test_a_path_several_and_records_make_the_same_page(recorded: Path) -> None:
+    everything = ["r0", "r1", "r2", "r3"]
+    assert ids_of(abut.view(recorded)) == everything
+    assert ids_of(abut.view([str(recorded)])) == everything
+    assert ids_of(abut.view(abut.read_records(recorded))) == everything
+    assert abut.view([]).rollouts == 0
+
+
+def test_only_those_that_are_wanted_are_in_the_page(recorded: Path) -> None:
+    assert ids_of(abut.view(recorded, where="reward>0.3 step<3")) == ["r2"]
+
+
+def test_what_is_left_out_is_not_in_the_page(recorded: Path) -> None:
+    def said(page: abut.Page) -> str:
+        return json.dumps([facts for facts, _ in blocks(page).values()])
+
+    assert "secret 2" in said(abut.view(recorded))
+    assert "/home/ann" in said(abut.view(recorded))
+    shared = said(abut.view(recorded, without=["columns", "traceback"]))
+    assert "secret" not in shared
+    assert "/home/ann" not in shared
+    without = abut.view(recorded, without=["turns", "messages", "seams", "logprobs", "provenance"])
+    (rollout, *_) = blocks(without)["chunk-0"][0]["rollouts"]
+    assert (rollout["messages"], rollout["seams"], rollout["has_logprobs"]) == ([], [], False)
+
+
+def test_what_the_page_is_made_of_cannot_be_left_out(recorded: Path) -> None:
+    with pytest.raises(ValueError, match="a page cannot be without 'env_mask'"):
+        abut.view(recorded, without=["env_mask"])
+    with pytest.raises(ValueError, match="a record has no field 'colums'"):
+        abut.view(recorded, without=["colums"])
+
+
+def test_without_its_tokenizer_a_page_has_ids_and_says_why() -> None:
+    page = abut.view([{**a_record(*TALK), "tokenizer": "/nowhere/at-all"}])
+    assert len(page.troubles) == 1
+    facts, texts = blocks(page)["pieces-0"]
+    assert (facts["source"], facts["trouble"], texts) == ("/nowhere/at-all", page.troubles[0], b"")
+    with pytest.raises((OSError, ValueError)):
+        abut.view([a_record(*TALK)], tokenizer="/nowhere/at-all")
+    named = abut.view([{**a_record(*TALK), "tokenizer": None}], tokenizer=str(DEMO))
+    assert named.troubles == []
+
+
+def test_a_page_is_written_again_and_other_files_are_not(tmp_path: Path) -> None:
+    page = abut.view([a_record(*TALK)])
+    path = page.save(tmp_path / "new" / "page.html")
+    assert path.read_text(encoding="utf-8") == page.html
+    assert page.save(path) == path
+    (tmp_path / "mine.html").write_text("<html>")
+    with pytest.raises(FileExistsError, match="no page of abut\nhint"):
+        page.save(tmp_path / "mine.html")
+
+
+def test_the_same_records_make_the_same_tokens_byte_for_byte() -> None:
+    first, second = (blocks(abut.view([a_record(*TALK)])) for _ in range(2))
+    assert first["pieces-0"] == second["pieces-0"]
+
+
+# ---- seams
+
+
+@pytest.mark.parametrize("cut", [(), (0,), (0, 1), (1,)])
+def test_each_seam_has_the_place_at_which_it_was_made(cut: tuple[int, ...]) -> None:
+    turns = [("one", "go on"), ("two", "and on"), ("three", None)]
+    rollout = a_played_rollout(TOKENIZER, "begin", turns, cut=cut)
+    record = of(rollout)
+    length = len(record["prompt_ids"]) + len(record["completion_ids"])
+    expected = [0]
+    for number, turn in enumerate(rollout.turns):
+        expected.append(turn.start)
+        if number < 2:
+            expected += [turn.end, turn.end + 1] if number in cut else [turn.end]
+    assert placed_seams(record, length) == expected
+
+
+def test_seams_behind_the_row_and_of_another_order_have_no_place() -> None:
+    record = of(a_played_rollout(TOKENIZER, *TALK))
+    length = len(record["prompt_ids"]) + len(record["completion_ids"])
+    seam = {"kind": "barrier", "exact": True}
+    behind = {**record, "seams": [*record["seams"], seam]}
+    assert placed_seams(behind, length)[-1] is None
+    assert placed_seams(behind, length)[0] == 0
+    strange = {**record, "seams": [*record["seams"], *[seam] * 3]}
+    assert placed_seams(strange, length) == [None] * len(strange["seams"])
+
+
+def merges_of(record: dict[str, Any], tokenizer: abut.Tokenizer = TOKENIZER) -> Any:
+    ids = np.asarray([*record["prompt_ids"], *record["completion_ids"]])
+    return merges(record, ids, placed_seams(record, len(ids)), Pieces("x", tokenizer))
+
+
+def test_an_inexact_seam_has_the_tokens_on_both_sides() -> None:
+    # The template's prompt ends on a line end, and two of them are one token.
+    record = from_record(
+        to_record(a_played_rollout(TOKENIZER, "p", [("\nyes", "go"), ("b", None)]))
+    )
+    line, lines = (TOKENIZER.encode(text).tolist() for text in ("\n", "\n\n"))
+    assert [seam["exact"] for seam in record["seams"]] == [True, False, True, True]
+    (number, merge), *others = merges_of(record).items()
+    assert (number, others) == (1, [])
+    assert merge.left_ids.tolist() + merge.right_ids.tolist() == line + line
+    assert merge.merged_ids.tolist() == lines
+
+
+def test_inside_a_character_there_are_no_other_tokens() -> None:
+    record = of(a_played_rollout(TOKENIZER, "p", [("\nyes", None)]))
+    half = next(i for i in range(512) if TOKENIZER.decode_bytes([i]) == b"\x98")
+    record["completion_ids"][0] = half
+    assert merges_of(record) == {1: None}
+
+
+def test_a_seam_that_this_tokenizer_does_not_make_again_is_not_explained() -> None:
+    record = of(a_played_rollout(TOKENIZER, "p", [("yes", "go"), ("b", None)]))
+    record["seams"][1] = {"kind": "merged", "exact": False}  # it was exact
+    assert merges_of(record) == {}
+    assert placed_seams(record, 10_000)[1] is not None
+
+
+# ---- the command
+
+
+def test_the_command_writes_the_page_beside_the_records(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(recorded), "--no-open"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{recorded.with_name('r.html')}\n"
+    assert err.startswith("abut view: 4 rollouts, 0.")
+    assert main(["view", str(recorded), "--no-open", "-o", str(recorded)]) == 1
+    assert "is there already, and no page of abut" in capsys.readouterr().err
+    chosen = recorded.with_name("chosen.html")
+    words = ["--where", "step:2", "--without", "columns,traceback", "--output", str(chosen)]
+    assert main(["view", str(recorded), "--no-open", *words]) == 0
+    assert "r2" in ids_of(abut.Page(chosen.read_text(encoding="utf-8"), 1))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="$BROWSER is of Unix")
+def test_the_command_opens_it_in_the_browser(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > "{opened}"\n')
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    assert main(["view", str(recorded)]) == 0
+    assert opened.read_text() == recorded.with_name("r.html").as_uri()
+
+
+def test_where_there_is_no_browser_the_command_says_so(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert main(["view", str(recorded)]) == 0
+    assert "no browser here: open the file where there is one" in capsys.readouterr().err
+    assert os.path.exists(recorded.with_name("r.html"))
