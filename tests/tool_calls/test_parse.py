@@ -300,7 +300,7 @@ def test_a_malformed_call_is_data_with_place_and_reason(body: str, reason: str) 
     text = f"<tool_call>{body}</tool_call>"
     good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     parsed = parse_tool_calls(text, format="hermes")
-    assert parsed == ParsedCalls("", (), (MalformedCall(0, len(text), reason),))
+    assert parsed == ParsedCalls("", (), (MalformedCall(0, len(text), reason, text),))
     around = parse_tool_calls(f"{good}{text}{good}", format="hermes")
     assert around.calls == (F, F), "the calls before and after it are kept"
     assert len(around.malformed) == 1
@@ -404,7 +404,7 @@ def test_a_value_that_is_not_closed_does_not_swallow_the_next_call(
     assert parsed.calls == (ToolCall("g", arguments),)
     close = {"qwen3_coder": "</parameter>", "glm": "</arg_value>"}[format]
     reason = f"character {broken.index('3')}: expected {close}"
-    assert parsed.malformed == (MalformedCall(0, len(broken), reason),)
+    assert parsed.malformed == (MalformedCall(0, len(broken), reason, broken),)
     assert parsed.content == ("ok" if "ok" in good else "")
 
 

@@ -276,7 +276,10 @@ class ChatTemplateProcessor:
         """
         if self._parse_tool_calls is None:
             self._parse_tool_calls = tool_call_parser(
-                self._tokenizer, self._render, tools=self._render.tools, stop=self._end.stop
+                self._tokenizer,
+                self._render,
+                tools=self._render.tools,
+                stops=self.report.stop_tokens,
             )
         return self._parse_tool_calls(self._without_stop(action))
 

@@ -5,12 +5,13 @@ Invariant: nothing that a model writes raises. A call that is not what its forma
 text, whatever it spells.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from abut.tool_calls.formats import PARSERS, ToolCall
-from abut.tool_calls.values import Wrong, parameter_schemas
+from abut.tool_calls.call import Found, ToolCall, Wrong
+from abut.tool_calls.formats import READERS
+from abut.tool_calls.values import parameter_schemas
 
 __all__ = [
     "MalformedCall",
@@ -45,6 +46,8 @@ class MalformedCall:
     """Behind its last character."""
     error: str
     """The place, counted from 0 in the text, and the reason."""
+    text: str
+    """What stands there."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,24 @@ def parse_tool_calls(
         ValueError: an unknown `format`; never for what the text holds.
         TypeError: a tool is no JSON schema, but a function, say.
     """
-    if format not in PARSERS:
+    if format not in READERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
+    return parsed(text, READERS[format](text, parameter_schemas(tools)))
+
+
+def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
+    """What was found in a text, and the text around it."""
     calls: list[ToolCall] = []
     malformed: list[MalformedCall] = []
     around: list[str] = []
     free = 0
-    for start, end, results in PARSERS[format](text, parameter_schemas(tools)):
-        around.append(text[free:start])
+    for start, end, results in found:
+        if free < start:
+            around.append(text[free:start])
         free = end
         for result in results:
             if isinstance(result, Wrong):
-                malformed.append(MalformedCall(start, end, str(result)))
+                malformed.append(MalformedCall(start, end, str(result), text[start:end]))
             else:
                 calls.append(result)
     content = "".join([*around, text[free:]]).strip() if free else text
