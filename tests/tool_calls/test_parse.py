@@ -168,7 +168,7 @@ def test_a_response_template_is_used_where_it_loses_nothing(hf_tokenizer: Any, n
     trl = pytest.importorskip("trl")
     tokenizer = trl.add_response_schema(with_template(hf_tokenizer, TRL[name]))
     render = renderer(tokenizer)
-    parse = tool_call_parser(tokenizer, render, stop="<|eot_id|>")
+    parse = tool_call_parser(tokenizer, render, stops=["<|eot_id|>"])
     arguments = {"a": "x </tool_call>"}
     parsed = parse(completion(render, as_message([ToolCall("f", arguments)])))
     assert parsed.calls == (ToolCall("f", arguments),)
@@ -267,7 +267,7 @@ HERMES = [
     ("{bad}", "character 12: no JSON: Expecting property name enclosed in double quotes"),
     ("", "character 11: expected a JSON object"),
     ("[1]", "character 11: a call is a JSON object, not list"),
-    ('{"name": "f"', "character 11: the JSON value is not closed"),
+    ('{"name": "f"', "character 23: no JSON: Expecting ',' delimiter"),
     ('{"name": "f}', "character 11: the JSON value is not closed"),
     ('{"arguments": {}}', "character 11: the call has no name"),
     ('{"name": ""}', "character 11: the call has no name"),
@@ -315,27 +315,27 @@ MALFORMED = [
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1", "character 36: expected </parameter>"),
     ("qwen3_coder", "<tool_call><function=f></function>", "character 34: expected </tool_call>"),
     ("qwen3_coder", "<tool_call><function=></function></tool_call>",
-     "character 11: the call has no name"),
+     "character 21: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter>"
      "</function></tool_call>", "character 49: the parameter 'a' stands twice in one call"),
     ("qwen3_coder", "<tool_call><function= ></function></tool_call>",
-     "character 11: the call has no name"),
+     "character 22: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>",
      "character 23: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>",
-     "character 21: a parameter has no name"),
+     "character 12: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
      "character 32: expected <arg_value>"),
-    ("glm", "<tool_call>f", "character 11: expected <arg_key> or </tool_call>"),
+    ("glm", "<tool_call>f", "character 12: expected <arg_key> or </tool_call>"),
     ("glm", "<tool_call></tool_call>", "character 11: the call has no name"),
     ("llama3", "<|python_tag|>search.call(q='x')", "character 14: expected a JSON object"),
     ("llama3", '{"name": "f", "parameters": ', "character 0: the JSON value is not closed"),
     ("llama3", '{"name": 3, "parameters": {}}', "character 0: the call has no name"),
-    ("mistral", "[TOOL_CALLS]f{}", "character 12: expected a JSON object"),
+    ("mistral", "[TOOL_CALLS]f{}", "character 13: expected [ARGS]"),
     ("mistral", "[TOOL_CALLS]f[ARGS][]", "character 19: the arguments are no JSON object but list"),
     ("mistral", "[TOOL_CALLS][1]", "character 13: a call is a JSON object, not int"),
     ("mistral", "[TOOL_CALLS]a[ARGS]oops", "character 19: expected a JSON object"),
-    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 12: the call has no name"),
+    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 13: expected ["),
     ("harmony", "to=functions.f<|message|>x", "character 25: expected a JSON object"),
     ("harmony", "to=functions.<|message|>{}", "character 13: the call has no name"),
     ("harmony", "to=functions.f<|message|>[]",

@@ -4,14 +4,13 @@ What is found is a guess until it is proved (`tool_calls`): nothing here decides
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from abut.errors import TemplateError
 from abut.template.call_marks import call_marks
 from abut.template.call_probe import (
-    ANSWER,
     CONTENT,
     KEY,
     NAME,
@@ -22,14 +21,13 @@ from abut.template.call_probe import (
     CallProbe,
     call_id,
 )
-from abut.template.probe import assistant
+from abut.template.call_turns import Turns, common_prefix, common_suffix
 from abut.tool_calls.call import Wrong
 from abut.tool_calls.form import CallForm, NamedBody, ObjectBody, Parameters, Piece, Slot
 from abut.tool_calls.literals import PYTHON
 from abut.tool_calls.patterns import TAG
 from abut.tool_calls.values import load_json, read_json
 
-_ATOM = re.compile(rf"{TAG.pattern}|\s|\w+|.", re.DOTALL)
 _ONE: dict[str, Any] = {KEY: VALUE}
 _TWO: dict[str, Any] = {KEY: OTHER_VALUE}
 
@@ -54,15 +52,14 @@ class _Placed:
     object: ObjectBody | None = None
 
 
-def derive_forms(probe: CallProbe, ends: Sequence[str]) -> Iterator[CallForm]:
+def derive_forms(probe: CallProbe, turns: Turns) -> Iterator[CallForm]:
     """What the calls that a template writes look like, the likeliest form first.
 
     Args:
         probe: gives them to the template.
-        ends: the tokens that are known to end a turn.
+        turns: what it writes in turns without calls.
     """
     written = probe.written([(NAME, _ONE)])
-    turns = _Turns(probe, ends)
     for placed in _placings(written, 0, NAME, _ONE, 0):
         try:
             form = _form(probe, turns, written, placed)
@@ -72,29 +69,7 @@ def derive_forms(probe: CallProbe, ends: Sequence[str]) -> Iterator[CallForm]:
             yield form
 
 
-class _Turns:
-    """Turns without calls: what stands in them says nothing about calls.
-
-    Attributes:
-        tags: all that stand there.
-    """
-
-    def __init__(self, probe: CallProbe, ends: Sequence[str]) -> None:
-        self.tags = frozenset(TAG.findall(probe.ordinary()))
-        try:
-            self._end = probe.behind_prompt(assistant(ANSWER)).rpartition(ANSWER)[2]
-        except TemplateError:
-            self._end = ""
-        self._stops = [re.escape(end) for end in (*ends, self._end.strip()) if end]
-        self._stops += [re.escape(tag) for tag in TAG.findall(self._end)[:1]]
-
-    def without_end(self, text: str) -> str:
-        """The text up to what ends a turn."""
-        text = text.removesuffix(_common_suffix(text, self._end))
-        return re.split("|".join(self._stops) or "(?!)", text, maxsplit=1)[0]
-
-
-def _form(probe: CallProbe, turns: _Turns, written: str, placed: _Placed) -> CallForm | None:
+def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> CallForm | None:
     ordinary = turns.tags
     before, after, middle = written[: placed.start], written[placed.end :], None
     header = placed.header
@@ -111,10 +86,10 @@ def _form(probe: CallProbe, turns: _Turns, written: str, placed: _Placed) -> Cal
         parameters, header, close = found
         after = after.removeprefix(close)
         middle = None if middle is None else middle.removeprefix(close)
-    after = turns.without_end(after)
+    after = turns.before_end(after)
     lead = _behind_content(probe, placed)
     if lead is not None:
-        before = _common_suffix(before, lead)
+        before = common_suffix(before, lead)
     if middle is None:
         form = CallForm(ObjectBody(), open=before, close=after)
     else:
@@ -280,9 +255,9 @@ def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
 
 def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, str, str]:
     """`begin`, `open`, `close`, `between` and `end`, from what is before, between and after."""
-    open_ = _common_suffix(before, middle)
+    open_ = common_suffix(before, middle)
     rest = middle.removesuffix(open_)
-    close = _common_prefix(rest, after)
+    close = common_prefix(rest, after)
     return (
         before.removesuffix(open_),
         open_,
@@ -290,25 +265,6 @@ def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, s
         rest.removeprefix(close),
         after.removeprefix(close),
     )
-
-
-def _common_prefix(a: str, b: str) -> str:
-    """The common beginning, of whole tags and words."""
-    atoms = []
-    for x, y in zip(_ATOM.findall(a), _ATOM.findall(b), strict=False):
-        if x != y:
-            break
-        atoms.append(x)
-    return "".join(atoms)
-
-
-def _common_suffix(a: str, b: str) -> str:
-    atoms = []
-    for x, y in zip(reversed(_ATOM.findall(a)), reversed(_ATOM.findall(b)), strict=False):
-        if x != y:
-            break
-        atoms.append(x)
-    return "".join(reversed(atoms))
 
 
 def _behind_tags(text: str, ordinary: Collection[str]) -> str:

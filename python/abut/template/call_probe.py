@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from abut.errors import TemplateError
@@ -60,21 +61,23 @@ class CallProbe:
 
     def behind_prompt(self, message: dict[str, Any]) -> str:
         """What stands of a message behind the generation prompt."""
-        prompt = after_user(self.render([user()]))
         written = after_user(self.render([user(), message], add_generation_prompt=False))
-        return after_common_prefix(written, prompt)
+        return after_common_prefix(written, self._prompt)
+
+    @cached_property
+    def _prompt(self) -> str:
+        return after_user(self.render([user()]))
 
     def ordinary(self) -> str:
         """What the template writes in turns without calls."""
-        texts = []
+        texts = [self._prompt]
         for messages in ([user(), assistant(ANSWER), user()], [user(), assistant(ANSWER)]):
             try:
-                texts.append(after_user(self.render([user()])))
                 texts.append(self.render(messages))
                 texts.append(self.render(messages, add_generation_prompt=False))
             except TemplateError:
                 continue
-        return "".join(text.partition(user()["content"])[2] for text in texts) + texts[0]
+        return texts[0] + "".join(text.partition(user()["content"])[2] for text in texts[1:])
 
     def _call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         given: Any = json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments

@@ -10,19 +10,9 @@ from typing import Any
 
 from abut.errors import TemplateError
 from abut.template.call_form import derive_forms
-from abut.template.call_marks import HARD, OTHERS
-from abut.template.call_probe import (
-    ANSWER,
-    CONTENT,
-    KEY,
-    NAME,
-    OTHER_KEY,
-    OTHER_NAME,
-    OTHER_VALUE,
-    VALUE,
-    CallProbe,
-    call_probes,
-)
+from abut.template.call_probe import CallProbe, call_probes
+from abut.template.call_proof import ONE, CallProof
+from abut.template.call_turns import Turns
 from abut.template.rendering import schema_of
 from abut.template.thinking import Render
 from abut.tool_calls.call import ToolCall
@@ -31,8 +21,6 @@ from abut.tool_calls.parse import MalformedCall, Parse, ParsedCalls, parsed
 from abut.tool_calls.reader import FormReader
 from abut.tool_calls.values import parameter_schemas
 
-_ONE: list[tuple[str, dict[str, Any]]] = [(NAME, {KEY: VALUE})]
-_TWO = [*_ONE, (OTHER_NAME, {KEY: OTHER_VALUE, OTHER_KEY: 2})]
 
 
 def tool_call_parser(
@@ -62,18 +50,22 @@ def tool_call_parser(
     of_parameters = parameter_schemas(schemas)
     best: tuple[int, Parse] | None = None
     for probe in call_probes(render):
+        turns = Turns(probe, stops)
+        proof = CallProof(probe, turns)
         candidates: list[Parse] = [
             lambda text, read=read: parsed(text, read(text, of_parameters))  # type: ignore[misc]
-            for read in _readers(probe, stops)
+            for read in _readers(probe, turns)
         ]
         if getattr(hf_tokenizer, "response_template", None) is not None:
             candidates.append(_transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
         for parse in candidates:
-            faults = sum(1 for _ in _faults(probe, parse))
-            if _gives_back(probe, parse, _ONE) and (best is None or faults < best[0]):
+            if not proof.gives_back(parse, ONE):
+                continue
+            faults = len(proof.faults(parse))
+            if best is None or faults < best[0]:
                 best = faults, parse
-            if best is not None and best[0] == 0:
-                return best[1]
+            if faults == 0:
+                return parse
     if best is not None:
         return best[1]
     raise TemplateError(
@@ -83,9 +75,9 @@ def tool_call_parser(
     )
 
 
-def _readers(probe: CallProbe, stops: Sequence[str]) -> Iterator[ReadCalls]:
+def _readers(probe: CallProbe, turns: Turns) -> Iterator[ReadCalls]:
     yield READERS["harmony"]
-    for form in derive_forms(probe, stops):
+    for form in derive_forms(probe, turns):
         # A named format also has what its family writes and its template does not.
         named = next((name for name, known in FORMS.items() if _same(form, known)), None)
         yield FormReader(form) if named is None else READERS[named]
@@ -94,55 +86,6 @@ def _readers(probe: CallProbe, stops: Sequence[str]) -> Iterator[ReadCalls]:
 def _same(form: Any, known: Any) -> bool:
     bare = replace(known, marks=(), between=form.between)
     return bool(known.marks) and bare == replace(form, ordinary=frozenset())
-
-
-def _faults(probe: CallProbe, parse: Parse) -> Iterator[str]:
-    """What of that which a template writes is not given back."""
-    answer = parse(ANSWER)
-    if (answer.content, answer.calls, answer.malformed) != (ANSWER, (), ()):
-        yield "no call"
-    keys = {KEY: HARD, OTHER_KEY: VALUE}
-    for what, calls in (
-        ("no arguments", [(NAME, {})]),
-        ("a hard text", [(NAME, keys)]),
-        *((f"a {type(value).__name__}", [(NAME, {KEY: value})]) for value in OTHERS),
-    ):
-        if not _gives_back(probe, parse, calls):
-            yield what
-    two = _written(probe, _TWO)
-    if two is not None and OTHER_NAME in two and not _gives_back(probe, parse, _TWO):
-        yield "several calls"
-    text = _written(probe, _ONE, content=CONTENT)
-    if text is not None and 0 <= text.find(CONTENT) < text.find(NAME):
-        said = parse(text)
-        words = [word in said.content for word in (CONTENT, NAME, KEY, VALUE)]
-        if len(said.calls) != 1 or said.malformed or words != [True, False, False, False]:
-            yield "text before"
-
-
-def _written(probe: CallProbe, calls: Any, **keys: Any) -> str | None:
-    try:
-        return probe.written(calls, **keys)
-    except TemplateError:
-        return None
-
-
-def _gives_back(
-    probe: CallProbe, parse: Parse, calls: Sequence[tuple[str, dict[str, Any]]]
-) -> bool:
-    """Whether calls come back, texts as they were, and are the same text when rendered again."""
-    written = _written(probe, calls)
-    if written is None:
-        return False
-    found = parse(written)
-    names = [name for name, _ in calls]
-    if found.malformed or [call.name for call in found.calls] != names:
-        return False
-    for (_, given), call in zip(calls, found.calls, strict=True):
-        texts = {key: value for key, value in given.items() if isinstance(value, str)}
-        if given.keys() != call.arguments.keys() or not texts.items() <= call.arguments.items():
-            return False
-    return _written(probe, [(call.name, call.arguments) for call in found.calls]) == written
 
 
 def _transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:

@@ -30,7 +30,8 @@ class ParametersReader:
         tagged = bool(tags(self.open + parameters.marks[0].text))
         marks = sorted(parameters.marks, key=lambda mark: -len(mark.text))
         first = "".join({mark.text.strip()[:1] for mark in marks})
-        key = rf"(?P<key>[^\n<>\"{re.escape(first)}]*+)"
+        punctuation = "" if tagged else r"(){}\[\],'\s"
+        key = rf"(?P<key>[^\n<>\"{punctuation}{re.escape(first)}]*+)"
         one = key + "(?:" + "|".join(f"(?P<m{k}>{_before(mark)})" for k, mark in enumerate(marks)) + ")"
         opened = core(parameters.open)
         between = core(parameters.between)
@@ -90,10 +91,10 @@ class _MarkReader:
         self._close = re.compile(loose(mark.close))
         self._literals = Literals(mark.quote) if mark.syntax == "notation" else PYTHON
         closing = mark.close.strip()
-        space = mark.close[: len(mark.close) - len(mark.close.lstrip())]
-        pattern = f"(?:{re.escape(space)})?+" if space else ""
-        pattern += rf"{re.escape(closing)}(?=\s*+{follows})" if closing else f"(?={follows})"
-        if ends := tags(form.close):
+        # Without the whitespace before it, which makes the search for it three times as fast.
+        self._space = mark.close[: len(mark.close) - len(mark.close.lstrip())]
+        pattern = rf"{re.escape(closing)}(?=\s*+{follows})" if closing else f"(?={follows})"
+        if ends := tags(form.close, form.ordinary):
             behind = any_of([core(up_to_tag(form.begin + form.open)), core(form.end), r"\Z"])
             pattern += rf"|(?P<last>{re.escape(ends[-1])}\s*+(?={behind}))"
         self._until = re.compile(pattern)
@@ -102,7 +103,7 @@ class _MarkReader:
     def __call__(
         self, text: str, opener: Finder | None
     ) -> Callable[[int, str, Schema], tuple[Any, int]]:
-        mark, close = self._mark, self._mark.close.strip()
+        mark, close, space = self._mark, self._mark.close.strip(), self._space
         finder = Finder(self._until, text)
 
         def read_text(at: int, key: str, schema: Schema) -> tuple[Any, int]:
@@ -114,7 +115,7 @@ class _MarkReader:
                 other = nested["key"].strip()
                 if schema is None or other in schema:
                     raise Wrong(nested.start(), f"expected {close} before {nested[0].strip()}")
-            value = text[at : found.start()]
+            value = text[at : found.start()].removesuffix(space)
             if not mark.others:
                 return value, found.end()
             if mark.strings:
@@ -155,10 +156,10 @@ def _follows(parameters: Parameters, form: CallForm, parameter: str, tagged: boo
         following = core(parameters.between + parameters.open)
     else:
         following = core(parameters.between) + r"\s*+" + re.sub(r"\?P<\w+>", "?:", parameter)
-    if tags(form.close):
-        behind = core(up_to_tag(form.close))
+    if tags(form.close, form.ordinary):
+        behind = core(up_to_tag(form.close, form.ordinary))
     else:  # punctuation alone: what follows it must be right, too
-        again = core(form.between) + r"\s*+" + core(form.open) + NAME + r"\("
+        again = core(form.between) + r"\s*+" + core(form.open) + NAME
         behind = core(form.close) + r"\s*+" + any_of([again, core(form.end), r"\Z"])
     return f"(?:{following}|{behind})"
 

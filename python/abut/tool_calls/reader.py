@@ -60,8 +60,8 @@ class FormReader:
             if kind == "begin":
                 begun = self._begin.match(text, start)
                 if begun is None:
-                    what = f"expected {self._form.begin.strip()}"
-                    at = self._broken_end(edges, text, at, wrong := Wrong(start, what))
+                    wrong = self._missing(text, start, self._form.begin)
+                    at = self._broken_end(edges, text, at, wrong)
                     yield start, at, [wrong]
                 elif self._is_list:
                     for place in self._list(edges, text, start, begun.end(), read):
@@ -91,14 +91,17 @@ class FormReader:
     def _call(self, text: str, start: int, read: Read) -> tuple[ToolCall, int]:
         opened = self._open.match(text, start)
         if opened is None:
-            place, tag = missing(text, start, self._form.open)
-            raise Wrong(place, f"expected {tag}")
+            raise self._missing(text, start, self._form.open)
         call, end = read(opened.end())
         closed = self._close.match(text, end)
         if closed is None:
-            place, tag = missing(text, end, self._form.close)
-            raise Wrong(place, f"expected {tag}")
+            raise self._missing(text, end, self._form.close)
         return call, closed.end()
+
+    @staticmethod
+    def _missing(text: str, at: int, wanted: str) -> Wrong:
+        place, tag = missing(text, at, wanted)
+        return Wrong(place, f"expected {tag}")
 
     def _to_next(self, text: str, end: int) -> int:
         """Where the next call begins, if only what separates calls stands before it."""
@@ -180,8 +183,7 @@ class FormReader:
         if self._has_begin:
             begun = self._begin.match(text, at)
             if begun is None:
-                wrong = Wrong(skip_space(text, at), f"expected {self._form.begin.strip()}")
-                yield at, len(text), [wrong]
+                yield at, len(text), [self._missing(text, at, self._form.begin)]
             else:
                 yield from self._list(edges, text, at, begun.end(), read)
             return
