@@ -14,6 +14,11 @@ NAME, OTHER_NAME = "abutName", "abutOther"
 KEY, OTHER_KEY = "abutKey", "abutLater"  # in this order also where a template sorts them
 VALUE, OTHER_VALUE = "abutValue", "abutSecond"
 CONTENT, ANSWER = "abutContent", "abutAnswer"
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (NAME, {KEY: VALUE}),
+    (OTHER_NAME, {KEY: OTHER_VALUE, OTHER_KEY: 2}),
+]
+"""Two calls, for proofs."""
 
 
 class Call(Protocol):

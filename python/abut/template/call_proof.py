@@ -7,20 +7,18 @@ from abut.errors import TemplateError
 from abut.template.call_marks import HARD, OTHERS
 from abut.template.call_probe import (
     ANSWER,
+    CALLS,
     CONTENT,
     KEY,
     NAME,
     OTHER_KEY,
     OTHER_NAME,
-    OTHER_VALUE,
     VALUE,
     CallProbe,
 )
 from abut.template.call_turns import Turns
 from abut.tool_calls.parse import Parse
 
-ONE: list[tuple[str, dict[str, Any]]] = [(NAME, {KEY: VALUE})]
-_TWO = [*ONE, (OTHER_NAME, {KEY: OTHER_VALUE, OTHER_KEY: 2})]
 
 
 class CallProof:
@@ -47,11 +45,10 @@ class CallProof:
         ]
         cases += [(f"{value!r}", [(NAME, {KEY: value})]) for value in OTHERS]
         if self.writes_several:
-            cases.append(("several calls", _TWO))
+            cases.append(("several calls", CALLS))
         faults += [what for what, calls in cases if not self.gives_back(parse, calls)]
-        text = self._written(ONE, content=CONTENT)
-        if text is not None and 0 <= text.find(CONTENT) < text.find(NAME):
-            said = parse(text)
+        if self.writes_text_before:
+            said = parse(self._written(CALLS[:1], content=CONTENT) or "")
             words = [word in said.content for word in (CONTENT, NAME, KEY, VALUE)]
             if len(said.calls) != 1 or said.malformed or words != [True, False, False, False]:
                 faults.append("text before")
@@ -60,8 +57,14 @@ class CallProof:
     @property
     def writes_several(self) -> bool:
         """Whether the template writes several calls of a turn."""
-        two = self._written(_TWO)
+        two = self._written(CALLS)
         return two is not None and OTHER_NAME in two
+
+    @property
+    def writes_text_before(self) -> bool:
+        """Whether the template writes the text beside calls, and before them."""
+        text = self._written(CALLS[:1], content=CONTENT)
+        return text is not None and 0 <= text.find(CONTENT) < text.find(NAME)
 
     def gives_back(self, parse: Parse, calls: Sequence[tuple[str, dict[str, Any]]]) -> bool:
         """Whether calls come back, texts as they were, and rendered again are the same text."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from abut.errors import TemplateError
 from abut.template.call_form import derive_forms
-from abut.template.call_probe import CallProbe, call_probes
-from abut.template.call_proof import ONE, CallProof
+from abut.template.call_probe import CALLS, CallProbe, call_probes
+from abut.template.call_proof import CallProof
 from abut.template.call_turns import Turns
 from abut.template.rendering import schema_of
 from abut.template.thinking import Render
@@ -59,7 +59,7 @@ def tool_call_parser(
         if getattr(hf_tokenizer, "response_template", None) is not None:
             candidates.append(_transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
         for parse in candidates:
-            if not proof.gives_back(parse, ONE):
+            if not proof.gives_back(parse, CALLS[:1]):
                 continue
             faults = len(proof.faults(parse))
             if best is None or faults < best[0]:
