@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from abut.parts import Sampled
 from abut.tool_calls.call import Found, ToolCall, Wrong
 from abut.tool_calls.formats import READERS
 from abut.tool_calls.values import parameter_schemas
@@ -69,7 +70,9 @@ def parse_tool_calls(
     """Find the tool calls in an action.
 
     Args:
-        text: a completion without its thinking and its stop token.
+        text: a completion without its thinking and its stop token. What the engine hands to an
+            environment knows where control tokens were sampled: those that are only spelled begin
+            no call.
         format: how its family writes calls.
         tools: JSON schemas of the tools. `qwen3_coder` and `glm` write text and numbers alike:
             where the schema of a parameter says what it is, it is read as that. Where it does not
@@ -81,7 +84,8 @@ def parse_tool_calls(
     """
     if format not in READERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
-    return parsed(text, READERS[format](text, parameter_schemas(tools)))
+    read, schemas = READERS[format], parameter_schemas(tools)
+    return parsed_as_sampled(lambda text: parsed(text, read(text, schemas)), text)
 
 
 def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
@@ -101,3 +105,21 @@ def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
                 calls.append(result)
     content = "".join([*around, text[free:]]).strip() if free else text
     return ParsedCalls(content, tuple(calls), tuple(malformed))
+
+
+def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
+    """What was parsed, where the control tokens of a call count only if they were sampled.
+
+    Args:
+        parse: the parser.
+        text: a `Sampled` where the policy spelled control tokens with other tokens.
+    """
+    if not isinstance(text, Sampled):
+        return parse(text)
+    found = parse(text.veiled)
+    show = text.unveiled
+    return ParsedCalls(
+        show(found.content),
+        tuple(ToolCall(show(c.name), show(c.arguments), show(c.id)) for c in found.calls),
+        tuple(MalformedCall(m.start, m.end, show(m.error), show(m.text)) for m in found.malformed),
+    )
