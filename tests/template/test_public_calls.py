@@ -1,5 +1,6 @@
 """The calls that public templates write come back: what is read and rendered again is the text."""
 
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
-from public_calls import FUNCTIONS, TEMPLATES, TOOLS, TYPES, call_templates, reading_of
+from public_calls import FUNCTIONS, TEMPLATES, TYPES, call_templates, reading_of
 
 REFUSED = {
     "llama_cpp/MiniMax-M3": "the key is the name of a tag, and so are those inside of its value",
@@ -50,6 +51,13 @@ arguments = st.fixed_dictionaries({}, optional={key: values[t] for key, t in TYP
 calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), arguments), min_size=1, max_size=3)
 
 
+quick = settings(
+    max_examples=int(os.environ.get("ABUT_FUZZ_EXAMPLES", "8")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
 def test_the_public_templates_that_write_calls_are_read() -> None:
     refused = []
     for name in TEMPLATES:
@@ -73,7 +81,7 @@ def test_what_a_template_writes_of_calls_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in REFUSED])
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@quick
 @given(drawn=calls)
 @example(drawn=[("look", {})])
 def test_random_calls_come_back(name: str, drawn: list[tuple[str, dict[str, Any]]]) -> None:

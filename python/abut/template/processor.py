@@ -278,11 +278,9 @@ class ChatTemplateProcessor:
             TemplateError: the template writes no tool calls, or in a form that is not known.
         """
         if self._parse_tool_calls is None:
+            tools, stops = self._render.tools, self.report.stop_tokens
             self._parse_tool_calls = tool_call_parser(
-                self._tokenizer,
-                self._render,
-                tools=self._render.tools,
-                stops=self.report.stop_tokens,
+                self._tokenizer, self._render, tools=tools, stops=stops
             )
         parse, without_stop = self._parse_tool_calls, self._without_stop
         return parsed_as_sampled(lambda text: parse(without_stop(text)), action)

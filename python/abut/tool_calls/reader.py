@@ -120,7 +120,7 @@ class FormReader:
         edge = edges.find(behind if wrong.end is None else wrong.end)
         if edge is not None and edge.lastgroup == "close":
             return edge.end()
-        if wrong.at <= skip_space(text, behind):
+        if wrong.at <= skip_space(text, behind) and not text.startswith(("{", "["), wrong.at):
             return behind
         return len(text) if edge is None else edge.start()
 
