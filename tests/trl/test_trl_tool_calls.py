@@ -44,6 +44,7 @@ def extended(hf_tokenizer: Any, name: str) -> Any:
     hf.chat_template, hf.eos_token = TEMPLATES[name], family.eos
     hf.bos_token = family.bos
     hf.pad_token = hf.pad_token or family.eos
+    hf.eos_token = ChatTemplateProcessor(hf).report.stop_tokens[0]  # TRL tells turns by it
     return hf
 
 
@@ -79,7 +80,8 @@ def test_calls_of_a_family_are_run_and_trained(
     def script(request: Any) -> list[int]:
         return answer if request.turn else calls
 
-    model = tiny_model(vocab_size=len(hf), eos_token_id=hf.eos_token_id)
+    sizes = {"vocab_size": len(hf), "max_position_embeddings": 4096}
+    model = tiny_model(**sizes, eos_token_id=hf.eos_token_id)
     run = Run(
         hf,
         model,
@@ -91,7 +93,7 @@ def test_calls_of_a_family_are_run_and_trained(
             "sampler": ScriptedSampler(script, logprob=lambda _: -1.0),
         },
         max_steps=1,
-        max_completion_length=1024,
+        max_completion_length=2048,
     )
     run.trainer.train()
     (output,) = run.outputs
