@@ -1,6 +1,6 @@
 """How long tool calls take to read: replies of 10 kB, and 1 MB of broken tags.
 
-    python scripts/call_speed.py
+python scripts/call_speed.py
 """
 
 import json

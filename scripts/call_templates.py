@@ -111,9 +111,7 @@ class Reading:
         probe = next(call_probes(render), None)
         if probe is None:
             return None
-        parse = tool_call_parser(
-            template.hf_tokenizer, render, tools=tools, stops=template.stops
-        )
+        parse = tool_call_parser(template.hf_tokenizer, render, tools=tools, stops=template.stops)
         return cls(probe, Turns(probe, template.stops), parse)
 
     @property
@@ -158,7 +156,6 @@ def row(template: Template) -> tuple[str, ...] | None:
     thinking = "not written"
     if "abutReasoning" in reading.probe.written(CALLS[:1], **THINKING):
         thinking = "yes" if [call.name for call in called] == ["abutName"] else "no"
-    said = reading.probe.written(CALLS[:1])
     return template.name, "yes", several, text, thinking, "; ".join(f"not {f}" for f in faults)
 
 

@@ -37,9 +37,10 @@ class Sampled(str):
     stands nowhere in the text. Places are the same in both.
     """
 
-    __slots__ = ("veiled", "_characters")
+    __slots__ = ("_characters", "veiled")
 
     veiled: str
+    _characters: Mapping[str, str]
 
     def __new__(cls, veiled: str, characters: Mapping[str, str]) -> "Sampled":
         """The text of `veiled`.
@@ -48,7 +49,8 @@ class Sampled(str):
             veiled: see above.
             characters: for each that hides another one, that one.
         """
-        self = super().__new__(cls, veiled.translate(str.maketrans(dict(characters))))
+        shown = {ord(veil): character for veil, character in characters.items()}
+        self = super().__new__(cls, veiled.translate(shown))
         self.veiled = veiled
         self._characters = dict(characters)
         return self

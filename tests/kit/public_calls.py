@@ -9,7 +9,7 @@ from typing import Any
 from assets import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import call_templates  # noqa: E402  (a script of the repository)
+import call_templates
 
 FOLDER = os.environ.get("ABUT_TEMPLATES")
 """Where `scripts/fetch_templates.py` put those of llama.cpp and vLLM."""

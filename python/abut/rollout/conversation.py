@@ -24,9 +24,9 @@ from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
 from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor
-from abut.rollout.closing import Ids, stops_in, turn_close
+from abut.rollout.closing import stops_in, turn_close
 from abut.rollout.rollout import StopReason
-from abut.rollout.sampled_text import sampled_text
+from abut.rollout.sampled_text import Ids, sampled_text
 
 _QUICK_CHARS = 8192
 _QUICK_TOKENS = 2048

@@ -1,6 +1,6 @@
 """How a template writes calls, found by rendering some: a `CallForm`.
 
-What is found is a guess until it is proved (`tool_calls`): nothing here decides whether it is right.
+What is found is a guess until it is proved (`tool_calls`): nothing here decides whether it holds.
 """
 
 import re
@@ -76,7 +76,11 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
     two = _two_calls(probe, placed.kind)
     if two is not None:
         both, first, second = two
-        before, middle, after = both[: first.start], both[first.end : second.start], both[second.end :]
+        before, middle, after = (
+            both[: first.start],
+            both[first.end : second.start],
+            both[second.end :],
+        )
         header = _with_numbers(first.header, second.header)
     parameters = None
     if placed.kind == "parameters":
@@ -98,8 +102,10 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
             end = ""  # what ends such a turn
         form = CallForm(ObjectBody(), begin, open_, close, between, end)
     if lead is None:  # what stands between the prompt and calls stands before answers, too
-        key = "open" if middle is None or not form.begin.strip() else "begin"
-        form = replace(form, **{key: _behind_tags(getattr(form, key), ordinary)})
+        if middle is None or not form.begin.strip():
+            form = replace(form, open=_behind_tags(form.open, ordinary))
+        else:
+            form = replace(form, begin=_behind_tags(form.begin, ordinary))
     form = replace(form, begin=form.begin if form.begin.strip() else "")
     body = placed.object or NamedBody(header, parameters)
     texts = [form.begin, form.open, form.close, form.between, form.end, *(p.text for p in header)]
@@ -133,24 +139,21 @@ def _placings(
         if (placed := _as_object(text, at + match.start(), name, arguments, number)) is not None:
             yield placed
             break
-    slots = [(match.start(), "name") for match in re.finditer(re.escape(name), text) if match.start() >= at]
-    id_ = text.find(call_id(number), at)
     for brace in re.finditer(r"\{", text[named:]):
         start = named + brace.start()
-        if _object_at(text, start)[0] == arguments:
-            header = _header(text, name, number, at, start)
-            yield _Placed(header[0], _object_at(text, start)[1], "whole", header[1])
+        whole, end, _ = _object_at(text, start)
+        if whole == arguments:
+            begin, header = _header(text, name, number, at, start)
+            yield _Placed(begin, end, "whole", header)
             break
     keyed = text.find(key, named)
     valued = text.find(value, keyed)
     if 0 <= keyed < valued:
-        start, header_ = _header(text, name, number, at, keyed)
-        yield _Placed(start, valued + len(value), "parameters", header_)
+        begin, header = _header(text, name, number, at, keyed)
+        yield _Placed(begin, valued + len(value), "parameters", header)
 
 
-def _header(
-    text: str, name: str, number: int, at: int, end: int
-) -> tuple[int, tuple[Piece, ...]]:
+def _header(text: str, name: str, number: int, at: int, end: int) -> tuple[int, tuple[Piece, ...]]:
     """The begin of the first slot, and all of them up to `end`."""
     slots: list[tuple[int, int, Slot]] = []
     for slot, word in (("name", name), ("id", call_id(number))):
@@ -209,7 +212,7 @@ def _with_numbers(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[
     """The header, with a slot where the calls are numbered."""
     pieces: list[Piece] = []
     for piece, other in zip(first, second, strict=False):
-        numbers = list(zip(re.finditer(r"\d+", piece.text), re.findall(r"\d+", other.text)))
+        numbers = zip(re.finditer(r"\d+", piece.text), re.findall(r"\d+", other.text), strict=False)
         counted = [match for match, number in numbers if match[0] != number]
         if not counted:
             pieces.append(piece)

@@ -51,10 +51,9 @@ def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
         elif not marks[same[0]].others:
             old = marks[same[0]]
             marks[same[0]] = Mark(old.text, old.close, old.strings, True, old.syntax)
-    if any(mark.text.rstrip("'\"").strip() == "=" for mark in marks):
-        # Written as in Python: then models write Python, quotes and all.
-        if all((mark.text.strip(), mark.close) != ("=", "") for mark in marks):
-            marks.append(Mark("=", "", syntax="literal"))
+    of_python = any(mark.text.rstrip("'\"").strip() == "=" for mark in marks)
+    if of_python and all((mark.text.strip(), mark.close) != ("=", "") for mark in marks):
+        marks.append(Mark("=", "", syntax="literal"))  # models write Python then, quotes and all
     return tuple(marks)
 
 

@@ -20,7 +20,6 @@ from abut.template.call_turns import Turns
 from abut.tool_calls.parse import Parse
 
 
-
 class CallProof:
     """Writes calls with a template and has them parsed.
 
@@ -81,9 +80,7 @@ class CallProof:
                 return False
         return self._written([(call.name, call.arguments) for call in found.calls]) == written
 
-    def _written(
-        self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any
-    ) -> str | None:
+    def _written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str | None:
         try:
             return self._turns.said(self._probe.written(calls, **keys))
         except TemplateError:

@@ -22,7 +22,6 @@ from abut.tool_calls.reader import FormReader
 from abut.tool_calls.values import parameter_schemas
 
 
-
 def tool_call_parser(
     hf_tokenizer: Any,
     render: Render,

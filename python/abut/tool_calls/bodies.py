@@ -48,7 +48,9 @@ class _ObjectReader:
         for key in self._body.path:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, dict):
-            what = type(whole).__name__ if not self._body.path else f"no {'.'.join(self._body.path)}"
+            what = (
+                type(whole).__name__ if not self._body.path else f"no {'.'.join(self._body.path)}"
+            )
             raise Wrong(at, f"a call is a JSON object, not {what}")
         if self._body.name is None:
             if len(value) != 1:
@@ -146,7 +148,9 @@ class _NamedReader:
             place = match.end()
             found = re.compile(SLOTS[slot]).match(text, place)
             if found is None:
-                return Wrong(place, "the call has no name" if slot == "name" else f"expected {slot}")
+                return Wrong(
+                    place, "the call has no name" if slot == "name" else f"expected {slot}"
+                )
             if slot == "name" and not literal and self._parameters is not None:
                 literal = self._parameters.open
             return Wrong(found.end(), f"expected {literal}")

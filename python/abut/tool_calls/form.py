@@ -1,7 +1,7 @@
 """How calls are written, as data: what a template's render says about it.
 
-A turn with calls is `begin`, then calls with `between` between them, then `end`. A call is `open`, a
-body and `close`. Texts are as the template writes them; whitespace in them counts only where it
+A turn with calls is `begin`, then calls with `between` between them, then `end`. A call is `open`,
+a body and `close`. Texts are as the template writes them; whitespace in them counts only where it
 touches a value that is written as plain text.
 """
 

@@ -32,7 +32,12 @@ class ParametersReader:
         first = "".join({mark.text.strip()[:1] for mark in marks})
         punctuation = "" if tagged else r"(){}\[\],'\s"
         key = rf"(?P<key>[^\n<>\"{punctuation}{re.escape(first)}]*+)"
-        one = key + "(?:" + "|".join(f"(?P<m{k}>{_before(mark)})" for k, mark in enumerate(marks)) + ")"
+        one = (
+            key
+            + "(?:"
+            + "|".join(f"(?P<m{k}>{_before(mark)})" for k, mark in enumerate(marks))
+            + ")"
+        )
         opened = core(parameters.open)
         between = core(parameters.between)
         if not tagged:  # some templates forget the comma

@@ -14,8 +14,7 @@ SLOTS = {"name": NAME, "id": r"[^\s<>{}()\[\]\"'|=,;]+", "number": r"\d+"}
 
 
 def core(text: str) -> str:
-    """Matches a text, whatever whitespace stands in it and between its tags, without that around it.
-    """
+    """Matches a text without the whitespace around it, whatever stands in it and between tags."""
     pieces = [piece for piece in _PIECES.split(text.strip()) if piece and piece.strip()]
     return r"\s*+".join(map(re.escape, pieces))
 
@@ -50,7 +49,7 @@ def missing(text: str, at: int, wanted: str) -> tuple[int, str]:
 
 
 def any_of(patterns: Iterable[str]) -> str:
-    """Matches one of these, the longest that is written first; those that are empty are left out."""
+    """Matches one of these patterns, the longest first; those that are empty are left out."""
     given = sorted({p for p in patterns if p}, key=len, reverse=True)
     return "(?:" + "|".join(given) + ")" if given else "(?!)"
 

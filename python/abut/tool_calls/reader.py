@@ -80,9 +80,9 @@ class FormReader:
                     yield start, end, [call]
                     at = self._to_next(text, end)
                     yield end, at, []
-                except Wrong as wrong:
-                    at = self._broken_end(edges, text, at, wrong)
-                    yield start, at, [wrong]
+                except Wrong as error:
+                    at = self._broken_end(edges, text, at, error)
+                    yield start, at, [error]
             else:
                 wrong = Wrong(start, f"expected {self._first_tag} before {match[0].strip()}")
                 at = self._broken_end(edges, text, at, wrong)
@@ -126,9 +126,7 @@ class FormReader:
 
     # ---- calls in a list, without tags of their own
 
-    def _list(
-        self, edges: Finder, text: str, start: int, at: int, read: Read
-    ) -> Iterator[Found]:
+    def _list(self, edges: Finder, text: str, start: int, at: int, read: Read) -> Iterator[Found]:
         """The calls of the list that began at `start`; its begin ends at `at`."""
         behind, count = at, 0
         while True:
@@ -190,8 +188,8 @@ class FormReader:
         while True:
             try:
                 call, end = self._call(text, at, read)
-            except Wrong as wrong:
-                yield at, len(text), [wrong]
+            except Wrong as error:
+                yield at, len(text), [error]
                 return
             yield at, end, [call]
             separated = self._between.match(text, end)
