@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
-from abut.template.tool_calls import tool_call_parser
+from abut.template.tool_calls import tool_call_parser, transformers_parser
 from abut.tool_calls.parse import (
     MalformedCall,
     ParsedCalls,
@@ -163,17 +163,14 @@ def test_a_template_without_tool_calls_is_refused(hf_tokenizer: Any, name: str) 
 
 
 @needs_trl
-@pytest.mark.parametrize("name", ["gemma4_v5", "lfm2_2_5_v2", "qwen3", "llama3_1", "gptoss"])
-def test_a_response_template_is_used_where_it_loses_nothing(hf_tokenizer: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["gemma4_v5", "lfm2_2_5_v2", "llama3_1"])
+def test_a_response_template_reads_calls(hf_tokenizer: Any, name: str) -> None:
     trl = pytest.importorskip("trl")
     tokenizer = trl.add_response_schema(with_template(hf_tokenizer, TRL[name]))
-    render = renderer(tokenizer)
-    parse = tool_call_parser(tokenizer, render, stops=["<|eot_id|>"])
     arguments = {"a": "x </tool_call>"}
-    parsed = parse(completion(render, as_message([ToolCall("f", arguments)])))
+    written = completion(renderer(tokenizer), as_message([ToolCall("f", arguments)]))
+    parsed = transformers_parser(tokenizer, [], "<|eot_id|>")(written)
     assert parsed.calls == (ToolCall("f", arguments),)
-    theirs = name not in ("qwen3", "gptoss")
-    assert (parse.__qualname__.startswith("_transformers_parser")) == theirs
 
 
 @needs_trl
@@ -181,7 +178,7 @@ def test_what_parse_response_cannot_read_is_malformed(hf_tokenizer: Any) -> None
     trl = pytest.importorskip("trl")
     tokenizer = trl.add_response_schema(with_template(hf_tokenizer, TRL["gemma4_v5"]))
     text = "<|tool_call>call:f{a:}<tool_call|>"
-    parsed = tool_call_parser(tokenizer, renderer(tokenizer))(text)
+    parsed = transformers_parser(tokenizer, [], "")(text)
     assert (parsed.content, parsed.calls) == ("", ())
     (malformed,) = parsed.malformed
     assert (malformed.start, malformed.end) == (0, len(text))
@@ -351,6 +348,50 @@ def test_each_format_says_where_and_what(format: Any, text: str, reason: str) ->
     assert 0 <= malformed.start < malformed.end <= len(text)
 
 
+SAID = [
+    (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>1</parameter>\n</function>",
+        "character 0: expected <tool_call> before <function=",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=a>1\n<parameter=b>2</parameter></function></tool_call>",
+        "character 38: expected </parameter> before <parameter=b>",
+    ),
+    (
+        "glm",
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        "character 11: the call has no name",
+    ),
+    ("hermes", '<tool_call>{"name": "f", "argum', "character 11: the JSON value is not closed"),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=a>1</parameter><param",
+        "character 36: expected </parameter>",
+    ),
+    ("glm", "<tool_call>f<arg_key>a</arg_key><arg", "character 32: expected <arg_value>"),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "reason"), SAID)
+def test_a_broken_call_is_said_with_its_text(format: Any, text: str, reason: str) -> None:
+    parsed = parse_tool_calls(f"I look. {text}", format=format)
+    assert (parsed.content, parsed.calls) == ("I look.", ())
+    (malformed,) = parsed.malformed
+    assert (malformed.text, malformed.start, malformed.end) == (text, 8, 8 + len(text))
+    assert re.sub(r"\d+", lambda m: str(int(m[0]) - 8), malformed.error, count=1) == reason
+
+
+def test_a_parameter_that_no_schema_knows_is_text() -> None:
+    value = "1\n<parameter=b>2"
+    text = f"<tool_call><function=f><parameter=a>{value}</parameter></function></tool_call>"
+    tool = {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}
+    assert parse_tool_calls(text, format="qwen3_coder", tools=[tool]).calls == (
+        ToolCall("f", {"a": value}),
+    )
+
+
 def test_each_broken_call_of_a_list_has_its_own_place() -> None:
     text = 'ok[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": 3} , [7,[]],"x"] so'
     parsed = parse_tool_calls(text, format="mistral")
@@ -439,6 +480,8 @@ def test_a_value_may_spell_the_tags_of_a_call(
         ({"type": "integer"}, "x", "x"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "number"}, "3", 3),
+        ({"type": "float"}, "3.5", 3.5),
+        ({"type": "int"}, "3", 3),
         ({"type": "number"}, "1e-7", 1e-7),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "boolean"}, "True", True),
@@ -517,14 +560,23 @@ UNITS = [
     "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=functions.f<|message|>{",
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
-COUNT = 8_000
-LIMIT_S = 4  # for so many units; about 0.1 s
+COUNT = 500
+TIMES = 8  # as much text
+LIMIT = 24  # times as long; linear is 8, quadratic is 64
 
 
-def seconds(parse: Any, text: str) -> float:
-    began = time.perf_counter()
-    parse(text)
-    return time.perf_counter() - began
+def grows(parse: Any, unit: str, tail: str = "") -> float:
+    """How many times as much processor time `TIMES` as much text takes."""
+
+    def seconds(count: int) -> float:
+        taken = []
+        for _ in range(3):
+            began = time.thread_time()
+            parse(unit * count + tail)
+            taken.append(time.thread_time() - began)
+        return min(taken)
+
+    return seconds(COUNT * TIMES) / max(seconds(COUNT), 1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -533,15 +585,15 @@ def test_hostile_text_takes_linear_time(format: Any, unit: str) -> None:
     def parse(text: str) -> ParsedCalls:
         return parse_tool_calls(text, format=format)
 
-    for tail in ("", "}" * COUNT, "</tool_call>"):
-        assert seconds(parse, unit * COUNT + tail) < LIMIT_S
-    assert seconds(parse, '<tool_call>{"a": "' + unit * COUNT) < LIMIT_S
+    assert grows(parse, unit) < LIMIT
+    assert grows(parse, unit, "</tool_call>") < LIMIT
+    assert grows(lambda text: parse('<tool_call>{"a": "' + text), unit) < LIMIT
 
 
 def test_a_parser_that_is_not_linear_would_be_caught() -> None:
     """The negative control: it looks for the close of each of the unclosed tags."""
     naive = re.compile(r"<tool_call>(.|\n)*?</tool_call>").findall
-    assert seconds(naive, "<tool_call>" * (COUNT // 4)) * 4 * 4 > LIMIT_S
+    assert grows(naive, "<tool_call>") > LIMIT
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -56,7 +56,7 @@ def tool_call_parser(
             for read in _readers(probe, turns)
         ]
         if getattr(hf_tokenizer, "response_template", None) is not None:
-            candidates.append(_transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
+            candidates.append(transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
         for parse in candidates:
             if not proof.gives_back(parse, CALLS[:1]):
                 continue
@@ -87,7 +87,9 @@ def _same(form: Any, known: Any) -> bool:
     return bool(known.marks) and bare == replace(form, ordinary=frozenset())
 
 
-def _transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:
+def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:
+    """`parse_response` of transformers; it reads all calls of an action or none."""
+
     def parse(text: str) -> ParsedCalls:
         try:
             # Some response templates end a call with the stop token, others do not know it there.

@@ -42,6 +42,9 @@ class FormReader:
         edges = [p for p in (begin, call) if p]
         edges += [f"(?P<close>{re.escape(tag)})" for tag in closers]
         self._edge = re.compile("|".join(edges) or "(?!)")
+        inner = tags(form.close, form.ordinary)[:1]
+        edges[len(edges) - len(closers) :] = [f"(?P<close>{re.escape(tag)})" for tag in inner]
+        self._inner_edge = re.compile("|".join([*edges, strays] if strays else edges) or "(?!)")
         self._untagged_begin = re.compile(_untagged_begin(form))
 
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
@@ -52,7 +55,7 @@ class FormReader:
     # ---- calls that a tag begins
 
     def _tagged(self, text: str, read: Read) -> Iterator[Found]:
-        edges = Finder(self._edge, text)
+        edges, inner = Finder(self._edge, text), Finder(self._inner_edge, text)
         inside = not self._has_begin
         at = 0
         while (match := self._scan.search(text, at)) is not None:
@@ -85,7 +88,8 @@ class FormReader:
                     yield start, at, [error]
             else:
                 wrong = Wrong(start, f"expected {self._first_tag} before {match[0].strip()}")
-                at = self._broken_end(edges, text, at, wrong)
+                stray = inner.find(at)
+                at = stray.end() if stray is not None and stray.lastgroup == "close" else at
                 yield start, at, [wrong]
 
     def _call(self, text: str, start: int, read: Read) -> tuple[ToolCall, int]:
