@@ -97,7 +97,7 @@ INST = {
         "{% elif m.role == 'assistant' and m.tool_calls %}{{ '[TOOL_CALLS] [' }}"
         "{% for call in m.tool_calls %}"
         "{% if call.id|length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
-        "{{ call.function|tojson|trim('}') + '}, \"id\": \"' + call.id + '\"}' }}"
+        "{{ (call.function|tojson)[:-1] + ', \"id\": \"' + call.id + '\"}' }}"
         "{{ ', ' if not loop.last }}{% endfor %}{{ ']' + eos_token }}"
         "{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}"
         "{% elif m.role == 'tool' %}"

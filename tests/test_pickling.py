@@ -212,7 +212,7 @@ def values() -> dict[str, Any]:
         "JsonlRecorder": abut.JsonlRecorder("r.jsonl"),
         "StopReason": abut.StopReason.ENV_DONE,
         "ToolCall": abut.ToolCall("f", {}),
-        "MalformedCall": abut.MalformedCall(0, 1, "x"),
+        "MalformedCall": abut.MalformedCall(0, 1, "x", "y"),
         "ParsedCalls": abut.parse_tool_calls("x", format="hermes"),
         "AgentResult": abut.AgentResult(0.5, {"moves": 2}),
         "Endpoint": abut.Endpoint("http://host/v1", "key", "policy", "id"),

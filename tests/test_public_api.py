@@ -122,6 +122,7 @@ MalformedCall
   start
   end
   error
+  text
 Merge
   left_ids
   left_text

@@ -4,7 +4,8 @@ A part *is* its text (a `str`); its class says who wrote it. Joining parts with 
 gives plain `str`, which has forgotten that, so keep them in a list.
 """
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 
 class Scaffold(str):
@@ -26,6 +27,57 @@ class Content(str):
 
     def __repr__(self) -> str:
         return f"Content({super().__repr__()})"
+
+
+class Sampled(str):
+    """What the policy said, where it spelled control tokens that it did not sample.
+
+    To whoever reads it, it is its text. `veiled` is the same text to parsers, in which a control
+    token stands only where it was sampled: of the others, the first character is another one, which
+    stands nowhere in the text. Places are the same in both.
+    """
+
+    __slots__ = ("_characters", "veiled")
+
+    veiled: str
+    _characters: Mapping[str, str]
+
+    def __new__(cls, veiled: str, characters: Mapping[str, str]) -> "Sampled":
+        """The text of `veiled`.
+
+        Args:
+            veiled: see above.
+            characters: for each that hides another one, that one.
+        """
+        shown = {ord(veil): character for veil, character in characters.items()}
+        self = super().__new__(cls, veiled.translate(shown))
+        self.veiled = veiled
+        self._characters = dict(characters)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copies."""
+        return Sampled, (self.veiled, self._characters)
+
+    def part(self, veiled: str) -> str:
+        """What was made of the veiled text: a `Sampled` where it still hides something."""
+        hides = any(character in veiled for character in self._characters)
+        return Sampled(veiled, self._characters) if hides else veiled
+
+    def unveiled(self, value: Any) -> Any:
+        """A JSON value that was parsed from the veiled text, with the text's own characters."""
+        if isinstance(value, str):
+            return str(self.part(value))
+        if isinstance(value, dict):
+            return {self.unveiled(key): self.unveiled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.unveiled(item) for item in value]
+        return value
+
+
+def veiled(text: str) -> str:
+    """The text for a parser."""
+    return text.veiled if isinstance(text, Sampled) else text
 
 
 Part: TypeAlias = Scaffold | Content

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+import abut.template.call_probe
 import abut.template.thinking
-import abut.template.tool_calls
 from abut.audit.page import lines
 from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.verdict import audit
@@ -35,7 +35,7 @@ def test_calls_are_taken_apart_alone_and_behind_thoughts() -> None:
 
 
 def test_a_form_of_calls_that_is_not_known_is_said_to_be_unknown() -> None:
-    unknown = CALLS_BEHIND_THINKING.replace('{"name": "', "call ").replace("tool_call>", "c>")
+    unknown = CALLS_BEHIND_THINKING.replace("arguments | tojson", "arguments | tojson | upper")
     calls = judged(unknown)["calls"]
     assert (calls.tried, calls.broken) == (0, 0)
     assert calls.note == "not read: the template writes them in a form that is not known"
@@ -48,7 +48,7 @@ def cuts_in_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     def after_common_characters(text: str, other: str) -> str:
         return text[len(commonprefix([text, other])) :]
 
-    for module in (abut.template.thinking, abut.template.tool_calls):
+    for module in (abut.template.thinking, abut.template.call_probe):
         monkeypatch.setattr(module, "after_common_prefix", after_common_characters)
 
 

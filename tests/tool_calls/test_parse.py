@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
-from abut.template.tool_calls import tool_call_parser
+from abut.template.tool_calls import tool_call_parser, transformers_parser
 from abut.tool_calls.parse import (
     MalformedCall,
     ParsedCalls,
@@ -163,17 +163,14 @@ def test_a_template_without_tool_calls_is_refused(hf_tokenizer: Any, name: str) 
 
 
 @needs_trl
-@pytest.mark.parametrize("name", ["gemma4_v5", "lfm2_2_5_v2", "qwen3", "llama3_1", "gptoss"])
-def test_a_response_template_is_used_where_it_loses_nothing(hf_tokenizer: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["gemma4_v5", "lfm2_2_5_v2", "llama3_1"])
+def test_a_response_template_reads_calls(hf_tokenizer: Any, name: str) -> None:
     trl = pytest.importorskip("trl")
     tokenizer = trl.add_response_schema(with_template(hf_tokenizer, TRL[name]))
-    render = renderer(tokenizer)
-    parse = tool_call_parser(tokenizer, render, stop="<|eot_id|>")
     arguments = {"a": "x </tool_call>"}
-    parsed = parse(completion(render, as_message([ToolCall("f", arguments)])))
+    written = completion(renderer(tokenizer), as_message([ToolCall("f", arguments)]))
+    parsed = transformers_parser(tokenizer, [], "<|eot_id|>")(written)
     assert parsed.calls == (ToolCall("f", arguments),)
-    theirs = name not in ("qwen3", "gptoss")
-    assert (parse.__qualname__.startswith("_transformers_parser")) == theirs
 
 
 @needs_trl
@@ -181,7 +178,7 @@ def test_what_parse_response_cannot_read_is_malformed(hf_tokenizer: Any) -> None
     trl = pytest.importorskip("trl")
     tokenizer = trl.add_response_schema(with_template(hf_tokenizer, TRL["gemma4_v5"]))
     text = "<|tool_call>call:f{a:}<tool_call|>"
-    parsed = tool_call_parser(tokenizer, renderer(tokenizer))(text)
+    parsed = transformers_parser(tokenizer, [], "")(text)
     assert (parsed.content, parsed.calls) == ("", ())
     (malformed,) = parsed.malformed
     assert (malformed.start, malformed.end) == (0, len(text))
@@ -267,7 +264,7 @@ HERMES = [
     ("{bad}", "character 12: no JSON: Expecting property name enclosed in double quotes"),
     ("", "character 11: expected a JSON object"),
     ("[1]", "character 11: a call is a JSON object, not list"),
-    ('{"name": "f"', "character 11: the JSON value is not closed"),
+    ('{"name": "f"', "character 23: no JSON: Expecting ',' delimiter"),
     ('{"name": "f}', "character 11: the JSON value is not closed"),
     ('{"arguments": {}}', "character 11: the call has no name"),
     ('{"name": ""}', "character 11: the call has no name"),
@@ -300,7 +297,7 @@ def test_a_malformed_call_is_data_with_place_and_reason(body: str, reason: str) 
     text = f"<tool_call>{body}</tool_call>"
     good = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     parsed = parse_tool_calls(text, format="hermes")
-    assert parsed == ParsedCalls("", (), (MalformedCall(0, len(text), reason),))
+    assert parsed == ParsedCalls("", (), (MalformedCall(0, len(text), reason, text),))
     around = parse_tool_calls(f"{good}{text}{good}", format="hermes")
     assert around.calls == (F, F), "the calls before and after it are kept"
     assert len(around.malformed) == 1
@@ -315,27 +312,27 @@ MALFORMED = [
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1", "character 36: expected </parameter>"),
     ("qwen3_coder", "<tool_call><function=f></function>", "character 34: expected </tool_call>"),
     ("qwen3_coder", "<tool_call><function=></function></tool_call>",
-     "character 11: the call has no name"),
+     "character 21: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter>"
      "</function></tool_call>", "character 49: the parameter 'a' stands twice in one call"),
     ("qwen3_coder", "<tool_call><function= ></function></tool_call>",
-     "character 11: the call has no name"),
+     "character 22: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>",
      "character 23: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>",
-     "character 21: a parameter has no name"),
+     "character 12: a parameter has no name"),
     ("glm", "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
      "character 32: expected <arg_value>"),
-    ("glm", "<tool_call>f", "character 11: expected <arg_key> or </tool_call>"),
+    ("glm", "<tool_call>f", "character 12: expected <arg_key> or </tool_call>"),
     ("glm", "<tool_call></tool_call>", "character 11: the call has no name"),
     ("llama3", "<|python_tag|>search.call(q='x')", "character 14: expected a JSON object"),
     ("llama3", '{"name": "f", "parameters": ', "character 0: the JSON value is not closed"),
     ("llama3", '{"name": 3, "parameters": {}}', "character 0: the call has no name"),
-    ("mistral", "[TOOL_CALLS]f{}", "character 12: expected a JSON object"),
+    ("mistral", "[TOOL_CALLS]f{}", "character 13: expected [ARGS]"),
     ("mistral", "[TOOL_CALLS]f[ARGS][]", "character 19: the arguments are no JSON object but list"),
     ("mistral", "[TOOL_CALLS][1]", "character 13: a call is a JSON object, not int"),
     ("mistral", "[TOOL_CALLS]a[ARGS]oops", "character 19: expected a JSON object"),
-    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 12: the call has no name"),
+    ("mistral", '[TOOL_CALLS] {"name": " "}', "character 13: expected ["),
     ("harmony", "to=functions.f<|message|>x", "character 25: expected a JSON object"),
     ("harmony", "to=functions.<|message|>{}", "character 13: the call has no name"),
     ("harmony", "to=functions.f<|message|>[]",
@@ -349,6 +346,50 @@ def test_each_format_says_where_and_what(format: Any, text: str, reason: str) ->
     assert (parsed.calls, [m.error for m in parsed.malformed]) == ((), [reason])
     (malformed,) = parsed.malformed
     assert 0 <= malformed.start < malformed.end <= len(text)
+
+
+SAID = [
+    (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>1</parameter>\n</function>",
+        "character 0: expected <tool_call> before <function=",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=a>1\n<parameter=b>2</parameter></function></tool_call>",
+        "character 38: expected </parameter> before <parameter=b>",
+    ),
+    (
+        "glm",
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        "character 11: the call has no name",
+    ),
+    ("hermes", '<tool_call>{"name": "f", "argum', "character 11: the JSON value is not closed"),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=a>1</parameter><param",
+        "character 36: expected </parameter>",
+    ),
+    ("glm", "<tool_call>f<arg_key>a</arg_key><arg", "character 32: expected <arg_value>"),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "reason"), SAID)
+def test_a_broken_call_is_said_with_its_text(format: Any, text: str, reason: str) -> None:
+    parsed = parse_tool_calls(f"I look. {text}", format=format)
+    assert (parsed.content, parsed.calls) == ("I look.", ())
+    (malformed,) = parsed.malformed
+    assert (malformed.text, malformed.start, malformed.end) == (text, 8, 8 + len(text))
+    assert re.sub(r"\d+", lambda m: str(int(m[0]) - 8), malformed.error, count=1) == reason
+
+
+def test_a_parameter_that_no_schema_knows_is_text() -> None:
+    value = "1\n<parameter=b>2"
+    text = f"<tool_call><function=f><parameter=a>{value}</parameter></function></tool_call>"
+    tool = {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}
+    assert parse_tool_calls(text, format="qwen3_coder", tools=[tool]).calls == (
+        ToolCall("f", {"a": value}),
+    )
 
 
 def test_each_broken_call_of_a_list_has_its_own_place() -> None:
@@ -404,7 +445,7 @@ def test_a_value_that_is_not_closed_does_not_swallow_the_next_call(
     assert parsed.calls == (ToolCall("g", arguments),)
     close = {"qwen3_coder": "</parameter>", "glm": "</arg_value>"}[format]
     reason = f"character {broken.index('3')}: expected {close}"
-    assert parsed.malformed == (MalformedCall(0, len(broken), reason),)
+    assert parsed.malformed == (MalformedCall(0, len(broken), reason, broken),)
     assert parsed.content == ("ok" if "ok" in good else "")
 
 
@@ -439,6 +480,8 @@ def test_a_value_may_spell_the_tags_of_a_call(
         ({"type": "integer"}, "x", "x"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "number"}, "3", 3),
+        ({"type": "float"}, "3.5", 3.5),
+        ({"type": "int"}, "3", 3),
         ({"type": "number"}, "1e-7", 1e-7),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "boolean"}, "True", True),
@@ -517,14 +560,23 @@ UNITS = [
     "<tool_call><function=f><parameter=a>", '[TOOL_CALLS]f[ARGS]{"', "to=functions.f<|message|>{",
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
-COUNT = 8_000
-LIMIT_S = 4  # for so many units; about 0.1 s
+COUNT = 500
+TIMES = 8  # as much text
+LIMIT = 24  # times as long; linear is 8, quadratic is 64
 
 
-def seconds(parse: Any, text: str) -> float:
-    began = time.perf_counter()
-    parse(text)
-    return time.perf_counter() - began
+def grows(parse: Any, unit: str, tail: str = "") -> float:
+    """How many times as much processor time `TIMES` as much text takes."""
+
+    def seconds(count: int) -> float:
+        taken = []
+        for _ in range(3):
+            began = time.thread_time()
+            parse(unit * count + tail)
+            taken.append(time.thread_time() - began)
+        return min(taken)
+
+    return seconds(COUNT * TIMES) / max(seconds(COUNT), 1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -533,15 +585,15 @@ def test_hostile_text_takes_linear_time(format: Any, unit: str) -> None:
     def parse(text: str) -> ParsedCalls:
         return parse_tool_calls(text, format=format)
 
-    for tail in ("", "}" * COUNT, "</tool_call>"):
-        assert seconds(parse, unit * COUNT + tail) < LIMIT_S
-    assert seconds(parse, '<tool_call>{"a": "' + unit * COUNT) < LIMIT_S
+    assert grows(parse, unit) < LIMIT
+    assert grows(parse, unit, "</tool_call>") < LIMIT
+    assert grows(lambda text: parse('<tool_call>{"a": "' + text), unit) < LIMIT
 
 
 def test_a_parser_that_is_not_linear_would_be_caught() -> None:
     """The negative control: it looks for the close of each of the unclosed tags."""
     naive = re.compile(r"<tool_call>(.|\n)*?</tool_call>").findall
-    assert seconds(naive, "<tool_call>" * (COUNT // 4)) * 4 * 4 > LIMIT_S
+    assert grows(naive, "<tool_call>") > LIMIT
 
 
 def test_an_unknown_format_is_refused() -> None:

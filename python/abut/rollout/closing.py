@@ -4,17 +4,14 @@ One function for the engine, the audit and the replay: what is certified is what
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from abut._native import Tokenizer
 from abut.messages import Message
 from abut.parts import Part
 from abut.processor import PartsProcessor
-
-Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
+from abut.rollout.sampled_text import Ids, sampled_text
 
 
 def stops_in(ids: Ids, stop_token_ids: Collection[int]) -> list[int]:
@@ -55,6 +52,6 @@ def turn_close(
         ends = [processor.closing(messages, after=int(ids[place])) for place in stops]
         return min(ends, key=lambda parts: len("".join(parts)))
     close_thinking = getattr(processor, "close_thinking", None)
-    if close_thinking is not None and (thinking := close_thinking(tokenizer.decode(ids))):
+    if close_thinking is not None and (thinking := close_thinking(sampled_text(tokenizer, ids))):
         return [*thinking, *processor.closing(messages)]
     return processor.closing(messages, after=int(ids[-1]))

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
-from abut.parts import Part
+from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor
-from abut.rollout.closing import Ids, stops_in, turn_close
+from abut.rollout.closing import stops_in, turn_close
 from abut.rollout.rollout import StopReason
+from abut.rollout.sampled_text import Ids, sampled_text
 
 # What is encoded in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
@@ -217,7 +218,7 @@ class Conversation:
         messages, text, stop = len(self.messages), "", _Stop()
         if len(ids):
             text, stop = self._until_stop(start, ids, stop_string)
-            self.messages.append({"role": "assistant", "content": text})
+            self.messages.append({"role": "assistant", "content": str(text)})
             self._written = len(self.messages)
         turn = Heard(
             start,
@@ -323,7 +324,7 @@ class Conversation:
             stop_token = start + self._stops[0]
             ids = ids[: self._stops[0]]
         if stop_string is None:
-            return self._tokenizer.decode(ids), _Stop(stop_token)
+            return sampled_text(self._tokenizer, ids), _Stop(stop_token)
         spoken = decode_bytes(ids)
         at = spoken.find(stop_string.encode())
         if at < 0 or not stop_string:
@@ -335,6 +336,8 @@ class Conversation:
         token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
         inside = at > len(decode_bytes(ids[:token]))
         text = spoken[:at].decode("utf-8", errors="replace")
+        whole = sampled_text(self._tokenizer, ids)
+        text = whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text
         return text, _Stop(start + token, stop_string, inside)
 
     def _write(self, parts: list[Part], provenance: Literal["prompt", "env", "close"]) -> Written:

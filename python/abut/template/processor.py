@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from abut.errors import TemplateError
 from abut.messages import Message
-from abut.parts import Part, Scaffold
+from abut.parts import Part, Sampled, Scaffold, veiled
 from abut.template.content_rule import as_rendered
 from abut.template.form import Form, form_of
 from abut.template.increment import Increment
@@ -27,7 +27,7 @@ from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
 from abut.template.thinking import ThinkingFormat, find_thinking
 from abut.template.tool_calls import tool_call_parser
-from abut.tool_calls.parse import Parse, ParsedCalls
+from abut.tool_calls.parse import Parse, ParsedCalls, parsed_as_sampled
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -266,7 +266,10 @@ class ChatTemplateProcessor:
 
         The text of one stop token at the end, if it is there, belongs to neither.
         """
-        return self.thinking.split(self._without_stop(completion))
+        reasoning, action = self.thinking.split(self._without_stop(veiled(completion)))
+        if isinstance(completion, Sampled):
+            return str(completion.part(reasoning)), completion.part(action)
+        return reasoning, action
 
     def parse_tool_calls(self, action: str) -> ParsedCalls:
         """The tool calls in an action, see `abut.template.tool_calls`.
@@ -275,14 +278,16 @@ class ChatTemplateProcessor:
             TemplateError: the template writes no tool calls, or in a form that is not known.
         """
         if self._parse_tool_calls is None:
+            tools, stops = self._render.tools, self.report.stop_tokens
             self._parse_tool_calls = tool_call_parser(
-                self._tokenizer, self._render, tools=self._render.tools, stop=self._end.stop
+                self._tokenizer, self._render, tools=tools, stops=stops
             )
-        return self._parse_tool_calls(self._without_stop(action))
+        parse, without_stop = self._parse_tool_calls, self._without_stop
+        return parsed_as_sampled(lambda text: parse(without_stop(text)), action)
 
     def close_thinking(self, completion: str) -> list[Part]:
         """What closes thinking that a completion was cut in, as the template would; else `[]`."""
-        closing = self.thinking.closing(completion)
+        closing = self.thinking.closing(veiled(completion))
         return [Scaffold(closing)] if closing else []
 
     def _without_stop(self, completion: str) -> str:

@@ -1,58 +1,72 @@
-"""The parser for what a chat template writes as a tool call: the one that gives it back.
+"""The parser for what a chat template writes as a tool call, derived from it and proved.
 
-Which format a template has is found by rendering: the parser that gives back the call which the
-template wrote is the right one.
+Invariant: what a parser is taken for is what it gives back: calls that the template wrote come back
+as they were, and rendered again they are the same text.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 from abut.errors import TemplateError
-from abut.template.probe import user
+from abut.template.call_form import derive_forms
+from abut.template.call_probe import CALLS, CallProbe, call_probes
+from abut.template.call_proof import CallProof
+from abut.template.call_turns import Turns
 from abut.template.rendering import schema_of
-from abut.template.thinking import Render, after_common_prefix, after_user
-from abut.tool_calls.formats import ToolCall
-from abut.tool_calls.parse import (
-    MalformedCall,
-    Parse,
-    ParsedCalls,
-    ToolCallFormat,
-    parse_tool_calls,
-)
+from abut.template.thinking import Render
+from abut.tool_calls.call import ToolCall
+from abut.tool_calls.formats import FORMS, READERS, ReadCalls
+from abut.tool_calls.parse import MalformedCall, Parse, ParsedCalls, parsed
+from abut.tool_calls.reader import FormReader
+from abut.tool_calls.values import parameter_schemas
 
 
 def tool_call_parser(
-    hf_tokenizer: Any, render: Render, *, tools: Sequence[Any] | None = None, stop: str = ""
+    hf_tokenizer: Any,
+    render: Render,
+    *,
+    tools: Sequence[Any] | None = None,
+    stops: Sequence[str] = (),
 ) -> Parse:
     """The parser for what a template writes as a tool call.
 
-    Tried are `parse_response` of transformers, where the tokenizer has a response template, and
-    every format of `parse_tool_calls`. The first that gives back a call with a hard text in its
-    argument (quotes, outer whitespace, the tags themselves) is taken, else the first that gives
-    back a plain one. So a response template that loses whitespace gives way to a format that does
-    not.
+    Tried are the formats that no template says (`harmony`), then what the template writes, and
+    last `parse_response` of transformers, where the tokenizer has a response template. Taken is the
+    one that gives back the most of what is written: several calls, text before them, no arguments,
+    hard texts, values of each kind.
 
     Args:
         hf_tokenizer: a transformers tokenizer.
         render: renders with its template, or raises `TemplateError`.
         tools: JSON schemas or functions, as for `apply_chat_template`.
-        stop: the text of the template's stop token; some response templates need to see it.
+        stops: the texts of the tokens that end a turn.
 
     Raises:
         TemplateError: the template writes no tool calls, or in a form that none of them reads.
     """
     schemas = [schema_of(tool) for tool in tools or ()]
-    candidates: list[Parse] = [
-        lambda text, format=format: parse_tool_calls(text, format=format, tools=schemas)  # type: ignore[misc]
-        for format in get_args(ToolCallFormat)
-    ]
-    if getattr(hf_tokenizer, "response_template", None) is not None:
-        candidates.insert(0, _transformers_parser(hf_tokenizer, schemas, stop))
-    for argument in _ARGUMENTS:
-        for written in _written_calls(render, argument):
-            for parse in candidates:
-                if _gives_back(parse, written, argument):
-                    return parse
+    of_parameters = parameter_schemas(schemas)
+    best: tuple[int, Parse] | None = None
+    for probe in call_probes(render):
+        turns = Turns(probe, stops)
+        proof = CallProof(probe, turns)
+        candidates: list[Parse] = [
+            lambda text, read=read: parsed(text, read(text, of_parameters))  # type: ignore[misc]
+            for read in _readers(probe, turns)
+        ]
+        if getattr(hf_tokenizer, "response_template", None) is not None:
+            candidates.append(transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
+        for parse in candidates:
+            if not proof.gives_back(parse, CALLS[:1]):
+                continue
+            faults = len(proof.faults(parse))
+            if best is None or faults < best[0]:
+                best = faults, parse
+            if faults == 0:
+                return parse
+    if best is not None:
+        return best[1]
     raise TemplateError(
         "the template writes no tool call, or in a form that is not known\n"
         "hint: use the template of a model that calls tools, or set the tokenizer's "
@@ -60,37 +74,22 @@ def tool_call_parser(
     )
 
 
-_NAME, _KEY, _ANSWER = "abutName", "abutKey", "abutAnswer"
+def _readers(probe: CallProbe, turns: Turns) -> Iterator[ReadCalls]:
+    yield READERS["harmony"]
+    for form in derive_forms(probe, turns):
+        # A named format also has what its family writes and its template does not.
+        named = next((name for name, known in FORMS.items() if _same(form, known)), None)
+        yield FormReader(form) if named is None else READERS[named]
 
 
-_ARGUMENTS = (' "q\\" </tool_call>\n<|im_end|> é\n', "abutValue")
+def _same(form: Any, known: Any) -> bool:
+    bare = replace(known, marks=(), between=form.between)
+    return bool(known.marks) and bare == replace(form, ordinary=frozenset())
 
 
-def _written_calls(render: Render, argument: str) -> Iterator[str]:
-    """What the template writes for a call after the generation prompt, in its various forms."""
-    arguments = {_KEY: argument}
-    function = {"name": _NAME, "arguments": arguments}
-    call = {"id": "abutCall0", "type": "function", "function": function}
-    for content in ("", None):
-        message = {"role": "assistant", "content": content, "tool_calls": [call]}
-        try:
-            prompt = after_user(render([user()]))
-            written = after_user(render([user(), message], add_generation_prompt=False))
-        except TemplateError:
-            continue
-        yield after_common_prefix(written, prompt)
+def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:
+    """`parse_response` of transformers; it reads all calls of an action or none."""
 
-
-def _gives_back(parse: Parse, written: str, argument: str) -> bool:
-    parsed, answer = parse(written), parse(_ANSWER)
-    return (
-        [(call.name, call.arguments) for call in parsed.calls] == [(_NAME, {_KEY: argument})]
-        and not parsed.malformed
-        and (answer.content, answer.calls, answer.malformed) == (_ANSWER, (), ())
-    )
-
-
-def _transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:
     def parse(text: str) -> ParsedCalls:
         try:
             # Some response templates end a call with the stop token, others do not know it there.
@@ -105,7 +104,7 @@ def _transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> 
                     raise TypeError(f"{call.name!r} is called with {call.arguments!r}")
         except Exception as error:  # regexes and transforms of the tokenizer can raise anything
             reason = f"parse_response: {type(error).__name__}: {error}"
-            return ParsedCalls("", (), (MalformedCall(0, len(text), reason),))
+            return ParsedCalls("", (), (MalformedCall(0, len(text), reason, text),))
         return ParsedCalls(message.get("content") or "", tuple(calls), ())
 
     return parse

@@ -5,12 +5,14 @@ Invariant: nothing that a model writes raises. A call that is not what its forma
 text, whatever it spells.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from abut.tool_calls.formats import PARSERS, ToolCall
-from abut.tool_calls.values import Wrong, parameter_schemas
+from abut.parts import Sampled
+from abut.tool_calls.call import Found, ToolCall, Wrong
+from abut.tool_calls.formats import READERS
+from abut.tool_calls.values import parameter_schemas
 
 __all__ = [
     "MalformedCall",
@@ -45,6 +47,8 @@ class MalformedCall:
     """Behind its last character."""
     error: str
     """The place, counted from 0 in the text, and the reason."""
+    text: str
+    """What stands there."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,9 @@ def parse_tool_calls(
     """Find the tool calls in an action.
 
     Args:
-        text: a completion without its thinking and its stop token.
+        text: a completion without its thinking and its stop token. What the engine hands to an
+            environment knows where control tokens were sampled: those that are only spelled begin
+            no call.
         format: how its family writes calls.
         tools: JSON schemas of the tools. `qwen3_coder` and `glm` write text and numbers alike:
             where the schema of a parameter says what it is, it is read as that. Where it does not
@@ -76,19 +82,44 @@ def parse_tool_calls(
         ValueError: an unknown `format`; never for what the text holds.
         TypeError: a tool is no JSON schema, but a function, say.
     """
-    if format not in PARSERS:
+    if format not in READERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
+    read, schemas = READERS[format], parameter_schemas(tools)
+    return parsed_as_sampled(lambda text: parsed(text, read(text, schemas)), text)
+
+
+def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
+    """What was found in a text, and the text around it."""
     calls: list[ToolCall] = []
     malformed: list[MalformedCall] = []
     around: list[str] = []
     free = 0
-    for start, end, results in PARSERS[format](text, parameter_schemas(tools)):
-        around.append(text[free:start])
+    for start, end, results in found:
+        if free < start:
+            around.append(text[free:start])
         free = end
         for result in results:
             if isinstance(result, Wrong):
-                malformed.append(MalformedCall(start, end, str(result)))
+                malformed.append(MalformedCall(start, end, str(result), text[start:end]))
             else:
                 calls.append(result)
     content = "".join([*around, text[free:]]).strip() if free else text
     return ParsedCalls(content, tuple(calls), tuple(malformed))
+
+
+def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
+    """What was parsed, where the control tokens of a call count only if they were sampled.
+
+    Args:
+        parse: the parser.
+        text: a `Sampled` where the policy spelled control tokens with other tokens.
+    """
+    if not isinstance(text, Sampled):
+        return parse(text)
+    found = parse(text.veiled)
+    show = text.unveiled
+    return ParsedCalls(
+        show(found.content),
+        tuple(ToolCall(show(c.name), show(c.arguments), show(c.id)) for c in found.calls),
+        tuple(MalformedCall(m.start, m.end, show(m.error), show(m.text)) for m in found.malformed),
+    )

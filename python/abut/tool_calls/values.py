@@ -6,77 +6,68 @@ stays text unless a schema says otherwise.
 
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
+
+from abut.tool_calls.call import Wrong
+from abut.tool_calls.literals import PYTHON, skip_space
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """For each tool the schema of each parameter."""
 
-# A whole string, or one that is not closed (group 1 is empty), or a bracket. The quantifiers are
-# possessive: an unclosed string is read once, not once from each of its characters.
-_STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}\[\]]', re.DOTALL)
-_SPACE = re.compile(r"\s*+")
+# Names of Python's types, which people write into schemas by hand.
+_ALIASES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
 
 
-class Wrong(Exception):
-    """A call is not what its format asks for: the place, from 0 in the text, and the reason."""
-
-    def __init__(self, at: int, what: str) -> None:
-        super().__init__(f"character {at}: {what}")
+_WINDOW = 8192
 
 
-class JsonValues:
-    """JSON values in a text, each character of which is searched once for the end of a value.
+def read_json(text: str, at: int) -> tuple[Any, int]:
+    """The object or list that comes next, and where it ends; strictly, as `load_json`.
 
-    Where one call is broken, the search for its end may run far into the text. A call that begins
-    in there is then searched only up to `limit`, the next place at which a call may end.
+    It is read up to the first character that cannot follow, so texts full of broken values are read
+    about twice: what goes on past the tag before another value has that tag inside a string, and
+    from there on one of the two is inside a string where the other is not. At the next tag, one of
+    them is broken.
+
+    Raises:
+        Wrong: there is none.
     """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._searched = 0
-
-    def value(self, start: int, limit: int) -> tuple[Any, int]:
-        """The object or array that comes next, and where it ends.
-
-        Raises:
-            Wrong: there is none.
-        """
-        start = skip_space(self._text, start)
-        if self._text[start : start + 1] not in ("{", "["):
-            raise Wrong(start, "expected a JSON object")
-        stop = limit if start < self._searched else len(self._text)
-        depth = 0
-        for match in _STRUCTURE.finditer(self._text, start, stop):
-            if match[1] == "":
-                break
-            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
-            if depth == 0:
-                self._searched = max(self._searched, match.end())
-                return self._load(start, match.end()), match.end()
-        self._searched = max(self._searched, stop)
-        raise Wrong(start, "the JSON value is not closed")
-
-    def _load(self, start: int, end: int) -> Any:
+    at = skip_space(text, at)
+    if text[at : at + 1] not in ("{", "["):
+        raise Wrong(at, "expected a JSON object")
+    window = _WINDOW
+    while True:
+        # An error of the decoder counts the lines before it: from the begin of the value only.
+        piece = text[at : at + window]
         try:
-            return load_json(self._text[start:end])
+            value, end = _JSON.raw_decode(piece)
+            if piece.find("\\u", 0, end) >= 0:
+                _check_surrogates(value)
         except json.JSONDecodeError as error:
-            raise Wrong(start + error.pos, f"no JSON: {error.msg}") from None
-        except ValueError as error:
-            raise Wrong(start, f"no JSON: {error}") from None
+            unterminated = error.msg.startswith("Unterminated")
+            if at + window < len(text) and (unterminated or error.pos > window - _LONGEST_WORD):
+                window *= 16
+            elif unterminated or skip_space(piece, error.pos) == len(piece):
+                raise Wrong(at, "the JSON value is not closed") from None
+            else:
+                raise Wrong(at + error.pos, f"no JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise Wrong(at, f"no JSON: {_reason(error)}") from None
+        else:
+            return value, at + end
 
 
-def array_items(text: str, start: int) -> Iterator[tuple[int, int, Any]]:
-    """Each item of the array that comes next, which `JsonValues` has read: where it is, and it."""
-    at = skip_space(text, skip_space(text, start) + 1)
-    while text[at] != "]":
-        value, end = _JSON.raw_decode(text, at)
-        yield at, end, value
-        at = skip_space(text, end)
-        if text[at] == ",":
-            at = skip_space(text, at + 1)
+_LONGEST_WORD = 16  # a word or an escape that the window cuts is reported at its begin
 
 
 def _constant(name: str) -> Any:
@@ -90,11 +81,13 @@ def _finite(digits: str) -> float:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for key, item in pairs:
-        if key in value:
-            raise ValueError(f"the key {key!r} stands twice in one object")
-        value[key] = item
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r} stands twice in one object")
+            seen.add(key)
     return value
 
 
@@ -111,19 +104,42 @@ def load_json(source: str) -> Any:
     """
     try:
         value = _JSON.decode(source)
-        if "\\ud" in source.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair") from None
+        if "\\u" in source:
+            _check_surrogates(value)
+    except RecursionError as error:
+        raise ValueError(_reason(error)) from None
     return value
 
 
-def skip_space(text: str, at: int) -> int:
-    """Where the whitespace at `at` ends."""
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+def _check_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair") from None
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def load_literal(source: str) -> Any:
+    """The JSON value, or Python's: templates that lack a filter write `True` and `{'a': None}`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return load_json(source)
+    except ValueError:
+        if not source.startswith(("[", "{", "(", "T", "F", "N")):
+            raise
+    try:
+        value, end = PYTHON.read(source, 0)
+    except Wrong as wrong:
+        raise ValueError(str(wrong)) from None
+    if source[end:].strip():
+        raise ValueError(f"character {end}: text behind the value")
+    return value
 
 
 def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
@@ -157,7 +173,7 @@ def typed(text: str, schema: Any) -> Any:
     if "boolean" in types and text in ("true", "True", "false", "False"):
         return text in ("true", "True")
     try:
-        value = load_json(text)
+        value = load_literal(text)
     except ValueError:
         return text
     if isinstance(value, float) and "number" not in types:
@@ -194,7 +210,7 @@ def _types(schema: Any) -> set[str]:
         seen.add(id(schema))
         declared = schema.get("type")
         names = declared if isinstance(declared, list) else [declared]
-        types.update(name for name in names if isinstance(name, str))
+        types.update(_ALIASES.get(name, name) for name in names if isinstance(name, str))
         if schema.get("nullable"):
             types.add("null")
         for union in ("anyOf", "oneOf"):

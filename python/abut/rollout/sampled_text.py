@@ -1,0 +1,56 @@
+"""The text of what was sampled: a control token counts only where it was sampled.
+
+A policy can spell `<tool_call>` with other tokens, and an answer that quotes one is no call.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut._native import Tokenizer
+from abut.parts import Sampled
+
+Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
+
+# Noncharacters and characters for private use, of which no text has all.
+_VEILS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0x10FFFE))
+
+
+def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
+    """The text of ids; a `Sampled` where it spells control tokens that are not among them.
+
+    Args:
+        tokenizer: decodes them.
+        ids: `(T,)`, as they were sampled.
+    """
+    text = tokenizer.decode(ids)
+    spelled = tokenizer.control_spellings(text)
+    if not spelled:
+        return text
+    tokens = [tokenizer.token_to_id(token) for _, token in spelled]
+    wanted = frozenset(tokens)
+    places = [place for place, token in enumerate(ids) if token in wanted]
+    if [int(ids[place]) for place in places] == tokens:
+        return text
+    # The runs between those that were sampled are text, whatever they spell.
+    pieces: list[tuple[str, bool]] = []
+    for before, place in pairwise([-1, *places, len(ids)]):
+        pieces.append((tokenizer.decode(ids[before + 1 : place]), False))
+        pieces.append((tokenizer.decode(ids[place : place + 1]), True))
+    firsts = sorted({token[0] for _, token in spelled})
+    free = (veil for veil in map(chr, chain(*_VEILS)) if veil not in text)
+    hide = dict(zip(firsts, free, strict=False))
+    veiled = "".join(
+        piece if is_token else _veiled(tokenizer, piece, hide) for piece, is_token in pieces
+    )
+    return Sampled(veiled, {veil: first for first, veil in hide.items()})
+
+
+def _veiled(tokenizer: Tokenizer, text: str, hide: dict[str, str]) -> str:
+    characters = list(text)
+    for place, token in tokenizer.control_spellings(text):
+        characters[place] = hide.get(token[0], token[0])
+    return "".join(characters)

@@ -1,0 +1,276 @@
+"""How a template writes calls, found by rendering some: a `CallForm`.
+
+What is found is a guess until it is proved (`tool_calls`): nothing here decides whether it holds.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from abut.errors import TemplateError
+from abut.template.call_marks import call_marks
+from abut.template.call_probe import (
+    CONTENT,
+    KEY,
+    NAME,
+    OTHER_KEY,
+    OTHER_NAME,
+    OTHER_VALUE,
+    VALUE,
+    CallProbe,
+    call_id,
+)
+from abut.template.call_turns import Turns, common_prefix, common_suffix
+from abut.tool_calls.call import Wrong
+from abut.tool_calls.form import CallForm, NamedBody, ObjectBody, Parameters, Piece, Slot
+from abut.tool_calls.literals import PYTHON
+from abut.tool_calls.patterns import TAG
+from abut.tool_calls.values import load_json, read_json
+
+_ONE: dict[str, Any] = {KEY: VALUE}
+_TWO: dict[str, Any] = {KEY: OTHER_VALUE}
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Where the body of a call stands in a text.
+
+    Attributes:
+        start: of its first slot, or of its object.
+        end: behind its object or its last value.
+        kind: how it is written: `object`, or a name and arguments that are one `whole` object or
+            `parameters`.
+        header: the slots before the arguments, and the text behind each.
+        object: where it is one.
+    """
+
+    start: int
+    end: int
+    kind: Literal["object", "whole", "parameters"]
+    header: tuple[Piece, ...] = ()
+    object: ObjectBody | None = None
+
+
+def derive_forms(probe: CallProbe, turns: Turns) -> Iterator[CallForm]:
+    """What the calls that a template writes look like, the likeliest form first.
+
+    Args:
+        probe: gives them to the template.
+        turns: what it writes in turns without calls.
+    """
+    written = probe.written([(NAME, _ONE)])
+    for placed in _placings(written, 0, NAME, _ONE, 0):
+        try:
+            form = _form(probe, turns, written, placed)
+        except TemplateError:
+            continue
+        if form is not None:
+            yield form
+
+
+def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> CallForm | None:
+    ordinary = turns.tags
+    before, after, middle = written[: placed.start], written[placed.end :], None
+    header = placed.header
+    two = _two_calls(probe, placed.kind)
+    if two is not None:
+        both, first, second = two
+        before, middle, after = (
+            both[: first.start],
+            both[first.end : second.start],
+            both[second.end :],
+        )
+        header = _with_numbers(first.header, second.header)
+    parameters = None
+    if placed.kind == "parameters":
+        found = _parameters(probe, header, after)
+        if found is None:
+            return None
+        parameters, header, close = found
+        after = after.removeprefix(close)
+        middle = None if middle is None else middle.removeprefix(close)
+    after = turns.before_end(after)
+    lead = _behind_content(probe, placed)
+    if lead is not None:
+        before = common_suffix(before, lead)
+    if middle is None:
+        form = CallForm(ObjectBody(), open=before, close=after)
+    else:
+        begin, open_, close, between, end = _taken_apart(before, middle, after)
+        if not begin.strip() and not TAG.sub("", end).strip():
+            end = ""  # what ends such a turn
+        form = CallForm(ObjectBody(), begin, open_, close, between, end)
+    if lead is None:  # what stands between the prompt and calls stands before answers, too
+        if middle is None or not form.begin.strip():
+            form = replace(form, open=_behind_tags(form.open, ordinary))
+        else:
+            form = replace(form, begin=_behind_tags(form.begin, ordinary))
+    form = replace(form, begin=form.begin if form.begin.strip() else "")
+    body = placed.object or NamedBody(header, parameters)
+    texts = [form.begin, form.open, form.close, form.between, form.end, *(p.text for p in header)]
+    tags = frozenset(tag for text in texts for tag in TAG.findall(text) if tag in ordinary)
+    return replace(form, body=body, ordinary=tags, text_before=lead is not None)
+
+
+def _two_calls(probe: CallProbe, kind: str) -> tuple[str, _Placed, _Placed] | None:
+    """Two calls, and where they stand; None where the template writes one at the most."""
+    try:
+        both = probe.written([(NAME, _ONE), (OTHER_NAME, _TWO)])
+    except TemplateError:
+        return None
+    for first in _placings(both, 0, NAME, _ONE, 0):
+        if first.kind == kind:
+            for second in _placings(both, first.end, OTHER_NAME, _TWO, 1):
+                if second.kind == kind:
+                    return both, first, second
+    return None
+
+
+def _placings(
+    text: str, at: int, name: str, arguments: dict[str, Any], number: int
+) -> Iterator[_Placed]:
+    """Where a call may stand behind `at`."""
+    named = text.find(name, at)
+    ((key, value),) = arguments.items()
+    if named < 0 or value not in text[named:]:
+        return
+    for match in re.finditer(r"\{", text[at : named + 1]):
+        if (placed := _as_object(text, at + match.start(), name, arguments, number)) is not None:
+            yield placed
+            break
+    for brace in re.finditer(r"\{", text[named:]):
+        start = named + brace.start()
+        whole, end, _ = _object_at(text, start)
+        if whole == arguments:
+            begin, header = _header(text, name, number, at, start)
+            yield _Placed(begin, end, "whole", header)
+            break
+    keyed = text.find(key, named)
+    valued = text.find(value, keyed)
+    if 0 <= keyed < valued:
+        begin, header = _header(text, name, number, at, keyed)
+        yield _Placed(begin, valued + len(value), "parameters", header)
+
+
+def _header(text: str, name: str, number: int, at: int, end: int) -> tuple[int, tuple[Piece, ...]]:
+    """The begin of the first slot, and all of them up to `end`."""
+    slots: list[tuple[int, int, Slot]] = []
+    for slot, word in (("name", name), ("id", call_id(number))):
+        for match in re.finditer(re.escape(word), text[:end]):
+            if match.start() >= at:
+                slots.append((match.start(), match.end(), slot))  # type: ignore[arg-type]
+    slots.sort()
+    behind = [start for start, _, _ in slots[1:]] + [end]
+    pieces = tuple(Piece(s, text[b:e]) for (_, b, s), e in zip(slots, behind, strict=True))
+    return slots[0][0], pieces
+
+
+def _object_at(text: str, at: int) -> tuple[Any, int, Literal["json", "python"]]:
+    try:
+        return *read_json(text, at), "json"
+    except Wrong:
+        pass
+    try:
+        return *PYTHON.read(text, at), "python"
+    except Wrong:
+        return None, at, "json"
+
+
+def _as_object(
+    text: str, at: int, name: str, arguments: dict[str, Any], number: int
+) -> _Placed | None:
+    whole, end, syntax = _object_at(text, at)
+    path: tuple[str, ...] = ()
+    inner = whole
+    while isinstance(inner, dict):
+        if inner == {name: arguments}:
+            return _Placed(at, end, "object", object=ObjectBody(None, path=path, syntax=syntax))
+        named = next((key for key, value in inner.items() if value == name), None)
+        given = next((key for key, value in inner.items() if _is(value, arguments)), None)
+        if named is not None and given is not None:
+            ids = [key for key, value in {**whole, **inner}.items() if value == call_id(number)]
+            body = ObjectBody(named, given, ids[0] if ids else None, path, syntax)
+            return _Placed(at, end, "object", object=body)
+        deeper = next((key for key, value in inner.items() if isinstance(value, dict)), None)
+        if deeper is None:
+            break
+        path, inner = (*path, deeper), inner[deeper]
+    return None
+
+
+def _is(value: Any, arguments: dict[str, Any]) -> bool:
+    if isinstance(value, str):
+        try:
+            value = load_json(value)
+        except ValueError:
+            return False
+    return bool(value == arguments)
+
+
+def _with_numbers(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """The header, with a slot where the calls are numbered."""
+    pieces: list[Piece] = []
+    for piece, other in zip(first, second, strict=False):
+        numbers = zip(re.finditer(r"\d+", piece.text), re.findall(r"\d+", other.text), strict=False)
+        counted = [match for match, number in numbers if match[0] != number]
+        if not counted:
+            pieces.append(piece)
+            continue
+        at = counted[0]
+        pieces.append(Piece(piece.slot, piece.text[: at.start()]))
+        pieces.append(Piece("number", piece.text[at.end() :]))
+    return tuple(pieces)
+
+
+def _parameters(
+    probe: CallProbe, header: tuple[Piece, ...], after: str
+) -> tuple[Parameters, tuple[Piece, ...], str] | None:
+    """How arguments are written one by one, the header without them, and what closes the last."""
+    pair = probe.written([(NAME, {KEY: VALUE, OTHER_KEY: OTHER_VALUE})])
+    valued = pair.find(VALUE) + len(VALUE)
+    later = pair.find(OTHER_KEY, valued)
+    if valued < len(VALUE) or later < 0 or KEY in after:
+        return None
+    last = header[-1]
+    begun, open_, close, between, _ = _taken_apart(last.text, pair[valued:later], after)
+    marks = call_marks(probe, after.removeprefix(close))
+    if marks is None:
+        return None
+    header = (*header[:-1], Piece(last.slot, begun))
+    return Parameters(open_, marks, between), header, close
+
+
+def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
+    """What stands between text and a first call; None where no text is written there."""
+    try:
+        text = probe.written([(NAME, _ONE)], content=CONTENT)
+    except TemplateError:
+        return None
+    at = text.find(CONTENT)
+    if at < 0:
+        return None
+    for there in _placings(text, at, NAME, _ONE, 0):
+        if there.kind == placed.kind:
+            return text[at + len(CONTENT) : there.start]
+    return None
+
+
+def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, str, str]:
+    """`begin`, `open`, `close`, `between` and `end`, from what is before, between and after."""
+    open_ = common_suffix(before, middle)
+    rest = middle.removesuffix(open_)
+    close = common_prefix(rest, after)
+    return (
+        before.removesuffix(open_),
+        open_,
+        close,
+        rest.removeprefix(close),
+        after.removeprefix(close),
+    )
+
+
+def _behind_tags(text: str, ordinary: Collection[str]) -> str:
+    """The text behind the last of these tags."""
+    ends = [match.end() for match in TAG.finditer(text) if match[0] in ordinary]
+    return text[max(ends, default=0) :]

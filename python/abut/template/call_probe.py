@@ -1,0 +1,103 @@
+"""Renders tool calls behind one user message: what a template writes of them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from abut.errors import TemplateError
+from abut.template.probe import assistant, user
+from abut.template.thinking import Render, after_common_prefix, after_user
+
+NAME, OTHER_NAME = "abutName", "abutOther"
+KEY, OTHER_KEY = "abutKey", "abutLater"  # in this order also where a template sorts them
+VALUE, OTHER_VALUE = "abutValue", "abutSecond"
+CONTENT, ANSWER = "abutContent", "abutAnswer"
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (NAME, {KEY: VALUE}),
+    (OTHER_NAME, {KEY: OTHER_VALUE, OTHER_KEY: 2}),
+]
+"""Two calls, for proofs."""
+
+
+class Call(Protocol):
+    """A name and arguments."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def arguments(self) -> dict[str, Any]: ...  # noqa: D102
+
+
+def call_id(k: int) -> str:
+    """The id of the call with this number; Mistral's have nine characters."""
+    return f"abutCall{k}"
+
+
+@dataclass(frozen=True)
+class CallProbe:
+    """How a template is given calls.
+
+    Attributes:
+        render: renders with the template.
+        as_text: whether the arguments are their JSON text.
+        content: beside calls without text.
+    """
+
+    render: Render
+    as_text: bool
+    content: str | None
+
+    def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
+        """What stands behind the generation prompt.
+
+        Raises:
+            TemplateError: the template does not render it.
+        """
+        message = {
+            "role": "assistant",
+            "content": self.content,
+            "tool_calls": [self._call(k, *call) for k, call in enumerate(calls)],
+            **keys,
+        }
+        return self.behind_prompt(message)
+
+    def behind_prompt(self, message: dict[str, Any]) -> str:
+        """What stands of a message behind the generation prompt."""
+        written = after_user(self.render([user(), message], add_generation_prompt=False))
+        return after_common_prefix(written, self._prompt)
+
+    @cached_property
+    def _prompt(self) -> str:
+        return after_user(self.render([user()]))
+
+    def ordinary(self) -> str:
+        """What the template writes in turns without calls."""
+        texts = [self._prompt]
+        for messages in ([user(), assistant(ANSWER), user()], [user(), assistant(ANSWER)]):
+            try:
+                texts.append(self.render(messages))
+                texts.append(self.render(messages, add_generation_prompt=False))
+            except TemplateError:
+                continue
+        return texts[0] + "".join(text.partition(user()["content"])[2] for text in texts[1:])
+
+    def _call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        given: Any = json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments
+        function = {"name": name, "arguments": given}
+        return {"id": call_id(k), "type": "function", "function": function}
+
+
+def call_probes(render: Render) -> Iterator[CallProbe]:
+    """The ways in which the template takes calls and writes them."""
+    for as_text in (False, True):
+        for content in ("", None):
+            probe = CallProbe(render, as_text, content)
+            try:
+                written = probe.written([(NAME, {KEY: VALUE})])
+            except TemplateError:
+                continue
+            if NAME in written and VALUE in written:
+                yield probe

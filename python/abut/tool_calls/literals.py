@@ -1,0 +1,144 @@
+"""Values as Python writes them, and as Gemma does: objects with bare keys, strings in own quotes.
+
+Invariant: a reader stops at the first character that cannot follow, so that what is broken is not
+read to the end of the text.
+"""
+
+import ast
+import math
+import re
+from typing import Any
+
+from abut.tool_calls.call import Wrong
+
+_SPACE = re.compile(r"\s*+")
+_STRING = re.compile(r"'[^'\\]*+(?:\\.[^'\\]*+)*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?+\d++)?+(?![\w.])")
+_WORD = re.compile(r"(true|false|null|none)\b", re.IGNORECASE)
+_BARE_KEY = re.compile(r"[^\s:,{}\[\]<>]++")
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+class Literals:
+    """Reads one kind of literals.
+
+    Args:
+        quote: what strings stand between, without any escapes; None: as in Python.
+    """
+
+    def __init__(self, quote: str | None = None) -> None:
+        self._quote = quote
+
+    def read(self, text: str, at: int) -> tuple[Any, int]:
+        """The value that comes next, and where it ends.
+
+        Raises:
+            Wrong: there is none.
+        """
+        try:
+            return self._value(text, skip_space(text, at))
+        except RecursionError:
+            raise Wrong(at, "the value is nested too deeply") from None
+
+    def _value(self, text: str, at: int) -> tuple[Any, int]:
+        first = text[at : at + 1]
+        if first == "{":
+            return self._object(text, at)
+        if first == "[" or first == "(":
+            return self._items(text, at, "]" if first == "[" else ")")
+        if (string := self._string(text, at)) is not None:
+            return string
+        if match := _NUMBER.match(text, at):
+            return _number(match[0], at), match.end()
+        if match := _WORD.match(text, at):
+            return _WORDS[match[0].lower()], match.end()
+        raise Wrong(at, "expected a value")
+
+    def _string(self, text: str, at: int) -> tuple[str, int] | None:
+        quote = self._quote
+        if quote is None:
+            match = _STRING.match(text, at)
+            if match is not None:
+                return _unquoted(match[0], at), match.end()
+            if text.startswith(("'", '"'), at):
+                raise Wrong(at, "the string is not closed")
+            return None
+        if not text.startswith(quote, at):
+            return None
+        end = text.find(quote, at + len(quote))
+        if end < 0:
+            raise Wrong(at, "the string is not closed")
+        return text[at + len(quote) : end], end + len(quote)
+
+    def _items(self, text: str, at: int, close: str) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        at = skip_space(text, at + 1)
+        while not text.startswith(close, at):
+            item, at = self._value(text, at)
+            items.append(item)
+            at = self._separator(text, at, close)
+        return items, at + 1
+
+    def _object(self, text: str, at: int) -> tuple[dict[str, Any], int]:
+        value: dict[str, Any] = {}
+        at = skip_space(text, at + 1)
+        while not text.startswith("}", at):
+            place = at
+            key, at = self._key(text, at)
+            if key in value:
+                raise Wrong(place, f"the key {key!r} stands twice in one object")
+            at = skip_space(text, at)
+            if not text.startswith(":", at):
+                raise Wrong(at, "expected :")
+            value[key], at = self._value(text, skip_space(text, at + 1))
+            at = self._separator(text, at, "}")
+        return value, at + 1
+
+    def _key(self, text: str, at: int) -> tuple[str, int]:
+        if (string := self._string(text, at)) is not None:
+            return string
+        if self._quote is not None and (match := _BARE_KEY.match(text, at)):
+            return match[0], match.end()
+        raise Wrong(at, "expected a key")
+
+    def _separator(self, text: str, at: int, close: str) -> int:
+        at = skip_space(text, at)
+        if text.startswith(",", at):
+            return skip_space(text, at + 1)
+        if not text.startswith(close, at):
+            raise Wrong(at, f"expected , or {close}")
+        return at
+
+
+def _number(digits: str, at: int) -> int | float:
+    try:
+        if digits.lstrip("+-").isdecimal():
+            return int(digits)
+    except ValueError:  # more digits than Python converts
+        raise Wrong(at, "the number has too many digits") from None
+    if not math.isfinite(number := float(digits)):
+        raise Wrong(at, f"the number {digits[:40]} is out of range")
+    return number
+
+
+def _unquoted(written: str, at: int) -> str:
+    if "\\" not in written:
+        return written[1:-1]
+    # A newline is none of Python's, but models write it.
+    source = written.replace("\r", "\\r").replace("\n", "\\n").replace("\x00", "\\x00")
+    try:
+        value = ast.literal_eval(source)
+        value.encode()
+    except (SyntaxError, ValueError):
+        raise Wrong(at, "no Python string") from None
+    assert isinstance(value, str)
+    return value
+
+
+def skip_space(text: str, at: int) -> int:
+    """Where the whitespace at `at` ends."""
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+PYTHON = Literals()

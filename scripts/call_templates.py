@@ -1,0 +1,193 @@
+"""The table of `docs/tool_calls.md`: chat templates, and how the calls that they write are read.
+
+    python scripts/fetch_templates.py .templates     # those of llama.cpp and vLLM
+    python scripts/call_templates.py .templates      # print the table
+    python scripts/call_templates.py .templates --write
+
+Without a folder, the templates are those of the installed TRL. A template that stands in several
+sets is counted once. The tokenizers are those of `chat_templates.py`: what a template writes does
+not depend on the rest.
+"""
+
+import argparse
+import functools
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chat_templates
+from chat_templates import MARK, Family, rendered_by
+
+from abut.errors import TemplateError
+from abut.template.call_probe import CALLS, CallProbe, call_probes
+from abut.template.call_proof import CallProof
+from abut.template.call_turns import Turns
+from abut.template.probe import user
+from abut.template.thinking import Render, find_thinking
+from abut.template.tool_calls import tool_call_parser
+from abut.tool_calls.parse import Parse
+
+PAGE = Path(__file__).parents[1] / "docs" / "tool_calls.md"
+ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<turn|>"),
+    *("<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|end|>", "<|return|>", "[e~[", "</s>"),
+    *("<seed:eos>", "<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
+)
+KEYS = ("abutKey", "abutLater", "abutMore")
+NAMES = ("abutName", "abutOther", "abutThird")
+
+
+def tool(name: str, types: dict[str, str] | None = None) -> dict[str, Any]:
+    """The schema of a function."""
+    types = types if types is not None else dict.fromkeys(KEYS, "string")
+    properties = {key: {"type": kind, "description": "."} for key, kind in types.items()}
+    parameters = {"type": "object", "properties": properties, "required": []}
+    function = {"name": name, "description": ".", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template of a public set."""
+
+    name: str
+    """Such as `llama_cpp/Qwen3-Coder`."""
+    text: str
+
+    @functools.cached_property
+    def hf_tokenizer(self) -> Any:
+        """A tokenizer with this template."""
+        short = self.name.partition("/")[2]
+        if self.name.startswith("trl/"):
+            family = chat_templates.family(short)
+        else:
+            end = next((token for token in ENDS if token in self.text), ENDS[-1])
+            family = Family(end, "<s>")
+        return chat_templates.tokenizer(self.text, family)
+
+    def render(self, tools: Sequence[Any]) -> Render:
+        """Renders with these tools."""
+
+        def render(messages: Sequence[Any], *, add_generation_prompt: bool = True) -> str:
+            try:
+                return str(
+                    self.hf_tokenizer.apply_chat_template(
+                        list(messages),
+                        tools=list(tools),
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
+                    )
+                )
+            except Exception as error:  # a template can raise anything
+                raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+        return render
+
+    @property
+    def stops(self) -> list[str]:
+        """The tokens that end a turn, as far as the tokenizer says."""
+        return [str(self.hf_tokenizer.eos_token)]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the calls of a template are read, with the types of `tools`."""
+
+    probe: CallProbe
+    turns: Turns
+    parse: Parse
+
+    @classmethod
+    def of(cls, template: Template, tools: Sequence[Any]) -> "Reading | None":
+        """The reading; None where the template writes no call.
+
+        Raises:
+            TemplateError: nothing reads them.
+        """
+        render = template.render(tools)
+        probe = next(call_probes(render), None)
+        if probe is None:
+            return None
+        parse = tool_call_parser(template.hf_tokenizer, render, tools=tools, stops=template.stops)
+        return cls(probe, Turns(probe, template.stops), parse)
+
+    @property
+    def proof(self) -> CallProof:
+        """What is given back of what is written."""
+        return CallProof(self.probe, self.turns)
+
+    def action(self, **keys: Any) -> str:
+        """The action of one call behind what the keys say, such as thinking."""
+        prompt = self.probe.render([user()])
+        written = self.turns.said(self.probe.written(CALLS[:1], **keys))
+        return find_thinking(self.probe.render, prompt).split(written)[1]
+
+
+def public_templates(folder: Path | None) -> list[Template]:
+    """The templates of TRL, and of the sets in a folder; each text once."""
+    found = {f"trl/{name}": text for name, text in chat_templates.templates().items()}
+    for file in sorted(folder.glob("*/*.jinja")) if folder is not None else ():
+        found[f"{file.parent.name}/{file.stem}"] = file.read_text()
+    by_text: dict[str, str] = {}
+    for name, text in found.items():
+        by_text.setdefault(text, name)
+    return [Template(name, text) for text, name in by_text.items()]
+
+
+THINKING = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "abutReasoning")
+
+
+def row(template: Template) -> tuple[str, ...] | None:
+    """A line of the table; None where the template writes no calls."""
+    tools = [tool(name) for name in NAMES[:2]]
+    try:
+        reading = Reading.of(template, tools)
+    except TemplateError:
+        return template.name, "no", "", "", "", ""
+    if reading is None:
+        return None
+    faults = reading.proof.faults(reading.parse)
+    several = "yes" if reading.proof.writes_several else "one a turn"
+    text = "yes" if reading.proof.writes_text_before else "not written"
+    called = reading.parse(reading.action(**THINKING)).calls
+    thinking = "not written"
+    if "abutReasoning" in reading.probe.written(CALLS[:1], **THINKING):
+        thinking = "yes" if [call.name for call in called] == ["abutName"] else "no"
+    return template.name, "yes", several, text, thinking, "; ".join(f"not {f}" for f in faults)
+
+
+def page(folder: Path | None) -> str:
+    """The generated part of the page."""
+    templates = public_templates(folder)
+    rows = [found for template in templates if (found := row(template)) is not None]
+    counts = Counter(found[1] for found in rows)
+    titles = ("template", "read", "several", "text before", "thinking before", "but")
+    lines = [
+        f"{len(templates)} templates, of {rendered_by()}, and of llama.cpp and vLLM as "
+        f"`scripts/fetch_templates.py` fetches them. {len(rows)} write calls; {counts['yes']} of "
+        "them are read.",
+        "",
+        *("| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * 6, *sorted(rows))),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="of fetched templates")
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    options = parser.parse_args(arguments)
+    text = page(options.folder)
+    if options.write:
+        mark = MARK.replace("chat_templates", "call_templates")
+        PAGE.write_text(PAGE.read_text().partition(mark)[0] + mark + text)
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
