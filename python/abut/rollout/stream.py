@@ -32,6 +32,8 @@ class Stream:
             are delivered at once. While it waits, other rollouts go on.
         at_once: so many rollouts are in flight at the most, where the config does not say.
         judged: of so many rollouts together it is judged whether too many failed.
+        begin: called on the loop of the batch before anything is delivered; what it waits for
+            holds nothing up.
         version: of the weights that sample; None: nobody counts them.
         max_staleness: a rollout whose oldest weights are more versions behind is ended; None: none
             is.
@@ -44,6 +46,7 @@ class Stream:
         *,
         at_once: int,
         judged: int,
+        begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -53,6 +56,7 @@ class Stream:
         self._groups = groups
         self._deliver = deliver
         self._judged = judged
+        self._begin = begin
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._over: asyncio.Future[None] | None = None
@@ -96,6 +100,8 @@ class Stream:
         self._over = self._loop.create_future()
         self._update()
         async with batch.open():
+            if self._begin is not None:
+                self._start(self._begin())
             feeding = self._start(self._feed(batch, play))
             try:
                 if not self._stopped:
