@@ -101,7 +101,8 @@ def groups_of_epochs(args: Any, dataset: Any) -> int | None:
     """
     if args.max_steps > 0 or not hasattr(dataset, "__len__"):
         return None
-    return int(math.ceil(args.num_train_epochs * len(dataset)))
+    groups: int = math.ceil(args.num_train_epochs * len(dataset))
+    return groups
 
 
 def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
