@@ -7,7 +7,6 @@ that logprobs can be computed again.
 
 import asyncio
 import importlib
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from abut.samplers.sampler import Sample, SampleRequest
 from example_run import CPU
 from fake_server import FakeServer
 from stage import Talk
@@ -49,6 +49,8 @@ class PolicyServer(FakeServer):
         weights: those of each version.
         waiting: requests that are held, since it is paused.
         crossed: requests during which the weights changed.
+        drawn: for prompt and sample the versions that drew it.
+        health: how often it was asked for its health.
         events: what was done to it, in order.
     """
 
@@ -60,8 +62,7 @@ class PolicyServer(FakeServer):
         self.waiting = self.crossed = 0
         self.health = 0
         self.events: list[str] = []
-        self.hold_after: int | None = None
-        self.held = threading.Event()
+        self.drawn: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         self._go = asyncio.Event()
         self._go.set()
 
@@ -98,31 +99,35 @@ class PolicyServer(FakeServer):
         if path != "/v1/completions" or "allowed_token_ids" in body:
             return await super()._answer(writer, path, body)
         self.requests.append(body)
-        ids, logprobs = [], []
-        generator = torch.Generator().manual_seed(body["seed"] % 2**63)
-        began = self.version
-        reason = "length"
-        while len(ids) < body["max_tokens"]:
-            await self._may_draw()
-            logp = self._logprobs([*body["prompt"], *ids])
-            token = int(torch.multinomial(logp.exp(), 1, generator=generator))
-            ids.append(token)
-            logprobs.append(float(logp[token]))
-            if token in body["stop_token_ids"]:
-                reason = "stop"
-                break
-            await asyncio.sleep(0)
-        self.crossed += self.version != began
+        ids, logprobs, _ = await self.draw(body)
+        stopped = ids[-1] in body["stop_token_ids"]
         choice = {
             "index": 0,
             "token_ids": ids,
-            "finish_reason": reason,
-            "stop_reason": ids[-1] if reason == "stop" else None,
+            "finish_reason": "stop" if stopped else "length",
+            "stop_reason": ids[-1] if stopped else None,
             "text": "",
             "logprobs": {"token_logprobs": logprobs},
             "prompt_token_ids": body["prompt"],
         }
         self.write(writer, 200, {"id": "cmpl", "choices": [choice]})
+
+    async def draw(self, body: Any) -> tuple[list[int], list[float], list[int]]:
+        """Draw one turn: its ids, their logprobs, and the versions of the weights."""
+        ids: list[int] = []
+        logprobs, versions = [], []
+        generator = torch.Generator().manual_seed(body["seed"])
+        while len(ids) < body["max_tokens"] and (ids or [None])[-1] not in body["stop_token_ids"]:
+            await self._may_draw()
+            logp = self._logprobs([*body["prompt"], *ids])
+            token = int(torch.multinomial(logp.exp(), 1, generator=generator))
+            ids.append(token)
+            logprobs.append(float(logp[token]))
+            versions.append(self.version)
+            await asyncio.sleep(0)
+        self.crossed += versions[0] != versions[-1]
+        self.drawn[tuple(body["prompt"]), tuple(ids)] = versions
+        return ids, logprobs, versions
 
     async def _may_draw(self) -> None:
         if not self._go.is_set():
@@ -142,6 +147,29 @@ class PolicyServer(FakeServer):
             call = torch.func.functional_call
             made = call(self.model, self.weights[version], (torch.tensor([ids]),))
         return made.logits[0].float().log_softmax(-1)
+
+
+class Saying:
+    """A sampler that draws at such a server and says which weights drew each token."""
+
+    def __init__(self, server: PolicyServer) -> None:
+        self._server = server
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        body = {
+            "prompt": request.prompt_ids.tolist(),
+            "max_tokens": request.max_tokens,
+            "stop_token_ids": request.stop_token_ids,
+            "seed": request.seed,
+        }
+        drawing = asyncio.run_coroutine_threadsafe(self._server.draw(body), self._server._loop)
+        ids, logprobs, versions = await asyncio.wrap_future(drawing)
+        return Sample(
+            np.array(ids),
+            np.array(logprobs, np.float32),
+            "stop" if ids[-1] in request.stop_token_ids else "length",
+            versions=np.array(versions),
+        )
 
 
 class Weights:
@@ -227,23 +255,39 @@ def _attention(
     return torch.cat(out)
 
 
+class Kept:
+    """A recorder that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[tuple[Any, dict[str, Any]]] = []
+        self.scores: list[Mapping[str, Any]] = []
+
+    def write(self, rollout: Any, /, **extra: Any) -> None:
+        self.rollouts.append((rollout, extra))
+
+    def write_scores(self, records: Any) -> None:
+        self.scores += records
+
+
 class AsyncRun:
     """One run of an `AsyncGRPOTrainer`, and what went through it.
 
     Attributes:
-        worker: the rollout worker, with a record of all that it pushed.
-        trained: of each micro-batch that was trained, the rows' `(group, input_ids)`.
+        worker: the rollout worker.
+        pushed: the rows that it pushed, in order.
+        kept: what it recorded.
+        trained: of each micro-batch, the logprobs that the loss was taken with.
     """
 
     def __init__(
         self,
         folder: Any,
-        model_path: str,
+        model_path: Any,
         server: Any,
         hf_tokenizer: Any,
         env: Any = Vowels,
         *,
-        rows: Any = None,
+        rows: int = 64,
         make: Mapping[str, Any] | None = None,
         callback: bool = True,
         callbacks: Any = (),
@@ -251,47 +295,19 @@ class AsyncRun:
         **settings: Any,
     ) -> None:
         from datasets import Dataset
-        from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+        from transformers import PrinterCallback
+        from trl.experimental.async_grpo import AsyncGRPOTrainer
 
-        from abut import RolloutConfig
-        from abut.trl import make_rollout_worker
-
-        server_url = server.url if server is not None else "http://127.0.0.1:1"
-        dataset = rows or Dataset.from_dict({"prompt": [f"say {k}" for k in range(64)]})
-        args = AsyncGRPOConfig(
-            str(folder),
-            **CPU
-            | {
-                "per_device_train_batch_size": 8,
-                "num_generations": 4,
-                "max_completion_length": 64,
-                "learning_rate": 2e-2,
-                "gradient_checkpointing": False,
-                "max_staleness": 2,
-                "token_budget": -1,
-                "max_steps": 3,
-                "logging_steps": 1,
-                "vllm_server_base_url": server_url,
-            }
-            | settings,
+        dataset = Dataset.from_dict({"prompt": [f"say {k}" for k in range(rows)]})
+        args = async_args(folder, server.url, **settings)
+        self.kept = Kept()
+        self.worker = a_worker(
+            env, args, dataset, hf_tokenizer, **{"recorder": self.kept} | dict(make or {})
         )
-        self.worker = make_rollout_worker(
-            env,
-            args=args,
-            train_dataset=dataset,
-            processing_class=hf_tokenizer,
-            **{"config": RolloutConfig(max_turn_tokens=4, max_turns=2, retries=0)} | (make or {}),
-        )
-        self.pushed: list[Any] = []
-        push = self.worker.rollout_buffer.put_nowait
-
-        def keep(row: Any) -> None:
-            push(row)
-            self.pushed.append(row)
-
-        self.worker.rollout_buffer.put_nowait = keep  # type: ignore[method-assign]
+        self.pushed = pushed_by(self.worker)
+        self.trained: list[set[float]] = []
         self.trainer = AsyncGRPOTrainer(
-            model=model_path,
+            model=str(model_path),
             args=args,
             train_dataset=dataset,
             processing_class=hf_tokenizer,
@@ -299,10 +315,76 @@ class AsyncRun:
             weight_transfer=weights or Weights(server),
             callbacks=[*([self.worker.callback] if callback else []), *callbacks],
         )
+        self.trainer.remove_callback(PrinterCallback)
+        compute_loss = self.trainer.compute_loss
+
+        def keep(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+            self.trained.append({*inputs["old_log_probs"].flatten().tolist()})
+            return compute_loss(model, inputs, *given, **named)
+
+        self.trainer.compute_loss = keep
 
     @property
     def logs(self) -> list[dict[str, Any]]:
         return [log for log in self.trainer.state.log_history if "reward" in log]
 
-    def mean_reward(self, *steps: int) -> float:
+    def mean_reward(self, *steps: int | None) -> float:
         return float(np.mean([log["reward"] for log in self.logs[slice(*steps)]]))
+
+    def trained_rows(self) -> list[Any]:
+        """The rows that were trained, told by their logprobs."""
+        return [
+            row
+            for row in self.pushed
+            if any(values >= {*_trained_logprobs(row)} for values in self.trained)
+        ]
+
+
+def _trained_logprobs(row: Any) -> list[float]:
+    mask = np.asarray(row.completion_mask) == 1
+    return np.asarray(row.old_log_probs, np.float32)[mask].tolist()  # type: ignore[no-any-return]
+
+
+def async_args(folder: Any, url: str = "http://127.0.0.1:1", **settings: Any) -> Any:
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    small = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 64,
+        "learning_rate": 2e-2,
+        "gradient_checkpointing": False,
+        "max_staleness": 2,
+        "token_budget": -1,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "vllm_server_base_url": url,
+    }
+    return AsyncGRPOConfig(str(folder), **CPU | small | settings)
+
+
+def a_worker(env: Any, args: Any, dataset: Any, hf_tokenizer: Any, **make: Any) -> Any:
+    from abut import RolloutConfig
+    from abut.trl import make_rollout_worker
+
+    config = RolloutConfig(max_turn_tokens=4, max_turns=2, retries=0)
+    return make_rollout_worker(
+        env,
+        args=args,
+        train_dataset=dataset,
+        processing_class=hf_tokenizer,
+        **{"config": config} | make,
+    )
+
+
+def pushed_by(worker: Any) -> list[Any]:
+    """The rows that it pushes from here on, as it does."""
+    pushed: list[Any] = []
+    put = worker.rollout_buffer.put_nowait
+
+    def keep(row: Any) -> None:
+        put(row)
+        pushed.append(row)
+
+    worker.rollout_buffer.put_nowait = keep
+    return pushed

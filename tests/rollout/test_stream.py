@@ -13,7 +13,17 @@ from abut.errors import EnvError, RolloutError, SamplerError
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Stream
-from stage import Batched, Recording, Stage, Talk, asynced, check_exact, env, eventually, own_threads
+from stage import (
+    Batched,
+    Recording,
+    Stage,
+    Talk,
+    asynced,
+    check_exact,
+    env,
+    eventually,
+    own_threads,
+)
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -275,7 +285,9 @@ class Broken(Talk):
 
 
 def test_too_many_that_fail_end_the_stream(stream: Any) -> None:
-    with pytest.raises(RolloutError, match="8 of 8 rollouts failed, more than max_failed_frac=0.5"):
+    with pytest.raises(
+        RolloutError, match=r"8 of 8 rollouts failed, more than max_failed_frac=0\.5"
+    ):
         stream(Broken, judged=8).wait_for(1000)
 
 
@@ -287,7 +299,7 @@ def test_a_few_that_fail_are_data(stream: Any) -> None:
 
 
 def test_one_that_fails_ends_the_stream_where_none_may(stream: Any) -> None:
-    with pytest.raises(RolloutError, match="rollout r0-[01] failed after 2 attempts"):
+    with pytest.raises(RolloutError, match=r"rollout r0-[01] failed after 2 attempts"):
         stream(Broken, config={"on_failure": "raise"}).wait_for(1)
 
 

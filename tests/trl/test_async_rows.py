@@ -15,8 +15,8 @@ from abut.trl.async_place import Place
 from abut.trl.async_row import RolloutRow, RowMetrics, conversation_of, is_scored, rows_of_rollout
 from abut.trl.async_scores import advantages_of, reward_functions, scores_of
 from abut.trl.dataset_groups import DatasetGroups
-from abut.trl.tasks import Tasks
 from abut.trl.route import EnvRoute
+from abut.trl.tasks import Tasks
 from stage import Talk
 
 
