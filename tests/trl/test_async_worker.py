@@ -278,8 +278,7 @@ def test_a_branch_that_goes_on_trains_each_token_once(
     @agent
     async def forks(endpoint: Any) -> float:
         async with client.open(endpoint) as asks:
-            said = await asks.ask([client.user("one")])
-            message = said["choices"][0]["message"]
+            message = await asks.ask([client.user("one")])
             for text in ("two", "three"):
                 await asks.ask([client.user("one"), message, client.user(text)])
         return 1.0
