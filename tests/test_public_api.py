@@ -386,7 +386,7 @@ timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None, gateway=None)
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
-reward_funcs=env_reward(), processor=None, sampler='auto', base_urls=None, system_prompt=None, \
+reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
 recorder=None, gateway=None)
 trl.scored_only(reward_func)
 trl_env.RolloutDecoder (protocol)

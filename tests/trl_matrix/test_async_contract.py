@@ -48,9 +48,7 @@ def run(hf_tokenizer: Any, tiny_model: Any, tmp_path_factory: Any) -> Iterator[A
 
         def begin(steps: int) -> AsyncRun:
             path = folder / "model"
-            return AsyncRun(
-                folder / "run", path, server, hf_tokenizer, max_steps=steps, **settings
-            )
+            return AsyncRun(folder / "run", path, server, hf_tokenizer, max_steps=steps, **settings)
 
         first, second = begin(2), begin(4)
         first.trainer.train()

@@ -25,7 +25,6 @@ from abut.concurrency.loop import KeptLoop, is_cancelled, new_loop
 from abut.concurrency.mailbox import Mailbox
 from abut.concurrency.slots import Slots
 from abut.concurrency.thread_limit import thread_limit
-from abut.envs.task import RolloutTask
 from abut.errors import EnvError, SamplerError
 from abut.processor import PartsProcessor
 from abut.rollout.attempts import Attempts
@@ -35,7 +34,6 @@ from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.env_closing import INTERRUPTED_CLOSE_S, EnvClosing
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
-from abut.rollout.own_loop import OwnLoop
 from abut.rollout.rollout import Rollout
 from abut.samplers.in_process import serve
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
@@ -99,8 +97,6 @@ class Batch:
         self._more_stop_token_ids = stop_token_ids
         self._request_slots = Slots(config.max_requests)
         self._turns = PendingTurns()
-        self._stack = AsyncExitStack()
-        self._own_loops: dict[int, OwnLoop] = {}
         self._thread: threading.Thread | None = None
         self._budget: Budget | None = None
         self._budget_holds: int | None = None
@@ -145,26 +141,12 @@ class Batch:
         return done.result()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Have the sampler, and what plays rollouts itself, ready as long as this is entered."""
-        async with self._stack:
+    async def open(self) -> AsyncIterator[AsyncExitStack]:
+        """Have the sampler ready as long as this is entered, and what else the stack gets."""
+        async with AsyncExitStack() as stack:
             if isinstance(self._sampler, AbstractAsyncContextManager):
-                await self._stack.enter_async_context(self._sampler)
-            yield
-
-    async def host(self, task: RolloutTask) -> None:
-        """Have what plays this task ready, where that is more than an environment."""
-        played: Any = task.make_env
-        if isinstance(played, OwnLoop) and id(played) not in self._own_loops:
-            self._own_loops[id(played)] = played
-            await self._stack.enter_async_context(played.for_batch(self))
-
-    async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
-        """Have whatever played these rollouts itself score what takes more than one of them."""
-        for id_, own_loop in self._own_loops.items():
-            own = [pair for pair in played if id(pair[0].make_env) == id_]
-            if own:
-                await own_loop.settle(self, own)
+                await stack.enter_async_context(self._sampler)
+            yield stack
 
     def has_ended(self, wait_s: float) -> bool:
         """Whether no rollout plays any more; where it was interrupted, some may for a while."""

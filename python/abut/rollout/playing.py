@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError
 from abut.rollout.batch import Batch
+from abut.rollout.own_loop import OwnLoops
 from abut.rollout.progress import Progress
 from abut.rollout.rollout import Rollout
 
@@ -30,13 +31,14 @@ class Playing:
     async def run(self) -> list[Rollout]:
         """Play them all; on the loop of the batch."""
         batch, slots = self._batch, asyncio.Semaphore(self._batch.at_once)
-        async with batch.open():
+        async with batch.open() as stack:
+            own_loops = OwnLoops(batch, stack)
             for task in self._tasks:
-                await batch.host(task)
+                await own_loops.host(task)
             playing = [asyncio.ensure_future(self._play_one(task, slots)) for task in self._tasks]
             try:
                 rollouts = list(await asyncio.gather(*playing))
-                await batch.settle(list(zip(self._tasks, rollouts, strict=True)))
+                await own_loops.settle(list(zip(self._tasks, rollouts, strict=True)))
                 return rollouts
             finally:
                 batch.closing.gives_up = True

@@ -6,6 +6,7 @@ nothing is played for ever that nobody takes.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch
 from abut.rollout.failures import Failures
+from abut.rollout.own_loop import OwnLoops
 from abut.rollout.playing import Play, raise_if_it_must
 from abut.rollout.rollout import Rollout
 
@@ -99,10 +101,11 @@ class Stream:
         self._batch, self._loop = batch, asyncio.get_running_loop()
         self._over = self._loop.create_future()
         self._update()
-        async with batch.open():
+        async with batch.open() as stack:
+            own_loops = OwnLoops(batch, stack)
             if self._begin is not None:
                 self._start(self._begin())
-            feeding = self._start(self._feed(batch, play))
+            feeding = self._start(self._feed(batch, play, own_loops))
             try:
                 if not self._stopped:
                     await asyncio.wait({feeding, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +141,7 @@ class Stream:
         if self._over is not None and not self._over.done():
             self._over.set_exception(error)
 
-    async def _feed(self, batch: Batch, play: Play) -> None:
+    async def _feed(self, batch: Batch, play: Play, own_loops: OwnLoops) -> None:
         """Begin one rollout after the other, each as soon as it has a slot."""
         slots = asyncio.Semaphore(batch.at_once)
         end: Sequence[RolloutTask] = ()
@@ -149,22 +152,33 @@ class Stream:
                     self._delivered.clear()
                     await self._delivered.wait()
                 await slots.acquire()
-                await batch.host(tasks[k])
-                self._start(self._play_one(batch, play, slots, tasks, k, group))
+                await own_loops.host(tasks[k])
+                ended = functools.partial(self._ended_one, batch, own_loops, tasks, group, k)
+                self._start(self._play_one(play, slots, tasks[k], ended))
 
     async def _play_one(
         self,
-        batch: Batch,
         play: Play,
         slots: asyncio.Semaphore,
-        tasks: Sequence[RolloutTask],
-        k: int,
-        group: dict[int, Rollout],
+        task: RolloutTask,
+        ended: Callable[[Rollout], Awaitable[None]],
     ) -> None:
         try:
-            rollout = await play(tasks[k])
+            rollout = await play(task)
         finally:
             slots.release()
+        await ended(rollout)
+
+    async def _ended_one(
+        self,
+        batch: Batch,
+        own_loops: OwnLoops,
+        tasks: Sequence[RolloutTask],
+        group: dict[int, Rollout],
+        k: int,
+        rollout: Rollout,
+    ) -> None:
+        """Note that the k-th of a group has ended; the last of them hands over the group."""
         group[k] = rollout
         self._judge(batch, tasks[k], rollout)
         if len(group) < len(tasks):
@@ -175,7 +189,7 @@ class Stream:
             most = batch.config.max_env_turns
             batch.notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=most)
             played = list(zip(tasks, rollouts, strict=True))
-            await batch.settle(played)
+            await own_loops.settle(played)
             await self._deliver(batch, played)
         finally:
             self._undelivered -= len(tasks)
