@@ -299,7 +299,7 @@ def test_a_few_that_fail_are_data(stream: Any) -> None:
 
 
 def test_one_that_fails_ends_the_stream_where_none_may(stream: Any) -> None:
-    with pytest.raises(RolloutError, match=r"rollout r0-[01] failed after 2 attempts"):
+    with pytest.raises(RolloutError, match=r"rollout r\d-[01] failed after 2 attempts"):
         stream(Broken, config={"on_failure": "raise"}).wait_for(1)
 
 
