@@ -188,8 +188,8 @@ $(BROWSER)/deps.stamp: tests/records/browser/requirements.txt
 	touch $@
 
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so
-# five of them are hardly larger than one.
-TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.12.0 1.16.0
+# seven of them are hardly larger than one.
+TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 TRL_VENV := .venv-trl
 
 test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)

@@ -87,8 +87,8 @@ def called(stage: Any, hf_tokenizer: Any) -> Any:
 @pytest.fixture(autouse=True)
 def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """So long that a busy machine adds no warning to what tests find in the log."""
-    if batch := sys.modules.get("abut.rollout.batch"):
-        monkeypatch.setattr(batch, "_CLOSE_S", 60.0)
+    if closing := sys.modules.get("abut.rollout.env_closing"):
+        monkeypatch.setattr(closing, "_CLOSE_S", 60.0)
 
 
 @pytest.fixture

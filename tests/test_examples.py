@@ -25,7 +25,13 @@ EVAL_PROTOCOL = [
     "eval_protocol_sums.py",
 ]  # tests/eval_protocol/test_example.py
 FOLDERS = {"nemo_gym", "slurm"}  # tests/nemo_gym/test_submit.py, tests/test_slurm_parts.py
-TRAINING = ["agent_openai.py", "custom_env_grpo.py", "wordle_cpu.py", "wordle_grpo.py"]
+TRAINING = [
+    "agent_openai.py",
+    "async_grpo.py",
+    "custom_env_grpo.py",
+    "wordle_cpu.py",
+    "wordle_grpo.py",
+]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

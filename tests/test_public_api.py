@@ -177,6 +177,7 @@ Rollout
   failed
   sampled_tokens
   step_rewards
+  versions
 RolloutConfig
   max_turns = None
   max_turn_tokens = None
@@ -203,6 +204,8 @@ Sample
   finish_reason
   stop_string = None
   model_version = None
+  versions = None
+  newest_version = None
 SampleRequest
   prompt_ids
   max_tokens
@@ -237,6 +240,7 @@ StopReason
   MAX_CONTEXT_TOKENS = 'max_context_tokens'
   EMPTY_SAMPLE = 'empty_sample'
   DEADLINE = 'deadline'
+  STALE = 'stale'
   ERROR = 'error'
 StreamSampler (protocol)
   sample_stream(turns)
@@ -336,6 +340,8 @@ repetition_penalty=1.0, generation_kwargs=None, awake=None)
 samplers.vllm.VLLMServerSampler(base_urls, *, model=None, temperature=1.0, top_k=0, top_p=1.0, \
 min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completions', \
 api_key=None, give_up_s=120.0, on_restart='resume')
+  ask_for_adapters(name)
+  forget(rollout_id)
   max_context_tokens
   sample(request)
   with_settings(**settings)
@@ -392,6 +398,9 @@ trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None, gateway=None)
+trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
+reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
+recorder=None, gateway=None)
 trl.scored_only(reward_func)
 trl_env.RolloutDecoder (protocol)
   generate(input_ids)

@@ -83,10 +83,11 @@ class Agent(Protocol):
     One may also have, each called once for each batch that it plays in:
 
     - `async start(gateway)`, before any rollout; what it raises ends the batch.
-    - `async settle(played, tokenizer)`, when all rollouts of the batch have ended and before
-      anything is made of them: for scores that take more than one rollout. `played` has each of
-      this agent's as `(task, rollout)`, failed ones too, and `tokenizer` decodes their tokens; it
-      may set `reward`, `extras` and `turns[k].reward` of a rollout. What it raises ends the batch.
+    - `async settle(played, tokenizer)`, when all rollouts of the batch have ended (where rollouts
+      stream, all of a group) and before anything is made of them: for scores that take more than
+      one rollout. `played` has each of this agent's as `(task, rollout)`, failed ones too, and
+      `tokenizer` decodes their tokens; it may set `reward`, `extras` and `turns[k].reward` of a
+      rollout. What it raises ends the batch.
     - `async stop()`, after it, also where the batch was given up.
     """
 

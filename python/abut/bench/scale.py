@@ -37,6 +37,12 @@ class Scale:
     crowd_rollouts: int = 10_240
     crowd_turns: int = 20
     crowd_median_s: float = 0.5
+    stream_rows: int = 512
+    stream_turns: int = 6
+    stream_slots: int = 64
+    stream_sample_s: float = 0.05
+    stream_tool_s: float = 0.05
+    stream_rounds: int = 2
     collate_rows: int = 512
     collate_tokens: int = 8_192
     collate_rounds: int = 7
@@ -86,6 +92,12 @@ class Scale:
             crowd_rollouts=5,
             crowd_turns=3,
             crowd_median_s=0.001,
+            stream_rows=8,
+            stream_turns=2,
+            stream_slots=8,
+            stream_sample_s=0.001,
+            stream_tool_s=0.001,
+            stream_rounds=1,
             collate_rows=4,
             collate_tokens=128,
             collate_rounds=2,

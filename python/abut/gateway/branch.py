@@ -17,7 +17,7 @@ from abut.gateway.matching import Entry, History, Match, call_at
 from abut.gateway.processors import Shown
 from abut.gateway.values import calls_of, names_of_calls
 from abut.messages import Message
-from abut.rollout.conversation import Conversation
+from abut.rollout.conversation import Conversation, Heard
 from abut.rollout.rollout import Branch as RecordedBranch
 from abut.rollout.rollout import BranchCause
 
@@ -184,4 +184,16 @@ def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -
         provenance=trajectory.provenance[:stop],
         cause=cause,
         delivered=end <= branch.delivered,
+        versions=_versions(branch.calls[begin : last + 1], turns[begin : last + 1]),
     )
+
+
+def _versions(calls: Sequence[Call], turns: Sequence[Heard]) -> Any:
+    """As `Rollout.versions`, from the first of these turns to the last."""
+    start = turns[0].start
+    of_tokens = np.full(turns[-1].end - start, -1, np.int64)
+    for call, turn in zip(calls, turns, strict=True):
+        if call.sample is None or call.sample.versions is None:
+            return ()
+        of_tokens[turn.start - start : turn.end - start] = call.sample.versions
+    return of_tokens

@@ -51,6 +51,11 @@ class AgentEpisode:
         self._is_settled = False
         self.rollout = Rollout(task.rollout_id, task.index)
 
+    @property
+    def request_id(self) -> str:
+        """What its requests for samples bear."""
+        return self._id
+
     async def run(self, clock: asyncio.Timeout) -> Rollout:
         """Have the agent play, and make a row of what was said.
 
@@ -91,7 +96,7 @@ class AgentEpisode:
             hangs = True
             self._call.cancel()
         if self._thread is not None:
-            self._batch.close_on(self._thread, None, keep=False, hangs=hangs)
+            self._batch.closing.on_thread(self._thread, None, keep=False, hangs=hangs)
 
     def where(self) -> str:
         """Where its agent stands, or else where that begins."""

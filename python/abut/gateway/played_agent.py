@@ -16,7 +16,8 @@ from abut.gateway.notes import Notes
 from abut.gateway.processors import Processors
 from abut.gateway.server import Gateway
 from abut.processor import PartsProcessor
-from abut.rollout.batch import AnyEpisode, Batch, OwnLoop
+from abut.rollout.batch import Batch
+from abut.rollout.own_loop import AnyEpisode, OwnLoop
 from abut.rollout.rollout import Rollout
 
 

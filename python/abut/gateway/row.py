@@ -63,4 +63,6 @@ def _record(call: Call) -> TurnRecord:
         stop_string=turn.stop_string,
         stop_inside=turn.stop_inside,
         model_version=sample.model_version,
+        versions=() if sample.versions is None else sample.versions,
+        newest_version=sample.newest_version,
     )

@@ -37,6 +37,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             # Six decimals of nats are more than float32 has of most.
             "logprobs": np.asarray(of_branch["logprobs"], np.float64).round(6).tolist(),
             "provenance": _list(of_branch["provenance"]),
+            "versions": _list(of_branch["versions"]),
         }
     return record
 
@@ -49,7 +50,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         )
     columns, row = rollout.columns, extra.pop("columns", None)
     traces = rollout.attempt_tracebacks
-    of_branch = _columns(columns, rollout.provenance)
+    of_branch = _columns(columns, rollout.provenance, rollout.versions)
     if columns is None:
         of_branch["prompt_ids"] = rollout.prompt_ids
     return dict.fromkeys(ROLLOUT) | {
@@ -71,12 +72,13 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "stop_string": turn.stop_string,
                 "stop_inside": turn.stop_inside,
                 "model_version": turn.model_version,
+                "newest_version": turn.newest_version,
             }
             for turn in rollout.turns
         ],
         "branches": [
             {
-                **_columns(branch.columns, branch.provenance),
+                **_columns(branch.columns, branch.provenance, branch.versions),
                 "cause": branch.cause,
                 "delivered": branch.delivered,
             }
@@ -114,12 +116,13 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     spelled = record["control_spellings"] or ()
     read["extras"] = json.loads(record.get("extras") or "{}")
     rewrites = record.get("client_rewrites") or ()
+    read.setdefault("versions", None)
     read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
     return read
 
 
-def _columns(columns: Columns | None, provenance: Any) -> dict[str, Any]:
+def _columns(columns: Columns | None, provenance: Any, versions: Any) -> dict[str, Any]:
     """The columns of a branch; empty ones where nothing was sampled."""
     return {
         "prompt_ids": columns.prompt_ids if columns else None,
@@ -127,6 +130,7 @@ def _columns(columns: Columns | None, provenance: Any) -> dict[str, Any]:
         "env_mask": columns.env_mask if columns else [],
         "logprobs": columns.logprobs if columns else [],
         "provenance": provenance,
+        "versions": versions if len(versions) else None,
     }
 
 

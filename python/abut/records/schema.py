@@ -18,6 +18,7 @@ _COLUMNS: dict[str, Type] = {
     "env_mask": ["uint8"],
     "logprobs": ["float32"],
     "provenance": ["uint8"],
+    "versions": ["int32"],
 }
 
 ROLLOUT: Mapping[str, Type] = {
@@ -47,6 +48,7 @@ ROLLOUT: Mapping[str, Type] = {
             "stop_string": "string",
             "stop_inside": "bool_",
             "model_version": "string",
+            "newest_version": "int32",
         }
     ],
     "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],

@@ -16,12 +16,16 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
-from abut.rollout.batch import AnyEpisode, AnySampler, Batch, OwnLoop
+from abut.rollout.batch import AnySampler, Batch
 from abut.rollout.config import RolloutConfig
 from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
-from abut.rollout.rollout import Rollout
+from abut.rollout.own_loop import AnyEpisode, OwnLoop
+from abut.rollout.playing import Playing
+from abut.rollout.progress import Progress
+from abut.rollout.rollout import Rollout, StopReason
+from abut.rollout.stream import Stream
 
 # What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
 _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
@@ -110,25 +114,15 @@ class Engine:
         if not tasks:
             return [], Failures(self._logged_failures)
         self._wait_for_interrupted()
-        batch = self._unended = Batch(
-            tasks,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            sampler=self._sampler,
-            config=self.config,
-            stop_token_ids=self._stop_token_ids,
-            env_loop=self._env_loop,
-            progress=self._progress,
-            closes_hang=self._closes_hang,
-            logged_failures=self._logged_failures,
-            notices=self._notices,
-        )
+        at_once = min(self.config.max_rollouts or len(tasks), len(tasks))
+        batch = self._batch(at_once)
+        progress = Progress(len(tasks), self._progress)
+        playing = Playing(batch, tasks, functools.partial(self._play, batch), progress)
         try:
-            rollouts = batch.run(functools.partial(self._play, batch))
+            rollouts = batch.run(playing.run, playing.expected)
         finally:
-            self._closes_hang = batch.closes_hang
-            if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
-                self._unended = None
+            progress.close()
+            self._end(batch)
             if on_rollout is not None:
                 for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
@@ -136,6 +130,55 @@ class Engine:
         self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
         self._notices.dropped(rollouts)
         return rollouts, batch.failures
+
+    def stream(self, stream: Stream) -> None:
+        """Play groups of tasks one after the other, as slots get free, until it is stopped; blocks.
+
+        The continuous mode: nothing waits for the slowest of a batch. All else is as in `play`,
+        but what is played is handed to the stream, group by group, and no rollout is kept.
+
+        Args:
+            stream: has the tasks, and takes the groups; it plays once.
+
+        Raises:
+            RolloutError: a rollout failed with `on_failure="raise"`, more failed than
+                `max_failed_frac` allows, or the batch before was interrupted and has not ended.
+            SamplerError: the sampler failed.
+            ValueError: as `play`.
+        """
+        self._wait_for_interrupted()
+        batch = self._batch(
+            self.config.max_rollouts or stream.at_once, stream.version, stream.max_staleness
+        )
+        play = functools.partial(self._play, batch)
+        try:
+            batch.run(lambda: stream.run(batch, play), lambda: len(batch.attempts))
+        finally:
+            self._end(batch)
+
+    def _batch(
+        self, at_once: int, version: int | None = None, max_staleness: int | None = None
+    ) -> Batch:
+        self._unended = Batch(
+            at_once=at_once,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            sampler=self._sampler,
+            config=self.config,
+            stop_token_ids=self._stop_token_ids,
+            env_loop=self._env_loop,
+            closes_hang=self._closes_hang,
+            logged_failures=self._logged_failures,
+            notices=self._notices,
+            version=version,
+            max_staleness=max_staleness,
+        )
+        return self._unended
+
+    def _end(self, batch: Batch) -> None:
+        self._closes_hang = batch.closing.hangs
+        if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
+            self._unended = None
 
     def _wait_for_interrupted(self) -> None:
         """Two batches share the sampler and what it has open, so the one before must have ended."""
@@ -154,18 +197,8 @@ class Engine:
         for attempt in range(self.config.retries + 1):
             episode = _episode(batch, task, attempt)
             failed = functools.partial(self._failed, batch, episode, attempt)
-            may_pass = True
             try:
-                async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
-                    rollout = await episode.run(deadline)
-            except _ROLLOUT_ERRORS as error:
-                rollout, may_pass = failed(error), getattr(error, "may_pass", True)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
-                slow = EnvError(f"the rollout took longer than {limit}")
-                rollout = failed(placed(slow, episode.where()))
+                rollout, may_pass = await self._attempt(batch, episode, failed)
             finally:
                 episode.end()
             if rollout.error is not None:
@@ -179,6 +212,30 @@ class Engine:
         if rollout.failed and self.config.on_failure == "zero":
             rollout.reward = 0.0
         return rollout
+
+    async def _attempt(
+        self, batch: Batch, episode: AnyEpisode, failed: Callable[[Exception], Rollout]
+    ) -> tuple[Rollout, bool]:
+        """Play one episode, whatever becomes of it; returns also whether another may go better."""
+        with batch.attempts.plays(episode.request_id) as attempt:
+            try:
+                async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
+                    return await episode.run(deadline), True
+            except _ROLLOUT_ERRORS as error:
+                return failed(error), getattr(error, "may_pass", True)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
+                slow = EnvError(f"the rollout took longer than {limit}")
+                return failed(placed(slow, episode.where())), True
+            except asyncio.CancelledError:
+                # Whoever ends the whole batch in the same moment has cancelled this once more.
+                if not attempt.is_stale or attempt.task.uncancel():
+                    raise
+                stale = episode.failed("")
+                stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
+                return stale, True
 
     def _failed(self, batch: Batch, episode: AnyEpisode, attempt: int, error: Exception) -> Rollout:
         text, trace = batch.failures.note(error, episode.rollout.rollout_id, attempt)

@@ -48,6 +48,11 @@ class Episode:
             control_spellings=talk.control_spellings,
         )
 
+    @property
+    def request_id(self) -> str:
+        """What its requests for samples bear."""
+        return self._task.rollout_id
+
     async def run(self, clock: asyncio.Timeout) -> Rollout:
         """Play the episode to its end.
 
@@ -187,6 +192,8 @@ class Episode:
                 stop_string=turn.stop_string,
                 stop_inside=turn.stop_inside,
                 model_version=sample.model_version,
+                versions=() if sample.versions is None else sample.versions,
+                newest_version=sample.newest_version,
             )
         )
         if turn.start == turn.end:

@@ -38,6 +38,10 @@ class Failures:
         self._logged = logged
         self._causes: dict[str, BaseException] = {}
 
+    def anew(self) -> "Failures":
+        """Those of what is judged next; what was logged in full is not logged again."""
+        return Failures(self._logged)
+
     def note(self, error: Exception, rollout_id: str, attempt: int) -> tuple[str, str]:
         """Log what an attempt failed of, the first of a kind as a warning.
 

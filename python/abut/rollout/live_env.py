@@ -185,9 +185,9 @@ class LiveEnv:
             env = self._env
         if self._thread is not None:
             hangs = self._call is not None and self._call.cancelled()
-            self._batch.close_on(self._thread, env, keep=self._keeps_thread, hangs=hangs)
+            self._batch.closing.on_thread(self._thread, env, keep=self._keeps_thread, hangs=hangs)
         elif env is not None:
-            self._batch.close_on_loop(env)
+            self._batch.closing.on_loop(env)
 
     def _claim(self, env: Any) -> None:
         self._batch.claim(env)

@@ -29,6 +29,8 @@ class StopReason(StrEnum):
     """The sampler returned no token."""
     DEADLINE = "deadline"
     """An agent was still asking when its time was over."""
+    STALE = "stale"
+    """It was sampled with weights that are too old by now, and was ended."""
     ERROR = "error"
     """It failed, after its retries."""
 
@@ -54,6 +56,12 @@ class TurnRecord:
     """Whether the stop string begins inside `stop_token`, not at its first byte."""
     model_version: str | None = None
     """Of the weights that sampled it, where the sampler knows."""
+    versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
+    """`(end - start,)`: the version of the weights that sampled each token, as in `Sample`; empty
+    where nobody counts them."""
+    newest_version: int | None = None
+    """The one that sampled when the answer was there. Where that is not the one of its tokens,
+    some of them are of later weights than `versions` says, or may be."""
 
 
 BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "template"]
@@ -78,6 +86,8 @@ class Branch:
     """Why it is not the row, or the row not it; None: only the delivery parts the two."""
     delivered: bool = True
     """Whether somebody got what was sampled here; what nobody heard is no one's action."""
+    versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
+    """As `Rollout.versions`, for its columns."""
 
 
 @dataclass
@@ -122,6 +132,16 @@ class Rollout:
         return self.stop_reason is StopReason.ERROR
 
     @property
+    def versions(self) -> NDArray[np.int64] | Sequence[int]:
+        """`(T,)` int64, aligned with `completion_ids`: the versions of the weights that sampled.
+
+        -1 where the token was not sampled; empty where nobody counts versions.
+        """
+        if self.columns is None:
+            return ()
+        return versions_of(self.turns, len(self.columns.prompt_ids), len(self.columns.env_mask))
+
+    @property
     def step_rewards(self) -> list[float | None]:
         """The env's reward after each turn."""
         return [turn.reward for turn in self.turns]
@@ -135,3 +155,16 @@ class Rollout:
     def dropped_tokens(self) -> int:
         """How many it sampled in other branches."""
         return sum(int(branch.columns.env_mask.sum()) for branch in self.branches)
+
+
+def versions_of(
+    turns: Sequence[TurnRecord], start: int, length: int
+) -> NDArray[np.int64] | Sequence[int]:
+    """The versions of so many tokens from `start` on, as `Rollout.versions` has them."""
+    if not any(len(turn.versions) for turn in turns):
+        return ()
+    versions = np.full(length, -1, np.int64)
+    for turn in turns:
+        if len(turn.versions) and turn.start >= start:
+            versions[turn.start - start : turn.end - start] = turn.versions
+    return versions

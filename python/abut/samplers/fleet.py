@@ -121,6 +121,12 @@ class Fleet:
             server.answered()
             return server, content
 
+    def forget(self, rollout_id: str) -> None:
+        """Note that a rollout asks no more: its server has one fewer."""
+        home = self._homes.pop(rollout_id, None)
+        if home is not None:
+            home.rollouts -= 1
+
     async def send(
         self, server: ModelServer, path: str, body: bytes | None = None, *, tokens: int = 0
     ) -> bytes:

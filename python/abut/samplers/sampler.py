@@ -56,6 +56,12 @@ class Sample:
     with what stands behind it."""
     model_version: str | None = None
     """Of the weights that sampled it, where the sampler knows; it is recorded."""
+    versions: NDArray[np.int64] | None = None
+    """`(T,)` int64: the number of the weights that sampled each token, where the sampler knows. The
+    engine's continuous mode fills it in: with the oldest that can have, where weights change while
+    it is sampled."""
+    newest_version: int | None = None
+    """Filled in by the engine: the weights that sampled when the answer came."""
 
 
 @runtime_checkable
@@ -63,7 +69,8 @@ class Sampler(Protocol):
     """Draws one turn at a time; many calls run at once on the engine's event loop.
 
     One that is also an async context manager is entered on that loop for each batch. One that has
-    `max_context_tokens`, an int or None, bounds prompt and completion by it.
+    `max_context_tokens`, an int or None, bounds prompt and completion by it. One that has
+    `forget(rollout_id)` is told on that loop when an attempt at a rollout is over.
     """
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -95,4 +102,6 @@ def check_sample(sample: object, request: SampleRequest) -> Sample:
         raise SamplerError(f"{said} {type(sample).__name__}, not a Sample")
     if len(sample.ids) > request.max_tokens:
         raise SamplerError(f"{said} {len(sample.ids)} tokens, {request.max_tokens} allowed")
+    if sample.versions is not None and len(sample.versions) != len(sample.ids):
+        raise SamplerError(f"{said} {len(sample.ids)} tokens and {len(sample.versions)} versions")
     return sample

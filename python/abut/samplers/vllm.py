@@ -12,7 +12,7 @@ bytes.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -106,6 +106,8 @@ class VLLMServerSampler:
             settings, says_stop_string=endpoint == "completions", to_endpoint=True
         )
         self._model = model
+        self._adapter: Callable[[], str] | None = None
+        self._has_adapters = False
         self._lengths: dict[str, int] = {}
         self._path = _PATHS[endpoint]
         self._fleet = Fleet(
@@ -131,6 +133,13 @@ class VLLMServerSampler:
         other._settings = self._settings | checked_settings(settings)
         return other
 
+    def ask_for_adapters(self, name: Callable[[], str]) -> None:
+        """Ask for the adapter of that name, at each request anew, where the servers have it.
+
+        For trainers that publish an adapter under a new name with each version.
+        """
+        self._adapter = name
+
     @property
     def max_context_tokens(self) -> int | None:
         """Prompt and sample together, as the servers say it; None before the first is asked."""
@@ -148,6 +157,10 @@ class VLLMServerSampler:
     async def __aexit__(self, *exc: object) -> None:
         """Close them."""
         await self._fleet.__aexit__(*exc)
+
+    def forget(self, rollout_id: str) -> None:
+        """Note that a rollout asks no more."""
+        self._fleet.forget(rollout_id)
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn.
@@ -168,7 +181,7 @@ class VLLMServerSampler:
         }
         if request.stop:
             sampling["stop"] = self._stops(request)
-        body = self._body(request.prompt_ids.tolist(), sampling)
+        body = self._body(request.prompt_ids.tolist(), sampling, adapts=True)
         pauses_s = backoff(0.05, 2.0)
         while True:
             try:
@@ -210,14 +223,19 @@ class VLLMServerSampler:
             stop_reason=choice.stop_reason,
         )
 
-    def _body(self, prompt_ids: list[int], sampling: dict[str, Any]) -> bytes:
+    def _body(
+        self, prompt_ids: list[int], sampling: dict[str, Any], *, adapts: bool = False
+    ) -> bytes:
+        model = self._model
+        if adapts and self._has_adapters and self._adapter is not None:
+            model = self._adapter()
         # A text that skipped special tokens would hide them from stop strings.
         sampling = sampling | {"logprobs": 0, "skip_special_tokens": False}
         if self._path == _PATHS["generate"]:
-            body = {"model": self._model, "token_ids": prompt_ids, "sampling_params": sampling}
+            body = {"model": model, "token_ids": prompt_ids, "sampling_params": sampling}
         else:
             body = sampling | {
-                "model": self._model,
+                "model": model,
                 "prompt": prompt_ids,
                 "return_token_ids": True,
                 # Possible for a server without a tokenizer, and no work for the others.
@@ -237,6 +255,7 @@ class VLLMServerSampler:
                 f"the server at {server.url} does not list its models as vLLM does\n"
                 "hint: base_urls are those of `vllm serve`"
             ) from error
+        self._has_adapters = self._adapter is not None and self._adapter() in served
         if self._model is None:
             self._model = next(iter(served), None)  # the first server that answers decides for all
         if self._model not in served:

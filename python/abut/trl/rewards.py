@@ -52,7 +52,7 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TypeError: `reward_func` is a reward model, which TRL gives tokens and no columns.
     """
-    if isinstance(reward_func, str) or _is_model(reward_func):
+    if isinstance(reward_func, str) or is_reward_model(reward_func):
         name = reward_func if isinstance(reward_func, str) else type(reward_func).__name__
         raise TypeError(
             f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
@@ -73,7 +73,7 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     called = _called(reward_func)
     is_async = any(map(inspect.iscoroutinefunction, (called, called.__call__)))
     wrapper: Any = functools.update_wrapper(wrapped_async if is_async else wrapped, reward_func)
-    wrapper.__name__ = _name_of(reward_func)  # TRL's name of the reward in logs and tables
+    wrapper.__name__ = reward_name(reward_func)  # TRL's name of the reward in logs and tables
     wrapper.__abut_scored_only__ = True
     return wrapper  # type: ignore[no-any-return]
 
@@ -91,9 +91,9 @@ def warn_of_unwrapped(reward_funcs: Sequence[Any], *, stacklevel: int) -> None:
     for reward_func in reward_funcs:
         if getattr(reward_func, "__abut_scored_only__", False):
             continue
-        name = _name_of(reward_func)
+        name = reward_name(reward_func)
         kind, cure = "function", f"; wrap it: abut.trl.scored_only({name})"
-        if _is_model(reward_func):
+        if is_reward_model(reward_func):
             kind, cure = "model", f"\n{_MODEL_HINT}"
         warnings.warn(
             f"the reward {kind} {name} also scores rollouts that failed, which pollutes their "
@@ -109,11 +109,13 @@ def _called(reward_func: Any) -> Any:
     return reward_func
 
 
-def _name_of(reward_func: Any) -> str:
+def reward_name(reward_func: Any) -> str:
+    """Its name in logs, tables and errors."""
     called = _called(reward_func)
     return str(getattr(called, "__name__", type(called).__name__))
 
 
-def _is_model(reward_func: Any) -> bool:
+def is_reward_model(reward_func: Any) -> bool:
+    """Whether it is a model, which TRL gives tokens."""
     torch = sys.modules.get("torch")  # whoever has a module has imported it
     return torch is not None and isinstance(reward_func, torch.nn.Module)

@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from abut._native import Tokenizer
@@ -19,22 +19,29 @@ from abut.gateway.server import Gateway
 from abut.pickling import stays
 from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
-from abut.records.recorder import Recorder, recorder_at
+from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.turns import StreamSampler
-from abut.template.processor import ChatTemplateProcessor
-from abut.template.text_processor import as_parts_processor
 from abut.tools.environment_factory import environments_of
 from abut.trl.agent_ranks import serve_ranks
+from abut.trl.arguments import (
+    check_sampler,
+    checked_config,
+    checked_recorder,
+    processor_with,
+    route_of,
+    text_config,
+    tokenizer_of,
+)
 from abut.trl.end_tokens import check_end_tokens
 from abut.trl.metrics import is_metric
 from abut.trl.ranks import judged, of_all_ranks
 from abut.trl.rewards import warn_of_unwrapped
-from abut.trl.route import EnvArgument, EnvRoute
+from abut.trl.route import EnvArgument
 from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.sampler import client_settings, sampler_of
 from abut.trl.scores import Scores
@@ -79,37 +86,11 @@ def make_rollout_func(
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
     check_trl_version(stacklevel=2)
-    if isinstance(sampler, str) and sampler != "auto":
-        raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
-    if isinstance(recorder, str | os.PathLike):
-        recorder = BackgroundRecorder(recorder_at(recorder))
-    if recorder is not None and not callable(getattr(recorder, "write", None)):
-        raise TypeError(
-            f"recorder must be a path or have write(rollout, **extra), got {recorder!r}\n"
-            "hint: recorder='rollouts.jsonl', or a folder for Parquet"
-        )
-    if config is not None and not isinstance(config, RolloutConfig):
-        raise TypeError(
-            f"config must be a RolloutConfig, got {type(config).__name__}\n"
-            "hint: RolloutConfig(max_turns=4, …)"
-        )
-    kinds = str | Sampler | BatchSampler | StreamSampler
-    if not isinstance(sampler, kinds) or isinstance(sampler, type):
-        raise TypeError(
-            "sampler must be 'auto' or an object with sample, sample_batch or sample_stream, got "
-            f"{sampler!r}"
-        )
-    config = config or RolloutConfig()
-    if gateway is not None and not isinstance(gateway, Gateway):
-        raise TypeError(
-            f"gateway must be a Gateway, got {type(gateway).__name__}\n"
-            "hint: abut.gateway.Gateway(host=…, port=…)"
-        )
-    route = EnvRoute(env, gateway)
-    if route.agents:
-        _refuse_writers(system_prompt, processor)
+    check_sampler(sampler)
+    config = checked_config(config)
+    route = route_of(env, gateway, system_prompt=system_prompt, processor=processor)
     tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
-    return RolloutFunc(tasks, config, processor, sampler, recorder)
+    return RolloutFunc(tasks, config, processor, sampler, checked_recorder(recorder))
 
 
 @stays(
@@ -198,7 +179,7 @@ class RolloutFunc:
             "rank": trainer.accelerator.process_index,
             "step": trainer.state.global_step,
             "mode": mode,
-            "tokenizer": _tokenizer_of(trainer).name_or_path,
+            "tokenizer": tokenizer_of(trainer.processing_class).name_or_path,
         }
 
         def write(rollout: Rollout) -> None:
@@ -233,18 +214,25 @@ class RolloutFunc:
                 trl_version_text(),
             )
             config = dataclasses.replace(config, on_failure="raise")
-        hf_tokenizer = _tokenizer_of(trainer)
+        hf_tokenizer = tokenizer_of(trainer.processing_class)
         if isinstance(self._sampler, str):
             for source in self._tasks.route.agents:
                 source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
             serve_ranks(self._tasks.route.gateway, self._tasks.run_id_of(trainer), trainer)
         processor, for_task = bind_all(
-            self._tasks.route.kinds, functools.partial(self._processor_with, trainer, hf_tokenizer)
+            self._tasks.route.kinds,
+            functools.partial(
+                processor_with,
+                self._processor,
+                hf_tokenizer,
+                chat_template=getattr(trainer, "chat_template", None),
+                chat_template_kwargs=getattr(trainer, "chat_template_kwargs", None),
+            ),
         )
         check_end_tokens(trainer, hf_tokenizer, processor.close_token_id, stacklevel=3)
         eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
-        context = getattr(_text_config(trainer.model), "max_position_embeddings", None)
+        context = getattr(text_config(trainer.model), "max_position_embeddings", None)
         sampler = self._sampler
         if isinstance(sampler, str):
             sampler = sampler_of(trainer, hf_tokenizer, trl_version())
@@ -262,32 +250,6 @@ class RolloutFunc:
         )
         return engine, for_task
 
-    def _processor_with(
-        self, trainer: Any, hf_tokenizer: Any, tools: Sequence[Mapping[str, Any]]
-    ) -> PartsProcessor:
-        processor = self._processor or ChatTemplateProcessor(
-            hf_tokenizer,
-            tools=tools or None,
-            chat_template=getattr(trainer, "chat_template", None),
-            **(getattr(trainer, "chat_template_kwargs", None) or {}),
-        )
-        return as_parts_processor(processor, hf_tokenizer)
-
-
-def _refuse_writers(system_prompt: str | None, processor: Any) -> None:
-    """Refuse what would write into an agent's conversations, which are its own."""
-    if system_prompt is not None:
-        raise ValueError(
-            "system_prompt= with an agent: an agent writes its messages itself\n"
-            "hint: let the agent send its system message"
-        )
-    if processor is not None and not isinstance(processor, PartsProcessor):
-        raise ValueError(
-            f"processor={type(processor).__name__}(…) with an agent: it writes text, and the "
-            "messages of an agent need scaffold and content apart\n"
-            "hint: leave processor= out, or give a ChatTemplateProcessor"
-        )
-
 
 def _refuse_tool_loop(trainer: Any) -> None:
     for name in ("tools", "environment_factory", "environment_factories"):
@@ -296,13 +258,3 @@ def _refuse_tool_loop(trainer: Any) -> None:
                 f"GRPOTrainer({name}=…) and rollout_func exclude each other: TRL would run its own "
                 "tool loop over finished rollouts\nhint: leave one of the two out"
             )
-
-
-def _tokenizer_of(trainer: Any) -> Any:
-    """The trainer's tokenizer; a multimodal processor holds one."""
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-
-
-def _text_config(model: Any) -> Any:
-    config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -1,11 +1,11 @@
-"""Which sampler the settings of a `GRPOTrainer` ask for.
+"""Which sampler the settings of a trainer ask for.
 
 Invariant: it samples what TRL would sample itself: the trainer's own weights, under all of the
 trainer's sampling settings.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,11 +44,41 @@ def sampler_of(
 
 def client_settings(trainer: Any) -> dict[str, Any]:
     """The trainer's settings of sampling by the names that chat clients know, neutral ones too."""
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     settings = {name: getattr(trainer, name) for name in NAMED}
+    return _for_clients(settings) | (trainer.args.generation_kwargs or {})
+
+
+def async_client_settings(args: Any) -> dict[str, Any]:
+    """The same of an `AsyncGRPOConfig`."""
+    return _for_clients({name: getattr(args, name) for name in NAMED})
+
+
+def async_sampler_of(
+    args: Any, base_urls: str | Sequence[str] | None, adapter: Callable[[], str]
+) -> Sampler:
+    """The servers to which an `AsyncGRPOTrainer` sends its weights.
+
+    Args:
+        args: its `AsyncGRPOConfig`.
+        base_urls: where they are; None: where `args` says.
+        adapter: the name under which a trainer of adapters publishes the one of now.
+    """
+    from abut.samplers.vllm import VLLMServerSampler
+
+    sampler = VLLMServerSampler(
+        base_urls or args.vllm_server_base_url,
+        give_up_s=args.vllm_server_timeout,
+        on_restart="raise",
+        **{name: getattr(args, name) for name in NAMED},
+    )
+    sampler.ask_for_adapters(adapter)
+    return sampler
+
+
+def _for_clients(settings: dict[str, Any]) -> dict[str, Any]:
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     settings = {name: neutral.get(name) if v is None else v for name, v in settings.items()}
-    neutral_penalties = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return {**neutral_penalties, **settings, **(trainer.args.generation_kwargs or {})}
+    return {"presence_penalty": 0.0, "frequency_penalty": 0.0, **settings}
 
 
 def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:

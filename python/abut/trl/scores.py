@@ -61,17 +61,14 @@ class Scores:
 
         rewards = {name: ours(values) for name, values in (logs.get("rewards") or {}).items()}
         advantages = ours(logs.get("advantages"))
-        now = round(time.time(), 3)
         self._write(
             [
-                {
-                    "schema_version": SCHEMA_VERSION,
-                    "run_id": batch.run_id,
-                    "rollout_id": rollout_id,
-                    "time": now,
-                    "rewards": [{"name": name, "value": v[k]} for name, v in rewards.items()],
-                    "advantage": advantages[k],
-                }
+                score_record(
+                    batch.run_id,
+                    rollout_id,
+                    {name: values[k] for name, values in rewards.items()},
+                    advantages[k],
+                )
                 for k, rollout_id in enumerate(batch.rollout_ids)
             ]
         )
@@ -96,6 +93,20 @@ class Scores:
 
         trainer.add_callback(Collect())
         self._followed = trainer
+
+
+def score_record(
+    run_id: str, rollout_id: str, rewards: Mapping[str, float | None], advantage: float | None
+) -> dict[str, Any]:
+    """The record of the scores of one rollout."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "rollout_id": rollout_id,
+        "time": round(time.time(), 3),
+        "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
+        "advantage": advantage,
+    }
 
 
 def _completions(trainer: Any) -> list[Any]:

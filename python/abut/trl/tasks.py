@@ -58,37 +58,89 @@ class Tasks:
         self._refuse_removed(removed)
         slice_ends = offset + len(prompts)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
-            messages, seed, row = self._start(prompt, index)
-            columns = _joined(dataset_row, row) | {"prompt": prompt}
-            make_env, columns = self.route.of_row(columns, f"prompt {index}")
-            if columns.get("seed") is not None:
-                seed = str(columns["seed"])
             group = (offset + index) // generations
             drawn_by, sample_key = f"{batch}/{group}", f"{batch}-{offset + index}"
             if mode == "eval":
                 drawn_by = f"eval/{first_group + group}"
                 sample_key = f"{drawn_by}/{(offset + index) % generations}"
             tasks.append(
-                RolloutTask(
+                self._task(
+                    prompt,
+                    dataset_row,
+                    f"prompt {index}",
+                    drawn_by,
                     index=index,
                     rollout_id=f"{batch}-{offset + index}-{self.run_id}",
-                    make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
-                    messages=messages,
-                    seed=seed,
-                    episode_seed=_episode_seed(self._seed, drawn_by),
-                    columns=columns,
                     group=first_group + group,
                     place=(offset + index) % generations,
                     sample_key=sample_key,
                     whole_group=group * generations >= offset
                     and (group + 1) * generations <= slice_ends,
-                    run_id=self.run_id,
                     step=step,
                     mode="eval" if mode == "eval" else "train",
                     removed_columns=removed,
                 )
             )
         return tasks
+
+    def of_group(self, row: Mapping[str, Any], group: int, generations: int) -> list[RolloutTask]:
+        """Return the tasks of one group, of a run that has no batches; `run_id` must be set.
+
+        What is drawn follows from the number of the group, so that a resumed run goes on with the
+        same episodes.
+
+        Args:
+            row: of the dataset.
+            group: its number in the run, also over what the run was resumed from.
+            generations: how many rollouts it has.
+
+        Raises:
+            ValueError: as `of_batch`.
+        """
+        where = f"the prompt of group {group}"
+        if "prompt" not in row:
+            raise ValueError(
+                f"the row of group {group} has no column 'prompt', only "
+                f"{', '.join(map(repr, row)) or 'none'}\n"
+                "hint: a text is the seed of `reset`, messages are the history"
+            )
+        return [
+            self._task(
+                row["prompt"],
+                row,
+                where,
+                f"train/{group}",
+                index=place,
+                rollout_id=f"train-{group}-{place}-{self.run_id}",
+                group=group,
+                place=place,
+                sample_key=f"train/{group}/{place}",
+            )
+            for place in range(generations)
+        ]
+
+    def _task(
+        self,
+        prompt: Any,
+        dataset_row: Mapping[str, Any],
+        where: str,
+        drawn_by: str,
+        **task: Any,
+    ) -> RolloutTask:
+        messages, seed, row = self._start(prompt, where)
+        columns = _joined(dataset_row, row) | {"prompt": prompt}
+        make_env, columns = self.route.of_row(columns, where)
+        if columns.get("seed") is not None:
+            seed = str(columns["seed"])
+        return RolloutTask(
+            make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
+            messages=messages,
+            seed=seed,
+            episode_seed=_episode_seed(self._seed, drawn_by),
+            columns=columns,
+            run_id=self.run_id,
+            **task,
+        )
 
     def run_id_of(self, trainer: Any) -> str:
         """The id of this run; all ranks ask for it together, the first time."""
@@ -134,7 +186,7 @@ class Tasks:
         self._batches[name] += 1
         return f"{name}-{nth}"
 
-    def _start(self, prompt: Any, index: int) -> tuple[list[Message], str, Mapping[str, Any]]:
+    def _start(self, prompt: Any, where: str) -> tuple[list[Message], str, Mapping[str, Any]]:
         """Return the history, the seed, and the row that a prompt carries."""
         system = []
         if self._system_prompt is not None:
@@ -143,14 +195,14 @@ class Tasks:
             return system, prompt, {}
         if not isinstance(prompt, Sequence) or not all(map(_is_message, prompt)):
             raise ValueError(
-                f"prompt {index} is {str(prompt)[:120]!r}: expected a string or a list of "
+                f"{where} is {str(prompt)[:120]!r}: expected a string or a list of "
                 'messages, {"role": …, "content": …}\n'
                 "hint: see the dataset's column `prompt`"
             )
         for message in prompt:
             if (block := strange_block(message.get("content"))) is not None:
                 raise ValueError(
-                    f"prompt {index} has content of the type {block!r}, and abut is text only\n"
+                    f"{where} has content of the type {block!r}, and abut is text only\n"
                     "hint: leave out rows with images and the like, or write in text what they show"
                 )
         messages = [dict(message) for message in prompt]
@@ -159,7 +211,7 @@ class Tasks:
             row = messages[-1].pop("row")
         if system and any(message.get("role") == "system" for message in messages):
             raise ValueError(
-                f"prompt {index} has a system message and make_rollout_func has a system_prompt\n"
+                f"{where} has a system message and make_rollout_func has a system_prompt\n"
                 "hint: give one of the two"
             )
         return [*system, *messages], last_user_text(messages), row

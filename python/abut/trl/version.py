@@ -8,6 +8,11 @@ from abut.errors import MissingExtraError
 NONE_IS_UNSCORED = (1, 6)
 """From here on TRL leaves a row out of its group where every reward is None; before, None is 0."""
 
+ASYNC_WORKER = (1, 11)
+"""From here on `AsyncGRPOTrainer` takes a rollout worker with a queue of metrics."""
+ARRAYS_IN_ROWS = (1, 16)
+"""From here on a worker's rows are arrays; before, lists."""
+
 _OLDEST = (0, 29, 1)
 _NEWEST = (1, 16)
 

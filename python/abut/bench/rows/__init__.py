@@ -9,6 +9,7 @@ from typing import TypeAlias
 from abut.bench.figures import Row
 from abut.bench.rows import (
     append,
+    async_rollouts,
     collate,
     encode,
     engine_reply,
@@ -35,6 +36,7 @@ ROWS: dict[str, Measure] = {
     "rollouts": rollouts.measure,
     "pace": pace.measure,
     "turns": turns.measure,
+    "async_rollouts": async_rollouts.measure,
     "collate": collate.measure,
     "stitch": stitch.measure,
     "engine_reply": engine_reply.measure,

@@ -1,0 +1,126 @@
+"""The `TrainerCallback` of a rollout worker: where training is in the dataset, into checkpoints.
+
+TRL does that for its own worker alone. The state goes the way that transformers has for callbacks,
+into the `trainer_state.json` of a checkpoint, so that both are there or neither.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from abut.trl.async_place import Place
+
+logger = logging.getLogger(__name__)
+
+_NAME = "AbutRollouts"
+
+
+class Followed(Protocol):
+    """What a callback tells its worker."""
+
+    place: Place
+    epoch_groups: int | None
+    """Of how many groups training ends, where epochs say so."""
+    version: int
+    step: int | None
+
+    def meets(self, model: Any) -> None:
+        """Learn of the trainer's model what ends its turns, and how much it holds."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was."""
+        ...
+
+
+def place_callback(worker: Followed) -> Any:
+    """The callback of one worker; a class of its own, since transformers makes it anew by class."""
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+
+    class AbutRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
+        """Follows one training run."""
+
+        def on_train_begin(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            model: Any = None,
+            train_dataloader: Any = None,
+            **_: Any,
+        ) -> None:
+            """Before the worker is started: restore the place, and see what is trained."""
+            if not state.is_world_process_zero:
+                return
+            if model is not None:
+                worker.meets(model)
+            worker.step = state.global_step
+            worker.place.is_followed = _follow(train_dataloader, worker.place.collated)
+            kept = state.stateful_callbacks.get(_NAME)
+            if kept is not None and state.global_step:
+                worker.restore(kept["attributes"])
+            elif state.global_step:
+                logger.warning(
+                    "the checkpoint does not say where training was in the dataset, which begins "
+                    "anew\nhint: callbacks=[worker.callback] in the run that saves"
+                )
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """A micro-batch was trained."""
+            worker.place.trained()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """The last micro-batch of a step was trained."""
+            worker.place.trained()
+            worker.step = state.global_step
+            # TRL counts the groups of this run alone, so a resumed one would train them all again.
+            goal = worker.epoch_groups
+            if goal is not None and worker.place.groups_trained >= goal:
+                control.should_training_stop = True
+                control.should_save = control.should_save or args.save_strategy == "steps"
+
+        def state(self) -> dict[str, Any]:
+            """What a checkpoint keeps."""
+            return {"args": {}, "attributes": worker.place.state(worker.version)}
+
+        @classmethod
+        def from_state(cls, state: Any) -> "AbutRollouts":
+            """The callback itself: what it restores, it finds when training begins."""
+            return callback
+
+    callback = AbutRollouts()
+    return callback
+
+
+def groups_of_epochs(args: Any, dataset: Any) -> int | None:
+    """Of how many groups training ends; None where it ends by steps, or nobody knows.
+
+    Asked before the trainer is made, which puts a number of steps into `args`.
+    """
+    if args.max_steps > 0 or not hasattr(dataset, "__len__"):
+        return None
+    groups: int = math.ceil(args.num_train_epochs * len(dataset))
+    return groups
+
+
+def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
+    """Have each micro-batch told when the trainer makes it; returns whether that can be had."""
+    loader = getattr(train_dataloader, "base_dataloader", train_dataloader)
+    collate = getattr(loader, "collate_fn", None)
+    if not callable(collate):
+        logger.warning(
+            "the trainer's data loader, a %s, has no collate_fn: nobody can say which rows were "
+            "trained, and checkpoints will not say where training was in the dataset",
+            type(train_dataloader).__name__,
+        )
+        return False
+
+    def told(examples: Any) -> Any:
+        batch = collate(examples)
+        collated(examples)
+        return batch
+
+    loader.collate_fn = told
+    return True

@@ -1,0 +1,191 @@
+"""How far training has come in its dataset, exact to the row.
+
+Invariant: a group is done when all of its rows were trained, or can never be: dropped by the
+trainer as too old, or never made since nothing of it was scored. What is not done when a checkpoint
+is written is played again after it; of a group that was trained in part, the other rows are kept in
+the checkpoint. So no row of the dataset is trained twice, and none is lost.
+
+Rows are numbered as they are pushed. The trainer takes them in that order and packs them in that
+order, so one number says which of them were trained: that of the last row of the last micro-batch
+that it trained. It says so nowhere: the micro-batches are seen where they are collated, which is
+one or more ahead of training, and counted where training says that it has done one.
+"""
+
+import base64
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from abut.trl.async_row import RolloutRow, RowMetrics
+
+_ARRAYS = {"input_ids": "<i8", "completion_mask": "<u1", "old_log_probs": "<f4"}
+
+
+class Place:
+    """Of one worker; may be asked and told on any thread."""
+
+    def __init__(self) -> None:
+        self.is_followed = False
+        """Whether anybody says what was trained; else nothing is kept until it is."""
+        self._lock = threading.Lock()
+        self._first = 0  # of the groups that are not done
+        self._done: set[int] = set()  # behind that one
+        self._next = 0  # to be played
+        self._left: dict[int, int] = {}  # rows of a group that were delivered and not trained yet
+        self._begun: set[int] = set()  # groups of which a row was trained
+        self._rows: deque[tuple[int, RolloutRow]] = deque()
+        self._number = 0
+        self._batches: deque[int] = deque()
+        self._groups_trained = 0
+
+    @property
+    def groups_trained(self) -> int:
+        """Of how many groups something was trained, before the checkpoint too."""
+        with self._lock:
+            return self._groups_trained
+
+    def begin(self) -> int:
+        """The number of the group that is played next."""
+        with self._lock:
+            while self._next in self._done or self._next in self._left:
+                self._next += 1
+            self._next += 1
+            return self._next - 1
+
+    def deliver(self, group: int, rows: Sequence[RolloutRow]) -> None:
+        """Note the rows of a group, which are pushed now, in this order."""
+        if not self.is_followed:
+            return
+        with self._lock:
+            self._left[group] = self._left.get(group, 0) + len(rows)
+            for row in rows:
+                self._number += 1
+                row.metrics.number = self._number
+                self._rows.append((self._number, row))
+            if not self._left[group]:
+                self._end(group)
+
+    def collated(self, examples: Any) -> None:
+        """Note what the trainer has made a micro-batch of."""
+        numbers = [metrics.number for metrics in _metrics_in(examples)]
+        with self._lock:
+            self._batches.append(max(numbers, default=0))
+
+    def trained(self) -> None:
+        """Note that the trainer has trained the next micro-batch that it had made."""
+        with self._lock:
+            if not self._batches:
+                return
+            last = self._batches.popleft()
+            while self._rows and self._rows[0][0] <= last:
+                _, row = self._rows.popleft()
+                self._groups_trained += row.group_id not in self._begun
+                self._begun.add(row.group_id)
+                self._left[row.group_id] -= 1
+                if not self._left[row.group_id]:
+                    self._end(row.group_id)
+
+    def state(self, version: int) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values.
+
+        Args:
+            version: of the trainer's weights, by which the age of rows is told.
+        """
+        with self._lock:
+            kept = [row for _, row in self._rows if row.group_id in self._begun]
+            done = self._done | {row.group_id for row in kept}
+            first = self._first
+            while first in done:
+                first += 1
+            return {
+                "first": first,
+                "done": sorted(group for group in done if group > first),
+                "groups_trained": self._groups_trained,
+                "rows": [_portable(row, version) for row in kept],
+            }
+
+    def restore(
+        self, state: Mapping[str, Any], version: int, *, as_lists: bool
+    ) -> list[RolloutRow]:
+        """Go on where a checkpoint was; returns the rows that it has kept, which are to be pushed.
+
+        Args:
+            state: what `state` has returned.
+            version: of the weights that sample now.
+            as_lists: as of `rows_of_rollout`.
+        """
+        rows = [_row(each, version, as_lists=as_lists) for each in state["rows"]]
+        kept = {row.group_id for row in rows}
+        with self._lock:
+            self._first = self._next = int(state["first"])
+            self._done = set(map(int, state["done"])) - kept
+            self._groups_trained = int(state["groups_trained"])
+            # They count as begun: a further checkpoint keeps them, and none plays them again.
+            self._begun |= kept
+            for group in kept:
+                self._left[group] = 0
+            self._first = min([self._first, *kept])
+            self._done |= set(range(self._first, int(state["first"]))) - kept
+        return rows
+
+    def _end(self, group: int) -> None:
+        self._left.pop(group, None)
+        self._begun.discard(group)
+        self._done.add(group)
+        while self._first in self._done:
+            self._done.discard(self._first)
+            self._first += 1
+
+
+def _metrics_in(examples: Any) -> Iterator[RowMetrics]:
+    """The metrics of all rows in what a collator gets, however a version of TRL has nested them."""
+    if isinstance(examples, Mapping):
+        if isinstance(metrics := examples.get("metrics"), RowMetrics):
+            yield metrics
+    elif isinstance(examples, list | tuple):
+        for example in examples:
+            yield from _metrics_in(example)
+    elif (samples := getattr(examples, "samples", None)) is not None:  # from 1.16: a packed row
+        yield from _metrics_in(samples)
+
+
+def _portable(row: RolloutRow, version: int) -> dict[str, Any]:
+    arrays = {
+        name: base64.b64encode(np.asarray(getattr(row, name)).astype(type_).tobytes()).decode()
+        for name, type_ in _ARRAYS.items()
+    }
+    metrics = {k: None if math.isnan(value) else value for k, value in row.metrics.items()}
+    return arrays | {
+        "prompt": list(row.prompt),
+        "completion": list(row.completion),
+        "advantage": row.advantage,
+        "versions_behind": version - row.model_version,
+        "group_id": row.group_id,
+        "metrics": metrics,
+    }
+
+
+def _row(kept: Mapping[str, Any], version: int, *, as_lists: bool) -> RolloutRow:
+    ids, mask, logprobs = (
+        np.frombuffer(base64.b64decode(kept[name]), type_) for name, type_ in _ARRAYS.items()
+    )
+    arrays = ids.astype(np.int64), mask.astype(np.int64), logprobs.astype(np.float32)
+    input_ids, completion_mask, old_log_probs = (
+        array.tolist() if as_lists else array for array in arrays
+    )
+    metrics = {k: math.nan if value is None else value for k, value in kept["metrics"].items()}
+    return RolloutRow(
+        kept["prompt"],
+        kept["completion"],
+        input_ids,
+        completion_mask,
+        old_log_probs,
+        kept["advantage"],
+        version - kept["versions_behind"],
+        kept["group_id"],
+        RowMetrics(metrics),
+    )

@@ -1,0 +1,129 @@
+"""What of a rollout `AsyncGRPOTrainer` trains: one row for each of its branches.
+
+Invariant: over the rows of a rollout each token that was sampled and heard is trained once, with
+the logprob that it was drawn with; a row has a token that is trained, and bears the version of the
+oldest weights that sampled one.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut._native import Columns
+from abut.messages import Message
+from abut.rollout.rollout import Rollout, StopReason
+
+
+class RowMetrics(dict[str, float]):
+    """The metrics of a row; the trainer hands them on as they are, so they tell the row again."""
+
+    number = 0
+    """The place of the row in the order in which rows were pushed, from 1."""
+
+
+@dataclass(eq=False)
+class RolloutRow:
+    """What the trainer takes from the buffer, by TRL's own names."""
+
+    prompt: Sequence[Message]
+    completion: Sequence[Message]
+    input_ids: Any
+    """`(T,)` int64, prompt and completion; a list for TRL before 1.16, as the next two."""
+    completion_mask: Any
+    """`(T,)` int64, 1: trained."""
+    old_log_probs: Any
+    """`(T,)` float32, nats; 0.0 where nothing is trained."""
+    advantage: float
+    model_version: int
+    group_id: int
+    metrics: RowMetrics = field(default_factory=RowMetrics)
+    enqueued_at: float | None = None
+    """Seconds since 1970, when it was pushed."""
+
+    def enqueued(self) -> "RolloutRow":
+        """The same, pushed now."""
+        self.enqueued_at = time.time()
+        return self
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many tokens the loss is taken over."""
+        return int(np.sum(self.completion_mask))
+
+
+def is_scored(rollout: Rollout) -> bool:
+    """Whether a reward can be given: what failed or was ended early has none to be judged by."""
+    return rollout.columns is not None and not (
+        rollout.failed or rollout.stop_reason is StopReason.STALE
+    )
+
+
+def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
+    """What was said before the policy's first turn, and from there on."""
+    messages = rollout.messages
+    spoken = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns = sum(turn.end > turn.start for turn in rollout.turns)
+    at = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
+    return list(messages[:at]), list(messages[at:])
+
+
+def rows_of_rollout(
+    rollout: Rollout,
+    *,
+    advantage: float,
+    group_id: int,
+    metrics: Mapping[str, float],
+    version: int,
+    as_lists: bool,
+) -> list[RolloutRow]:
+    """Return its rows; none where nothing of it can be trained.
+
+    Args:
+        rollout: that has a score.
+        advantage: of all its rows.
+        group_id: of its group.
+        metrics: of all its rows; each gets its own.
+        version: of rows whose weights are not known.
+        as_lists: whether the trainer takes lists instead of arrays.
+    """
+    branches: list[tuple[Columns, Any]] = []
+    if rollout.columns is not None:
+        branches.append((rollout.columns, rollout.versions))
+    branches += [(b.columns, b.versions) for b in rollout.branches if b.delivered]
+    prompt, completion = conversation_of(rollout)
+    rows = []
+    for columns, versions in branches:
+        ids, mask, logprobs = _joined(columns)
+        if not mask[1:].any():  # the first token of all has nothing that predicts it
+            continue
+        trained = np.asarray(versions)[columns.env_mask == 1] if len(versions) else ()
+        rows.append(
+            RolloutRow(
+                prompt,
+                completion,
+                ids.tolist() if as_lists else ids,
+                mask.tolist() if as_lists else mask,
+                logprobs.tolist() if as_lists else logprobs,
+                advantage,
+                int(np.min(trained)) if len(trained) else version,
+                group_id,
+                RowMetrics(metrics),
+            )
+        )
+    return rows
+
+
+def _joined(
+    columns: Columns,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Prompt and completion in one: ids, mask and logprobs."""
+    before = len(columns.prompt_ids)
+    ids = np.concatenate([columns.prompt_ids, columns.completion_ids]).astype(np.int64)
+    mask, logprobs = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.float32)
+    mask[before:] = columns.env_mask
+    logprobs[before:] = np.where(columns.env_mask == 1, columns.logprobs, 0.0)
+    return ids, mask, logprobs

@@ -1,0 +1,394 @@
+"""The `rollout_worker` of TRL's `AsyncGRPOTrainer`: rollouts that stream, beside training.
+
+Invariant: neither waits for the other but where it must: the trainer for rows where there are none,
+rollouts for room where the buffer is full.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.envs.source import bind_all
+from abut.errors import MissingExtraError, RolloutError, text_of
+from abut.gateway.server import Gateway
+from abut.pickling import stays
+from abut.processor import PartsProcessor, Processor
+from abut.records.recorder import Recorder
+from abut.rollout.config import RolloutConfig
+from abut.rollout.engine import Engine
+from abut.rollout.stream import Stream
+from abut.samplers.sampler import BatchSampler, Sampler
+from abut.samplers.turns import StreamSampler
+from abut.trl.arguments import (
+    check_sampler,
+    checked_config,
+    checked_recorder,
+    processor_with,
+    route_of,
+    text_config,
+    tokenizer_of,
+)
+from abut.trl.async_buffer import RolloutBuffer
+from abut.trl.async_callback import groups_of_epochs, place_callback
+from abut.trl.async_delivery import Delivery, Metrics
+from abut.trl.async_place import Place
+from abut.trl.async_records import AsyncRecords
+from abut.trl.async_scores import reward_functions
+from abut.trl.dataset_groups import DatasetGroups
+from abut.trl.rewards import env_reward
+from abut.trl.route import EnvArgument
+from abut.trl.sampler import async_client_settings, async_sampler_of
+from abut.trl.tasks import Tasks
+from abut.trl.version import (
+    ARRAYS_IN_ROWS,
+    ASYNC_WORKER,
+    check_trl_version,
+    trl_version,
+    trl_version_text,
+)
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 15.0
+# So many dicts of metrics wait to be logged; a trainer that logs each step takes a few.
+_METRICS = 4096
+# Of fewer rollouts one could not say that too many fail.
+_JUDGED = 32
+
+
+def make_rollout_worker(
+    env: EnvArgument,
+    *,
+    args: Any,
+    train_dataset: Any,
+    processing_class: Any,
+    config: RolloutConfig | None = None,
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = env_reward,
+    processor: Processor | PartsProcessor | None = None,
+    sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
+    base_urls: str | Sequence[str] | None = None,
+    system_prompt: str | None = None,
+    recorder: Recorder | str | os.PathLike[str] | None = None,
+    gateway: Gateway | None = None,
+) -> "RolloutWorker":
+    """Return a `rollout_worker` for `AsyncGRPOTrainer`, whose callback belongs to it.
+
+    ```python
+    worker = make_rollout_worker(Env, args=args, train_dataset=rows, processing_class=tokenizer)
+    AsyncGRPOTrainer(…, rollout_worker=worker, callbacks=[worker.callback]).train()
+    ```
+
+    Args:
+        env: as of `make_rollout_func`.
+        args: the trainer's `AsyncGRPOConfig`, the same object.
+        train_dataset: its rows are played in their order, for ever; with the column `prompt`.
+        processing_class: the trainer's tokenizer, or a processor that holds one.
+        config: limits and policies; None takes the defaults, and `args.request_timeout` for a turn.
+        reward_funcs: one or several, called with each group as `GRPOTrainer` calls them with a
+            batch; their rewards are added.
+        processor: None derives one from the tokenizer's chat template.
+        sampler: "auto" asks the vLLM servers that get the trainer's weights.
+        base_urls: of these, with "auto"; None: `args.vllm_server_base_url`.
+        system_prompt: for prompts that have no system message.
+        recorder: as of `make_rollout_func`.
+        gateway: as of `make_rollout_func`.
+
+    Raises:
+        TypeError: an argument is none of what it may be.
+        ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
+            given what writes conversations.
+        MissingExtraError: TRL is not installed, or older than 1.11.
+    """
+    check_trl_version(stacklevel=2)
+    if trl_version() < ASYNC_WORKER:
+        raise MissingExtraError(
+            f"make_rollout_worker needs TRL 1.11 or later, found {trl_version_text()}\n"
+            "hint: pip install 'trl>=1.11'"
+        )
+    if not hasattr(args, "max_staleness"):
+        raise TypeError(
+            f"args must be the AsyncGRPOConfig of the trainer, got {type(args).__name__}\n"
+            "hint: from trl.experimental.async_grpo import AsyncGRPOConfig"
+        )
+    check_sampler(sampler)
+    if base_urls is not None and sampler != "auto":
+        raise TypeError("base_urls= is for sampler='auto'; a sampler object has its own")
+    if config is None:
+        config = RolloutConfig(turn_timeout_s=args.request_timeout)
+    config = checked_config(config)
+    route = route_of(env, gateway, system_prompt=system_prompt, processor=processor)
+    tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
+    tasks.run_id = uuid.uuid4().hex[:8]
+    return RolloutWorker(
+        tasks,
+        args,
+        train_dataset,
+        tokenizer_of(processing_class),
+        config,
+        reward_functions(reward_funcs),
+        processor,
+        sampler,
+        base_urls,
+        checked_recorder(recorder),
+        owns_gateway=gateway is None,
+    )
+
+
+@stays(
+    "it plays with the engine and the environments of this process",
+    hint="call make_rollout_worker in the process that trains",
+)
+class RolloutWorker:
+    """What `AsyncGRPOTrainer` takes as `rollout_worker`; it has begun nothing before `start`.
+
+    Attributes:
+        rollout_buffer: the rows, which the trainer takes.
+        metrics_queue: the metrics, which the trainer logs.
+        callback: for the trainer's `callbacks`: saves and restores the place in the dataset.
+        place: how far training has come there.
+        version: of the weights that sample now.
+        step: the trainer's, where the callback says it.
+        epoch_groups: of how many groups training ends, where epochs say so.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        args: Any,
+        train_dataset: Any,
+        hf_tokenizer: Any,
+        config: RolloutConfig,
+        functions: Sequence[Callable[..., Any]],
+        processor: Processor | PartsProcessor | None,
+        sampler: Sampler | BatchSampler | StreamSampler | str,
+        base_urls: str | Sequence[str] | None,
+        recorder: Recorder | None,
+        *,
+        owns_gateway: bool,
+    ) -> None:
+        self.rollout_buffer = RolloutBuffer(max(0, args.queue_maxsize))
+        self.metrics_queue: queue.Queue[Metrics] = queue.Queue(_METRICS)
+        self.place = Place()
+        self.version = 0
+        self.step: int | None = None
+        self.epoch_groups = groups_of_epochs(args, train_dataset)
+        self.callback = place_callback(self)
+        self._tasks = tasks
+        self._args = args
+        self._dataset = train_dataset
+        self._hf_tokenizer = hf_tokenizer
+        self._config = config
+        self._functions = functions
+        self._processor = processor
+        self._sampler = sampler
+        self._base_urls = base_urls
+        self._recorder = recorder
+        self._owns_gateway = owns_gateway
+        self._stop_token_ids: Sequence[int] = ()
+        self._holds: int | None = None
+        self._restored: Mapping[str, Any] | None = None
+        self._records: AsyncRecords | None = None
+        self._stream: Stream | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._pinged_at: float | None = None
+
+    # ---- what the trainer calls
+
+    def start(self) -> None:
+        """Begin to play; returns at once.
+
+        Raises:
+            TemplateError: the chat template cannot be used.
+            ValueError: settings under which nothing can be played.
+        """
+        if self._thread is not None:
+            logger.warning("the rollout worker was started already")
+            return
+        if self.step is None:
+            logger.warning(
+                "the rollout worker's callback is not among the trainer's: checkpoints will not "
+                "say where training was in the dataset\n"
+                "hint: AsyncGRPOTrainer(…, rollout_worker=worker, callbacks=[worker.callback])"
+            )
+        engine, self._stream = self._build()
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run, args=(engine, self._stream), name="abut-rollout-worker", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all rollouts, and write what was recorded; nothing where it does not play."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._stream is None:
+            return
+        self._stream.stop()
+        thread.join(_STOP_S)
+        if thread.is_alive():
+            logger.warning(
+                "the rollout worker has not ended within %g s, and is left to itself", _STOP_S
+            )
+        if self._owns_gateway:
+            self._tasks.route.gateway.stop()
+        if self._error is not None:
+            logger.warning("the rollout worker failed: %s", text_of(self._error))
+
+    def update_model_version(self, model_version: int) -> None:
+        """Note which weights sample from now on, and end the rollouts that are too old by then."""
+        self.version = model_version
+        if self._stream is not None:
+            self._stream.update_version(model_version)
+        self.rollout_buffer.wake()  # a row that waits may be too old now
+
+    def check_health(self, stale_after_s: float) -> None:
+        """See whether it plays; the trainer asks while it has no rows.
+
+        Args:
+            stale_after_s: for so long its loop may not answer.
+
+        Raises:
+            RolloutError: it failed, which is the cause; or it hangs.
+        """
+        if self._error is not None:
+            raise RolloutError(
+                f"the rollout worker failed: {text_of(self._error)}"
+            ) from self._error
+        if self._thread is None or self._stream is None:
+            raise RolloutError("the rollout worker does not play: it was not started, or stopped")
+        now = time.monotonic()
+        if self._pinged_at is None:
+            self._pinged_at = now
+            self._stream.ping(self._pong)
+        elif now - self._pinged_at > stale_after_s:
+            raise RolloutError(
+                f"the rollout worker hangs: its loop has not answered for {stale_after_s:g} s\n"
+                "hint: something blocks the event loop, such as a pool's lend()"
+            )
+
+    # ---- what its callback calls
+
+    def meets(self, model: Any) -> None:
+        """Learn of the trainer's model what ends its turns, and how much it holds."""
+        eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        self._stop_token_ids = [eos] if isinstance(eos, int) else eos or []
+        self._holds = getattr(text_config(model), "max_position_embeddings", None)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was, from `start` on."""
+        self._restored = state
+
+    # ---- playing
+
+    def _pong(self) -> None:
+        self._pinged_at = None
+
+    def _run(self, engine: Engine, stream: Stream) -> None:
+        try:
+            try:
+                engine.stream(stream)
+            finally:
+                self.rollout_buffer.belongs_to(None)
+                if self._records is not None:
+                    self._records.close()
+        except BaseException as error:  # check_health raises it
+            logger.debug("the rollout worker has ended", exc_info=True)
+            self._error = error
+
+    def _build(self) -> tuple[Engine, Stream]:
+        """The engine, and what it plays."""
+        args, route, as_lists = self._args, self._tasks.route, trl_version() < ARRAYS_IN_ROWS
+        if isinstance(self._sampler, str):
+            for source in route.agents:
+                source.sampling = functools.partial(async_client_settings, args)
+        if route.agents:
+            route.gateway.desk.belongs_to(self._tasks.run_id)
+        budget = args.token_budget if (args.token_budget or 0) > 0 else None
+        engine, for_task = self._engine(budget)
+        if self._recorder is not None:
+            self._records = AsyncRecords(
+                self._recorder,
+                run_id=self._tasks.run_id,
+                tokenizer=self._hf_tokenizer.name_or_path,
+                step=lambda: self.step,
+            )
+        delivery = Delivery(
+            engine,
+            route,
+            self._functions,
+            self.place,
+            self.rollout_buffer,
+            self.metrics_queue,
+            self._records,
+            version=lambda: self.version,
+            max_staleness=args.max_staleness,
+            max_tokens=budget,
+            as_lists=as_lists,
+        )
+        if self._restored is not None:
+            restored, self._restored = self._restored, None
+            delivery.restored = self.place.restore(restored, self.version, as_lists=as_lists)
+        groups = DatasetGroups(
+            self._dataset, self._tasks, self.place, for_task, args.num_generations
+        )
+        at_once = _at_once(args)
+
+        async def begin() -> None:
+            self.rollout_buffer.belongs_to(asyncio.get_running_loop())
+            await delivery.push_restored()
+
+        stream = Stream(
+            groups,
+            delivery.deliver,
+            at_once=at_once,
+            judged=max(_JUDGED, args.num_generations),
+            begin=begin,
+            version=self.version,
+            max_staleness=args.max_staleness,
+        )
+        return engine, stream
+
+    def _engine(self, budget: int | None) -> tuple[Engine, Any]:
+        config, args = self._config, self._args
+        processor, for_task = bind_all(
+            self._tasks.route.kinds,
+            functools.partial(
+                processor_with,
+                self._processor,
+                self._hf_tokenizer,
+                chat_template_kwargs=args.chat_template_kwargs,
+            ),
+        )
+        sampler = self._sampler
+        if isinstance(sampler, str):
+            sampler = async_sampler_of(args, self._base_urls, lambda: f"trl-policy-v{self.version}")
+        holds = [tokens for tokens in (config.max_context_tokens, self._holds, budget) if tokens]
+        engine = Engine(
+            Tokenizer.from_pretrained(self._hf_tokenizer),
+            processor,
+            sampler,
+            dataclasses.replace(
+                config,
+                max_completion_tokens=config.max_completion_tokens or args.max_completion_length,
+                max_context_tokens=min(holds, default=None),
+            ),
+            stop_token_ids=self._stop_token_ids,
+        )
+        return engine, for_task
+
+
+def _at_once(args: Any) -> int:
+    """Rollouts in flight: as `args` says, or as the trainer would have it say."""
+    if args.max_inflight_tasks > 0:
+        return int(args.max_inflight_tasks)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return int(max(args.max_staleness, 1) * per_step * args.world_size)
