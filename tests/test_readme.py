@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import json
 import re
 import runpy
 import tomllib
@@ -19,31 +20,30 @@ from agent_stage import play_agents
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-PYTHON = [block for language, block in BLOCKS if language == "python"]
+TRL, ENVIRONMENT, AGENT, BY_HAND = [block for language, block in BLOCKS if language == "python"]
 
 
-def test_the_first_block_ends_in_an_assert_and_prints_what_is_shown() -> None:
-    lines = [line for line in PYTHON[0].splitlines() if line]
+def test_the_block_by_hand_ends_in_an_assert_and_prints_what_is_shown() -> None:
+    lines = [line for line in BY_HAND.splitlines() if line]
     assert len(lines) <= 12
     assert lines[-1].startswith("assert ")
     shown = next(block for language, block in BLOCKS if language == "text")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(PYTHON[0], "README.md", "exec"), {})
+        exec(compile(BY_HAND, "README.md", "exec"), {})
     assert printed.getvalue() == shown
     assert "exact=False" in shown
 
 
-def test_the_assert_of_the_first_block_can_fail() -> None:
-    broken = PYTHON[0].replace("[*request, *sampled]", "[*request, *seam.canonical_ids]")
-    assert broken != PYTHON[0]
+def test_the_assert_of_the_block_by_hand_can_fail() -> None:
+    broken = BY_HAND.replace("[*request, *sampled]", "[*request, *seam.canonical_ids]")
+    assert broken != BY_HAND
     with pytest.raises(AssertionError), contextlib.redirect_stdout(io.StringIO()):
         exec(compile(broken, "README.md", "exec"), {})
 
 
 def test_the_environment_is_one() -> None:
-    assert len(PYTHON) == 4
     variables: dict[str, Any] = {}
-    exec(compile(PYTHON[2], "README.md", "exec"), variables)
+    exec(compile(ENVIRONMENT, "README.md", "exec"), variables)
     env = make_env(check_env_factory(variables["SayYes"]))
     env, _ = check_reply(env, "reset", env.reset("seed"))
     assert check_reply(env, "step", env.step("yes")) == (env, "")
@@ -53,9 +53,9 @@ def test_the_environment_is_one() -> None:
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # six lines, and none closes
 def test_the_agent_is_one(stage: Any) -> None:
     openai = pytest.importorskip("openai")
-    assert len(PYTHON[3].splitlines()) == 6
+    assert len(AGENT.splitlines()) == 6
     variables: dict[str, Any] = {"abut": abut, "openai": openai}
-    exec(compile(PYTHON[3], "README.md", "exec"), variables)
+    exec(compile(AGENT, "README.md", "exec"), variables)
     rows = [{"question": "Say yes.", "answer": answer} for answer in ("yes", "no")]
     solve = variables["solve"]
     played = play_agents(stage, solve, solve, columns=rows)
@@ -72,7 +72,7 @@ def test_the_trl_block_trains(
     hf_tokenizer.save_pretrained(tmp_path / "model")
 
     # The same lines, with a model that is here, for one step. It never ends a turn by itself.
-    code = PYTHON[1]
+    code = TRL
     settings = f'GRPOConfig("{tmp_path}/out", max_steps=1, use_cpu=True, bf16=False, '
     settings += 'report_to="none", save_strategy="no", disable_tqdm=True'
     for shown, here in {
@@ -94,8 +94,57 @@ def test_the_trl_block_trains(
 
 def test_the_first_screen_is_forty_lines() -> None:
     screen = README.splitlines()[:40]
-    assert sum(line.startswith("```python") for line in screen) == 2
+    pictures = [k for k, line in enumerate(screen) if line.startswith("![")]
+    code = screen.index("```python")
+    table = next(k for k, line in enumerate(screen) if line.startswith("|---"))
+    assert pictures[0] < code < table, "what goes wrong, what to write, what it gains"
     assert any("pip install" in line for line in screen)
+
+
+FIGURES = [
+    # The row of the table, and for each of its figures the benchmark's row, case and side.
+    ("play 128 rollouts", "pace", "replies as tool messages, calls parsed", "abut"),
+    ("play 128 rollouts", "pace", "replies as tool messages, calls parsed", "TRL _tool_call_loop"),
+    ("play 128 rollouts", "pace", "replies as user turns", "trl-env rollout_func"),
+    ("assemble 512 rollouts", "rollouts", "replies as tool messages, calls parsed", "abut"),
+    (
+        "assemble 512 rollouts",
+        "rollouts",
+        "replies as tool messages, calls parsed",
+        "TRL _tool_call_loop",
+    ),
+    ("append a reply", "append", "to 120,000 tokens", "abut"),
+    ("append a reply", "append", "to 120,000 tokens", "TRL _get_tool_suffix_ids"),
+    ("append a reply", "append", "to 120,000 tokens", "apply_chat_template"),
+    ("encode 1 MB", "encode", "a text seen for the first time", "abut"),
+    ("encode 1 MB", "encode", "a text seen for the first time", "tokenizers encode"),
+    ("`is_additive`", "seam", "behind 1,000,000 bytes", "abut is_additive()"),
+    ("`is_additive`", "seam", "behind 1,000,000 bytes", "tokenizers, both and their join"),
+    ("a vLLM reply", "engine_reply", "a reply", "abut"),
+    ("a vLLM reply", "engine_reply", "a reply", "json.loads and Python loops"),
+]
+
+
+def test_the_table_has_the_figures_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+    medians = {
+        (row["name"], figure["case"], figure["side"]): figure["median"]
+        for row in measured["rows"]
+        for figure in row["figures"]
+    }
+    expected: dict[str, list[float]] = {}
+    for begins, *figure in FIGURES:
+        expected.setdefault(begins, []).append(medians[tuple(figure)])
+    for begins, seconds in expected.items():
+        (line,) = [line for line in README.splitlines() if line.startswith(f"| {begins}")]
+        what, ours, others = line.strip("| ").split(" | ")
+        told = re.findall(r"([\d.]+) (ms|s)\b", f"{ours} {others}")
+        assert len(told) == len(seconds), what
+        for (number, unit), median in zip(told, seconds, strict=True):
+            value = float(number) * {"ms": 1e-3, "s": 1.0}[unit]
+            assert value == pytest.approx(median, rel=0.06), f"{what}: {number} {unit}"
+        for times, median in zip(re.findall(r"(\d+) times", others), seconds[1:], strict=False):
+            assert int(times) == round(median / seconds[0]), what
 
 
 def test_the_links_lead_somewhere_on_the_package_index_too() -> None:
