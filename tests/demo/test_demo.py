@@ -50,6 +50,17 @@ def test_the_reward_really_rises(tmp_path):
     assert summary["seconds"] < 240
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="$BROWSER is of Unix")
+def test_the_demo_opens_its_page(tmp_path, monkeypatch):
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > "{opened}"\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    abut_demo("--steps", "1", "--batch", "8", "--records", "r.jsonl", "--view", cwd=tmp_path)
+    assert opened.read_text() == (tmp_path / "r.html").as_uri()
+
+
 def test_all_that_say_where_the_reward_ends_say_the_same():
     lowest, highest = LAST_REWARD
     row = next(line for line in README.splitlines() if "mean reward of the demo" in line)

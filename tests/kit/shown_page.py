@@ -1,5 +1,8 @@
 """A page of abut in a browser, as tests use it: what is asked of it, and what it must not do."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -83,3 +86,14 @@ class Shown:
         self.ask(script.read_text(encoding="utf-8"))
         found = self.ask("axe.run(document, {resultTypes: ['violations']})")
         return [rule["id"] for rule in found["violations"]]
+
+
+def run_copied_test(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run what *Copy as test* gave."""
+    file = folder / "test_copied.py"
+    file.write_text(text, encoding="ascii")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+    )

@@ -3,6 +3,7 @@
 `make test-browser` runs these tests in an environment of their own; elsewhere they are skipped.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,10 +17,18 @@ import abut
 from abut.demo.model import ASSETS as DEMO
 from shown_page import Shown
 
-pytest.importorskip("playwright", reason="make test-browser installs playwright")
-
+HERE = Path(__file__).parent
 CHROMIUM = shutil.which("chromium")
 STEPS = "14"
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    has_playwright = importlib.util.find_spec("playwright") is not None
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if not has_playwright:
+                item.add_marker(pytest.mark.skip(reason="no playwright: make test-browser"))
 
 
 @pytest.fixture(scope="session")

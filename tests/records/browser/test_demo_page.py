@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import pytest
 
 from abut.records.filter import parse_filter
-from shown_page import Shown
-
-pytestmark = pytest.mark.browser
+from shown_page import Shown, run_copied_test
 
 Show = Callable[..., Shown]
 Records = Mapping[str, Mapping[str, Any]]
@@ -274,21 +270,11 @@ def test_a_copied_test_passes_or_fails_as_the_rollout_did(
     shown.page.click("text=Copy as test")
     copied = shown.page.input_value("#test-text")
     assert copied.isascii()
-    done = run_test(copied, tmp_path)
+    done = run_copied_test(copied, tmp_path)
     assert done.returncode == int(drifts), done.stdout
     assert ("1 failed, 1 passed" if drifts else "2 passed") in done.stdout
     assert ("merged" in done.stdout) == drifts
     shown.press("Escape")
-
-
-def run_test(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    file = folder / "test_copied.py"
-    file.write_text(text, encoding="ascii")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
-    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
 
 
 def test_the_address_restores_what_was_shown(

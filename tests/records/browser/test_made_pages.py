@@ -1,8 +1,5 @@
 """Pages of records that no demo makes: hostile, failed, branched, very large, and in a frame."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +14,7 @@ from abut.records.record import from_record, to_record
 from abut.records.schema import ROLLOUT
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from made_trajectories import a_played_rollout
-from shown_page import Shown
-
-pytestmark = pytest.mark.browser
+from shown_page import Shown, run_copied_test
 
 Show = Callable[..., Shown]
 Save = Callable[..., Path]
@@ -36,16 +31,6 @@ def of(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as it is read from a file."""
     said = {"step": 1, "mode": "train", "group": 0, "place": 0, "tokenizer": str(DEMO)} | extra
     return from_record(to_record(rollout, **said))
-
-
-def run_test(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    file = folder / "test_copied.py"
-    file.write_text(text, encoding="ascii")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
-    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
 
 
 def test_hostile_text_is_text(
@@ -73,7 +58,7 @@ def test_hostile_text_is_text(
     template = [tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")]
     assert len(controls) == sum(ids.count(token) for token in template) == 8
     shown.page.click("text=Copy as test")
-    done = run_test(shown.page.input_value("#test-text"), tmp_path)
+    done = run_copied_test(shown.page.input_value("#test-text"), tmp_path)
     assert "2 passed" in done.stdout, done.stdout
     shown.press("Escape", "c", "v", "t")
     assert shown.axe() == []
@@ -94,7 +79,7 @@ def test_a_failed_rollout_shows_its_error_and_messages(
     assert shown.page.locator("[data-word='error!=none']").inner_text() == "failed1"
     assert shown.axe() == []
     shown.page.click("text=Copy as test")
-    done = run_test(shown.page.input_value("#test-text"), tmp_path)
+    done = run_copied_test(shown.page.input_value("#test-text"), tmp_path)
     assert "1 failed" in done.stdout
     assert "EnvError: the door is locked" in done.stdout
 
@@ -113,7 +98,7 @@ def test_a_copied_test_plays_an_environment_of_ones_own(
             f"        return self, {reply!r} if action == 'one' else ''\n"
         )
         changed = test.replace("ENVIRONMENT = Recorded", f"{mine}{step}\nENVIRONMENT = Mine")
-        assert outcome in run_test(changed, tmp_path).stdout
+        assert outcome in run_copied_test(changed, tmp_path).stdout
 
 
 def test_branches_are_tabs(show: Show, saved: Save, tokenizer: abut.Tokenizer) -> None:

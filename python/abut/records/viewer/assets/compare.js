@@ -47,29 +47,23 @@ class CompareView {
     return make("div", {}, make("p", {}, make("code", {}, row.rollout_id)), make("div", { class: "facts" }, factsOf(rollout, ["reward", "advantage", "turns", "tokens", "seams"])));
   }
 
+  /** The k-th section of both, the first token that differs marked. */
   pair(k) {
     const spans = this.sides.map(({ sections }) => sections[k]);
-    if (spans[0] && spans[1]) {
-      const [a, b] = this.sides.map(({ rollout }) => rollout);
-      const offset = firstDifference(a, spans[0], b, spans[1]);
-      if (offset !== null) {
-        this.differences.push({ turn: spans[0].turn, token: spans[0].first + offset, tokens: spans.map(({ first }) => first + offset) });
-      }
-    } else {
-      const token = (spans[0] ?? spans[1]).first;
-      this.differences.push({ turn: (spans[0] ?? spans[1]).turn, token, tokens: spans.map((span) => (span ? span.first : null)) });
-    }
     const cells = this.sides.map(({ rollout, text }, side) => (spans[side]
       ? sectionElement(rollout, rollout, spans[side], text, { side: side ? "Right, " : "Left, " })
       : make("section", { class: "turn absent" }, make("h3", {}, "no such turn"))));
-    const last = this.differences.at(-1);
-    if (last && last.turn === (spans[0] ?? spans[1]).turn) {
-      this.sides.forEach(({ text }, side) => {
-        const span = last.tokens[side] === null ? null : text.span(last.tokens[side]);
-        span?.classList.add("differs");
-        if (this.differences.length === 1) span?.classList.add("first");
-      });
-    }
+    const [a, b] = this.sides.map(({ rollout }) => rollout);
+    const offset = spans[0] && spans[1] ? firstDifference(a, spans[0], b, spans[1]) : 0;
+    if (offset === null) return cells;
+    const { turn, first } = spans[0] ?? spans[1];
+    const tokens = spans.map((span) => (span ? span.first + offset : null));
+    this.differences.push({ turn, token: first + offset, tokens });
+    this.sides.forEach(({ text }, side) => {
+      const span = tokens[side] === null ? null : text.span(tokens[side]);
+      span?.classList.add("differs");
+      if (this.differences.length === 1) span?.classList.add("first");
+    });
     return cells;
   }
 

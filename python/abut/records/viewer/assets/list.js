@@ -110,7 +110,7 @@ class RolloutList {
       make("span", { class: "bar-of" }, this.bar(of.reward), briefly(of.reward)),
       briefly(of.advantage, 2), briefly(of.turns, 1), briefly(of.tokens, 0),
       of.seams === 0 ? "–" : of.inexact_seams ? `≠ ${briefly(of.inexact_seams)}` : "0",
-      seconds(of.seconds), endOf(of),
+      seconds(of.seconds), row ? endOf(row) : of.stop_reason ?? "–",
     ];
     const flags = [row ? "rollout" : "group", chosen && "chosen", index === this.active && "active",
       of.error && "failed", of.inexact_seams && "drift"];
@@ -228,7 +228,7 @@ function compareBy(key, sign, a, b) {
   return x < y ? -sign : sign;
 }
 
-const endOf = (row) => (row.error && !/failed$/.test(row.error) ? `error: ${row.error.split("\n")[0]}` : row.stop_reason ?? "–");
+const endOf = (row) => (row.error ? `error: ${printable(row.error.split("\n")[0])}` : row.stop_reason ?? "–");
 
 function rowName(row, alone) {
   if (row.group === null) return row.rollout_id;
