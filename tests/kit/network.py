@@ -1,9 +1,10 @@
 """Nodes on one machine: network namespaces with an address each, on one switch; needs root."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Self
 
 
@@ -34,7 +35,8 @@ class Network:
         for node in ("", *self.address):
             # What is left in a namespace would keep it.
             for pid in self.pids(node):
-                Path(f"/proc/{pid}").exists() and os.kill(pid, 9)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", self.prefix + node], capture_output=True)
 
     def run(self, node: str, *command: str, **options: Any) -> "subprocess.CompletedProcess[str]":
