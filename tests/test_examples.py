@@ -125,7 +125,7 @@ def test_an_agent_with_the_openai_client_plays(trains: Any, tmp_path: Path, caps
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
-def test_training_on_gym_takes_what_its_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_gym_takes_what_its_file_says() -> None:
     pytest.importorskip("trl")
     script = runpy.run_path(str(EXAMPLES / "nemo_gym" / "train.py"))
     words = ["--config", str(EXAMPLES / "nemo_gym" / "train.yaml"), "--heads", "a=http://h:1"]

@@ -1,9 +1,10 @@
 """Nodes on one machine: network namespaces with an address each, on one switch; needs root."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Self
 
 
@@ -21,8 +22,8 @@ class Network:
     def __enter__(self) -> Self:
         try:
             self._ip("netns", "add", self.prefix)  # the switch
-            self._ip("-n", self.prefix, "link", "add", "switch", "type", "bridge")
-            self._ip("-n", self.prefix, "link", "set", "switch", "up")
+            self._ip("-n", self.prefix, "link", "add", "name", "switch", "type", "bridge")
+            self._ip("-n", self.prefix, "link", "set", "dev", "switch", "up")
             for node, address in self.address.items():
                 self._add(node, address)
         except BaseException:
@@ -34,7 +35,8 @@ class Network:
         for node in ("", *self.address):
             # What is left in a namespace would keep it.
             for pid in self.pids(node):
-                Path(f"/proc/{pid}").exists() and os.kill(pid, 9)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", self.prefix + node], capture_output=True)
 
     def run(self, node: str, *command: str, **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -49,11 +51,11 @@ class Network:
 
     def cut(self, node: str) -> None:
         """Take a node's link down, at the switch."""
-        self._ip("-n", self.prefix, "link", "set", node, "down")
+        self._ip("-n", self.prefix, "link", "set", "dev", node, "down")
 
     def mend(self, node: str) -> None:
         """Take it up again."""
-        self._ip("-n", self.prefix, "link", "set", node, "up")
+        self._ip("-n", self.prefix, "link", "set", "dev", node, "up")
 
     def pids(self, node: str) -> list[int]:
         """The processes on a node."""
@@ -66,11 +68,11 @@ class Network:
         own = self.prefix + node
         self._ip("netns", "add", own)
         peer = ("peer", "name", "eth0", "netns", own)
-        self._ip("-n", self.prefix, "link", "add", node, "type", "veth", *peer)
-        self._ip("-n", self.prefix, "link", "set", node, "master", "switch", "up")
+        self._ip("-n", self.prefix, "link", "add", "name", node, "type", "veth", *peer)
+        self._ip("-n", self.prefix, "link", "set", "dev", node, "master", "switch", "up")
         self._ip("-n", own, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
-            self._ip("-n", own, "link", "set", device, "up")
+            self._ip("-n", own, "link", "set", "dev", device, "up")
 
     def _ip(self, *words: str) -> None:
         done = subprocess.run(["ip", *words], capture_output=True, text=True)
