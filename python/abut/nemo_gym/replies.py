@@ -64,8 +64,9 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
         value = _of_episode(agent, value)
     if value.get("_ng_failure_class") is not None:
         raise _failed(
-            f"agent {agent} failed, {value['_ng_failure_class']} in its stage "
-            f"{value.get('_ng_failure_stage')}: {inner_error(value.get('_ng_failure_message'))}",
+            f"agent {agent} failed, {value['_ng_failure_class']!s:.80} in its stage "
+            f"{value.get('_ng_failure_stage')!s:.80}: "
+            f"{inner_error(value.get('_ng_failure_message'))}",
             may_pass=value.get("_ng_failure_terminal") is not True,
         )
     reward, masked = value.get("reward"), value.get("mask_sample") is True
