@@ -237,3 +237,64 @@ def test_the_replay_check_of_exact_tokens_notices(column: str, changed: int, mes
     arrays[column][changed] = 0 if arrays[column][changed] else 1
     with pytest.raises(AssertionError, match=message):
         example["check_replay"](SimpleNamespace(**arrays), requests, samples)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
+def test_the_asynchronous_example_trains_and_goes_on(
+    tiny_model: Any, hf_tokenizer: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    pytest.importorskip("trl")
+    pytest.importorskip("aiohttp")
+    import trl.experimental.async_grpo as async_grpo
+
+    from async_cpu import PolicyServer, Weights, on_cpu
+    from example_run import CPU
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "model")
+    hf_tokenizer.save_pretrained(tmp_path / "model")
+    small = {
+        **CPU,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "gradient_checkpointing": False,
+        "token_budget": -1,
+        "max_inflight_tasks": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    trainers: list[Any] = []
+    Config, Trainer = async_grpo.AsyncGRPOConfig, async_grpo.AsyncGRPOTrainer
+    with PolicyServer(model, context=1024) as server, on_cpu():
+
+        def trainer(*given: Any, **named: Any) -> Any:
+            trainers.append(Trainer(*given, **named, weight_transfer=Weights(server)))
+            return trainers[-1]
+
+        def config(folder: str, **given: Any) -> Any:
+            return Config(folder, **given | small)
+
+        monkeypatch.setattr(async_grpo, "AsyncGRPOConfig", config)
+        monkeypatch.setattr(async_grpo, "AsyncGRPOTrainer", trainer)
+        monkeypatch.chdir(tmp_path)
+        for steps, more in (("1", ()), ("2", ("--resume",))):
+            words = ["--model", str(tmp_path / "model"), "--vllm-url", server.url]
+            words += ["--max-steps", steps, *more]
+            monkeypatch.setattr(sys, "argv", ["async_grpo.py", *words])
+            runpy.run_path(str(EXAMPLES / "async_grpo.py"), run_name="__main__")
+    assert [trainer.state.global_step for trainer in trainers] == [1, 2]
+    records = list(abut.read_records(tmp_path / "async-grpo" / "rollouts"))
+    assert {record["stop_reason"] for record in records} <= {"max_turns", "env_done", "stale"}
+    groups = [{r["group"] for r in records if r["run_id"] == run} for run in _runs(records)]
+    assert len(groups) == 2
+    assert 0 in groups[0]
+    assert 0 not in groups[1], "it goes on behind what was trained"
+
+
+def _runs(records: Any) -> list[str]:
+    return list(dict.fromkeys(record["run_id"] for record in sorted(records, key=_time)))
+
+
+def _time(record: Any) -> float:
+    return float(record["time"])

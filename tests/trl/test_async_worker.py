@@ -20,6 +20,7 @@ from abut.errors import MissingExtraError, RolloutError
 from abut.records.read import read_records
 from abut.trl import env_reward, make_rollout_worker
 from async_cpu import Kept, a_worker, async_args, pushed_by
+from example_run import DOCS
 from stage import (
     Batched,
     Recording,
@@ -233,6 +234,11 @@ def test_metrics_are_what_the_trainer_takes(begin: Any) -> None:
     trained, sampled = metrics["rollout/trained_sampled_frac"]
     assert trained == sampled > 0
     assert metrics["rollout/ended_stale_total"] == metrics["rollout/dropped_stale_total"] == 0
+    ours_alone = (DOCS / "async_grpo.md").read_text(encoding="utf-8")
+    of_both = (DOCS / "trl.md").read_text(encoding="utf-8")
+    for name in metrics:
+        shared = f"`{name.removeprefix('rollout/').removeprefix('stop/')}`"
+        assert f"`{name}`" in ours_alone or shared in of_both, name
 
 
 # ---- branches

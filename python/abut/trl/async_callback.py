@@ -77,7 +77,7 @@ def place_callback(worker: Followed) -> Any:
             worker.step = state.global_step
             # TRL counts the groups of this run alone, so a resumed one would train them all again.
             goal = worker.epoch_groups
-            if goal is not None and worker.place.groups_trained >= goal:
+            if goal is not None and _on_all_ranks(args, worker.place.groups_trained >= goal):
                 control.should_training_stop = True
                 control.should_save = control.should_save or args.save_strategy == "steps"
 
@@ -103,6 +103,15 @@ def groups_of_epochs(args: Any, dataset: Any) -> int | None:
         return None
     groups: int = math.ceil(args.num_train_epochs * len(dataset))
     return groups
+
+
+def _on_all_ranks(args: Any, reached: bool) -> bool:
+    """What rank 0 says, which alone knows what was trained; no rank may stop alone."""
+    if args.world_size == 1:
+        return reached
+    from accelerate.utils import broadcast_object_list
+
+    return bool(broadcast_object_list([reached])[0])
 
 
 def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
