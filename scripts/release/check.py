@@ -37,9 +37,15 @@ def supported() -> list[str]:
     return sorted((found[1] for found in named if found), key=lambda name: int(name[2:]))
 
 
+def version_of(python: str) -> str:
+    """The version of an interpreter, such as 3.12; empty where it does not run."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
 def python_of(name: str) -> str | None:
     """The path of an interpreter of this version: found here, or fetched by uv."""
-    find = [str(SCRIPTS / "uv"), "python", "find", "--quiet", "--no-project", name]
+    find = [str(SCRIPTS / "uv"), "python", "find", "--no-project", name]
     for fetch in ("never", "automatic"):
         search = os.pathsep.join([os.environ["PATH"], *map(str, sorted(PYENV.glob("*/bin")))])
         environment = os.environ | {"UV_PYTHON_DOWNLOADS": fetch, "PATH": search}
@@ -47,8 +53,9 @@ def python_of(name: str) -> str | None:
             get = [str(SCRIPTS / "uv"), "python", "install", "--quiet", name]
             subprocess.run(get, env=environment, capture_output=True)
         done = subprocess.run(find, env=environment, capture_output=True, text=True)
-        if done.returncode == 0:
-            return done.stdout.strip()
+        path = done.stdout.strip()
+        if path and version_of(path) == name:
+            return path
     return None
 
 
