@@ -4,7 +4,6 @@ Invariant: an advantage is finite, and is that of TRL's own worker: over the sco
 group, (reward - mean) / (std + 1e-8) with the population's standard deviation.
 """
 
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from abut.concurrency.threads import THREADS
 from abut.errors import RolloutError, text_of
-from abut.trl.rewards import is_reward_model, reward_name
+from abut.trl.rewards import is_async_reward, is_reward_model, reward_name
 
 RewardFunction = Callable[..., Any]
 _LARGEST = 1e100
@@ -113,5 +112,6 @@ async def _called(
     columns: Mapping[str, Any],
     on_loop: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
 ) -> Any:
-    returned = await THREADS.ask(lambda: function(**columns))
-    return await on_loop(lambda: returned) if inspect.isawaitable(returned) else returned
+    if is_async_reward(function):
+        return await on_loop(lambda: function(**columns))
+    return await THREADS.ask(lambda: function(**columns))

@@ -70,9 +70,8 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
         return unscore(reward_func(*args, **kwargs), kwargs["env_reward"])
 
-    called = _called(reward_func)
-    is_async = any(map(inspect.iscoroutinefunction, (called, called.__call__)))
-    wrapper: Any = functools.update_wrapper(wrapped_async if is_async else wrapped, reward_func)
+    right = wrapped_async if is_async_reward(reward_func) else wrapped
+    wrapper: Any = functools.update_wrapper(right, reward_func)
     wrapper.__name__ = reward_name(reward_func)  # TRL's name of the reward in logs and tables
     wrapper.__abut_scored_only__ = True
     return wrapper  # type: ignore[no-any-return]
@@ -107,6 +106,12 @@ def _called(reward_func: Any) -> Any:
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
     return reward_func
+
+
+def is_async_reward(reward_func: Any) -> bool:
+    """Whether it is asynchronous as TRL sees it: a function, a partial of one, or an object."""
+    called = _called(reward_func)
+    return any(map(inspect.iscoroutinefunction, (called, called.__call__)))
 
 
 def reward_name(reward_func: Any) -> str:
