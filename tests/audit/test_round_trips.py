@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import abut.template.call_probe
 import abut.template.thinking
+import abut.template.tool_calls
 from abut.audit.page import lines
 from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.verdict import audit
@@ -35,7 +35,8 @@ def test_calls_are_taken_apart_alone_and_behind_thoughts() -> None:
 
 
 def test_a_form_of_calls_that_is_not_known_is_said_to_be_unknown() -> None:
-    unknown = CALLS_BEHIND_THINKING.replace("arguments | tojson", "arguments | tojson | upper")
+    unknown = CALLS_BEHIND_THINKING.replace("tool_call>", "c>")
+    unknown = unknown.replace("arguments | tojson", "arguments | string | reverse")
     calls = judged(unknown)["calls"]
     assert (calls.tried, calls.broken) == (0, 0)
     assert calls.note == "not read: the template writes them in a form that is not known"
@@ -43,13 +44,12 @@ def test_a_form_of_calls_that_is_not_known_is_said_to_be_unknown() -> None:
 
 @pytest.fixture
 def cuts_in_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thinking and calls are looked for as they were when a cut could lie inside a tag."""
+    """Thinking is looked for as it was when a cut could lie inside a tag."""
 
     def after_common_characters(text: str, other: str) -> str:
         return text[len(commonprefix([text, other])) :]
 
-    for module in (abut.template.thinking, abut.template.call_probe):
-        monkeypatch.setattr(module, "after_common_prefix", after_common_characters)
+    monkeypatch.setattr(abut.template.thinking, "after_common_prefix", after_common_characters)
 
 
 @pytest.mark.usefixtures("cuts_in_tags")
@@ -65,8 +65,10 @@ def test_thinking_that_is_cut_inside_a_tag_is_found() -> None:
     assert "      sample   'abutAnswer'\n      written  ('', 'abutAnswer')\n" in page
 
 
-@pytest.mark.usefixtures("cuts_in_tags")
-def test_calls_that_a_known_format_reads_and_the_processor_refuses_are_found() -> None:
+def test_calls_that_a_known_format_reads_and_the_processor_refuses_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(abut.template.tool_calls, "call_probes", lambda render: iter(()))
     tokenizer = tiny_tokenizer(CALLS_BEHIND_THINKING)
     assert any(problem.startswith("calls: ") for problem in audit(tokenizer).problems)
     assert audit(tokenizer, roles=["user"]).exact, "who speaks as no tool hears no calls"

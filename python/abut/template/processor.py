@@ -267,9 +267,8 @@ class ChatTemplateProcessor:
         The text of one stop token at the end, if it is there, belongs to neither.
         """
         reasoning, action = self.thinking.split(self._without_stop(veiled(completion)))
-        if isinstance(completion, Sampled):
-            return str(completion.part(reasoning)), completion.part(action)
-        return reasoning, action
+        part = completion.part if isinstance(completion, Sampled) else str
+        return str(part(reasoning)), part(action)
 
     def parse_tool_calls(self, action: str) -> ParsedCalls:
         """The tool calls in an action, see `abut.template.tool_calls`.
@@ -277,13 +276,12 @@ class ChatTemplateProcessor:
         Raises:
             TemplateError: the template writes no tool calls, or in a form that is not known.
         """
-        if self._parse_tool_calls is None:
-            tools, stops = self._render.tools, self.report.stop_tokens
-            self._parse_tool_calls = tool_call_parser(
-                self._tokenizer, self._render, tools=tools, stops=stops
-            )
-        parse, without_stop = self._parse_tool_calls, self._without_stop
-        return parsed_as_sampled(lambda text: parse(without_stop(text)), action)
+        parse, stops = self._parse_tool_calls, self.report.stop_tokens
+        if parse is None:
+            tools = self._render.tools
+            parse = tool_call_parser(self._tokenizer, self._render, tools=tools, stops=stops)
+            self._parse_tool_calls = parse
+        return parsed_as_sampled(lambda text: parse(self._without_stop(text)), action)
 
     def close_thinking(self, completion: str) -> list[Part]:
         """What closes thinking that a completion was cut in, as the template would; else `[]`."""
