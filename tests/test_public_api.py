@@ -19,6 +19,7 @@ import abut.eval_protocol
 import abut.gateway
 import abut.gym
 import abut.openenv
+import abut.ray
 import abut.samplers.trl_server
 import abut.samplers.vllm
 import abut.strategies
@@ -36,6 +37,7 @@ MODULES = {
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
+    "ray": abut.ray.__all__,
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
     "trl": abut.trl.__all__,
@@ -47,6 +49,7 @@ OPTIONAL = (
     "eval_protocol",
     "hypothesis",
     "litellm",
+    "ray",
     "tokenizers",
     "torch",
     "tqdm",
@@ -359,6 +362,9 @@ openenv.Serve
 openenv.call_tools(format, *, tools=None)
 openenv.tool_message(observation)
 openenv.transcript(observation)
+ray.RayPool(env, *, size, slots=16, start_timeout_s=60, address=None, **actor_options)
+  close()
+  lend(task)
 strategies.conversations(tokenizer=None, *, max_turns=3, system=True, roles=('user',), \
 stripped=False)
 strategies.fragments(tokenizer=None, *, also=())
