@@ -3,8 +3,10 @@
 import asyncio
 import fcntl
 import os
+import resource
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,42 @@ def write_line(path: str, line: str) -> None:
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(line + "\n")
+
+
+LEAKED: list[bytearray] = []
+
+
+class Logged(Far):
+    """Writes each step down, and does once what a file in its folder asks for.
+
+    Attributes:
+        folder: of the files, and of the log.
+    """
+
+    folder = os.environ.get("FAR_FOLDER", "")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id = uuid.uuid4().hex
+
+    def step(self, action: str) -> Any:
+        self.count += 1
+        self.reward = self.count / self.turns
+        self.alive = self.count < self.turns
+        write_line(f"{self.folder}/steps", f"{self.id} {self.count}")
+        if self._takes("hang"):
+            threading.Event().wait()
+        if self._takes("leak"):
+            grown = Path("/proc/self/statm").read_text().split()[0]
+            limit = int(grown) * resource.getpagesize() + 200 * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            while True:
+                LEAKED.append(bytearray(2**20))
+        return self, f"{self.id} {self.count}"
+
+    def _takes(self, what: str) -> bool:
+        try:
+            os.unlink(f"{self.folder}/{what}")
+        except FileNotFoundError:
+            return False
+        return True
