@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
-from ray_cluster import MARK, processes  # noqa: E402
-from stage import eventually  # noqa: E402
+from ray_cluster import MARK, processes
+from stage import eventually
 
 KIT = Path(__file__).parents[1] / "kit"
 

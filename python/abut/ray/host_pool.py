@@ -295,6 +295,10 @@ class HostPool:
         if not any(host.is_ready for host in self._hosts) and self._nobody is None:
             logger.warning("no actor of the pool runs yet: %s", await self._cluster_says())
         await asyncio.sleep(max(0.0, self._start_timeout_s - _NOTICE_S))
+        await self.say_who_runs()
+
+    async def say_who_runs(self) -> None:
+        """Warn where the cluster has room for some of the actors and not for all."""
         ready = sum(host.is_ready for host in self._hosts)
         if 0 < ready < len(self._hosts):
             logger.warning(
