@@ -38,6 +38,30 @@ asyncio.run(play())
 """
 
 
+HEADLESS = """
+import os
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "15"
+from abut.ray import RayPool
+from abut.envs.task import RolloutTask
+from ray_cluster import a_cluster
+from ray_envs import Far
+import asyncio
+
+async def play():
+    env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))
+    await env.reset("seed")
+    cluster.head_node.kill_gcs_server()
+    print((await env.step("plays on"))[1], flush=True)
+    await asyncio.Event().wait()
+
+with a_cluster(nodes=1) as cluster:
+    print("folder", cluster.head_node.get_temp_dir_path(), flush=True)
+    pool = RayPool(Far, size=1, address=cluster.address)
+    asyncio.run(play())
+"""
+
+
 def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
     """A process whose children are known by a mark."""
     mark = uuid.uuid4().hex
@@ -46,6 +70,7 @@ def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
         [sys.executable, *map(str, words)],
         env={**os.environ, MARK: mark, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     return process, mark
@@ -80,7 +105,8 @@ def test_a_cluster_of_the_pool_ends_with_its_process(tmp_path: Path, action: str
     words = f"wait {tmp_path / 'never'}" if action != "on" else "on"
     process, mark = started("-c", ALONE, words)
     assert process.stdout is not None
-    folder = Path(process.stdout.readline().strip())
+    lines = (line.strip() for line in process.stdout)  # others are Ray's
+    folder = Path(next(line for line in lines if line.startswith("/tmp/abut-ray-")))
     assert folder.is_dir()
     assert any("ray::EnvHost" in line for line in processes(mark).values())
     if action == "interrupted":
@@ -91,6 +117,19 @@ def test_a_cluster_of_the_pool_ends_with_its_process(tmp_path: Path, action: str
     assert_nothing_stays(mark)
     assert folder.exists() == (action == "killed")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_head_that_is_gone_is_said_before_ray_ends_the_process() -> None:
+    process, mark = started("-c", HEADLESS)
+    out, _ = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert "1 plays on" in out
+    assert "no Ray cluster answers at 127.0.0.1:" in out
+    assert "Actors that run go on, but none starts, and unless the head comes back Ray ends" in out
+    for pid in processes(mark):  # the raylet of a test's cluster waits for its head for ever
+        os.kill(pid, signal.SIGKILL)
+    (folder,) = [line.split()[1] for line in out.splitlines() if line.startswith("folder ")]
+    shutil.rmtree(folder)
 
 
 def test_an_address_that_does_not_answer_is_said_within_seconds() -> None:

@@ -69,6 +69,15 @@ def join(address: str | None, job_env: Mapping[str, Any], *, ranks: int) -> Call
         return _leave
 
 
+def check_head() -> None:
+    """Ask the head of the cluster for a connection; may block.
+
+    Raises:
+        EnvError: it does not answer.
+    """
+    _check_answers(the_ray().get_runtime_context().gcs_address)
+
+
 def room(options: Mapping[str, Any]) -> str:
     """What an actor asks for, and what the cluster has free; for errors."""
     keys = ("num_cpus", "num_gpus", "memory", "resources", "label_selector")

@@ -36,6 +36,8 @@ _NOTICE_S = 5.0
 """After which one hears that no actor has started."""
 _LOOK_S = 2.0
 """How long the cluster may take to say what is free."""
+_HEAD_S = 5.0
+"""How often the head of the cluster is asked for a connection."""
 _LONGEST = 300
 """Of what Ray says; it goes on about what may have been."""
 
@@ -77,6 +79,7 @@ class HostPool:
         slots: of each actor.
         start_timeout_s: how long there may be no actor that answers.
         room: says what an actor asks for and what is free; may block.
+        check_head: raises an `EnvError` where the head of the cluster is gone; may block.
     """
 
     def __init__(
@@ -86,11 +89,13 @@ class HostPool:
         *,
         start_timeout_s: float,
         room: Callable[[], str],
+        check_head: Callable[[], None],
     ) -> None:
         self._make = make
         self._slots = slots
         self._start_timeout_s = start_timeout_s
         self._room = room
+        self._check_head = check_head
         self._hosts: list[Host] = []
         """Those that are ready, and those that start."""
         self._left: set[Host] = set()
@@ -114,6 +119,7 @@ class HostPool:
         for slots in self._slots:
             self._begin(Host(self._make(), slots))
         self._spawn(self._notice())
+        self._spawn(self._watch_head())
 
     async def lend(self) -> Lease:
         """Wait for a slot: of the actor with the fewest leases.
@@ -307,6 +313,24 @@ class HostPool:
                 len(self._hosts),
                 await self._cluster_says(),
             )
+
+    async def _watch_head(self) -> None:
+        """Say, once each time, that the head is gone: Ray ends the process without a word."""
+        was_there = True
+        while True:
+            await asyncio.sleep(_HEAD_S)
+            try:
+                await THREADS.ask(self._check_head)
+                was_there = True
+            except Exception as error:
+                if was_there:
+                    logger.error(
+                        "%s\nActors that run go on, but none starts, and unless the head comes "
+                        "back Ray ends this process: after "
+                        "RAY_gcs_rpc_server_reconnect_timeout_s, 60 s unless that is set",
+                        text_of(error),
+                    )
+                was_there = False
 
     async def _cluster_says(self) -> str:
         try:

@@ -87,6 +87,7 @@ class RayPool:
                 _split(share, slots),
                 start_timeout_s=start_timeout_s,
                 room=functools.partial(cluster.room, options),
+                check_head=cluster.check_head,
             )
             self._close = weakref.finalize(self, self._loop.close, self._hosts.close, leave)
             self._loop.submit(self._hosts.start).result()
