@@ -77,7 +77,9 @@ def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def assert_nothing_stays(mark: str) -> None:
-    assert eventually(lambda: not processes(mark)), processes(mark)
+    # Ray's agents notice the end of a process that was killed in their own time: on a busy machine
+    # in more than a minute.
+    assert eventually(lambda: not processes(mark), within_s=180), processes(mark)
 
 
 def test_two_thousand_episodes_through_every_failure(tmp_path: Path) -> None:
