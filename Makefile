@@ -34,7 +34,7 @@ unexport MAKEFLAGS
 # environment that has pip, which vLLM's /server_info asks for what is installed.
 VLLM_VENV := .venv-vllm
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol browser-env test-browser nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol ray-env test-ray browser-env test-browser nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -185,6 +185,21 @@ test-browser: build $(BROWSER)/deps.stamp
 $(BROWSER)/deps.stamp: tests/records/browser/requirements.txt
 	$(PYTHON) -m venv --clear $(BROWSER)
 	$(BROWSER)/bin/pip install --quiet --requirement $<
+	touch $@
+
+# A cluster of three nodes in this machine, on its own address: small, and gone when the tests are.
+RAY := .venv-ray
+
+ray-env: $(RAY)/deps.stamp
+
+test-ray: build $(RAY)/deps.stamp
+	PYTHONPATH=$(abspath python) $(RAY)/bin/python -m pytest -m ray tests/ray
+
+$(RAY)/deps.stamp: tests/ray/requirements.txt
+	$(PYTHON) -m venv --clear $(RAY)
+	$(RAY)/bin/pip install --quiet uv
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(RAY)/bin/uv pip install --quiet \
+		--python $(RAY)/bin/python --requirement $<
 	touch $@
 
 # Each version of TRL that abut takes, in an environment of its own. uv links what they share, so

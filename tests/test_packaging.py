@@ -191,6 +191,11 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "the gateway needs aiohttp: pip install 'abut[gateway]'",
         ),
         (
+            "from abut.ray import RayPool; from abut.envs.echo import EchoEnv; "
+            "RayPool(EchoEnv, size=1)",
+            "abut.ray needs Ray: pip install 'abut[ray]'",
+        ),
+        (
             "import abut.strategies",
             "abut.strategies needs Hypothesis: pip install 'abut[testing]'",
         ),
@@ -304,6 +309,17 @@ USES = {
         (record,) = abut.read_records("rollouts")
         assert record["rollout_id"] == "r0"
     """,
+    "ray": """
+        import abut
+        from abut.ray import RayPool
+
+        try:
+            RayPool(EchoEnv, size=1, address="127.0.0.1:9")
+        except abut.EnvError as error:
+            assert "127.0.0.1:9" in str(error), error
+        else:
+            raise AssertionError
+    """,
     "fast": """
         from abut.concurrency.loop import new_loop
         loop = new_loop()
@@ -325,8 +341,9 @@ USES = {
 
 @pytest.mark.parametrize("extra", sorted(USES))
 def test_an_extra_alone_brings_all_that_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
-    if extra == "eval_protocol" and find_spec(extra) is None:
-        pytest.skip("its packages are in an environment of their own: make test-eval-protocol")
+    if extra in ("eval_protocol", "ray") and find_spec(extra) is None:
+        target = f"make test-{extra.replace('_', '-')}"
+        pytest.skip(f"its packages are in an environment of their own: {target}")
     python = install(wheel, tmp_path / "environment", extra=extra)
     run(python, "-I", "-c", textwrap.dedent(USES[extra]), cwd=tmp_path)
 
@@ -423,6 +440,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "vllm",
         "openenv",
         "parquet",
+        "ray",
         "testing",
         "dev",
     }

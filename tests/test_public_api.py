@@ -20,6 +20,7 @@ import abut.gateway
 import abut.gym
 import abut.nemo_gym
 import abut.openenv
+import abut.ray
 import abut.samplers.trl_server
 import abut.samplers.vllm
 import abut.strategies
@@ -38,6 +39,7 @@ MODULES = {
     "gym": ("GymEnv",),
     "nemo_gym": abut.nemo_gym.__all__,
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
+    "ray": abut.ray.__all__,
     "strategies": abut.strategies.__all__,
     "testing": abut.testing.__all__,
     "trl": abut.trl.__all__,
@@ -49,6 +51,7 @@ OPTIONAL = (
     "eval_protocol",
     "hypothesis",
     "litellm",
+    "ray",
     "tokenizers",
     "torch",
     "tqdm",
@@ -378,6 +381,9 @@ openenv.Serve
 openenv.call_tools(format, *, tools=None)
 openenv.tool_message(observation)
 openenv.transcript(observation)
+ray.RayPool(env, *, size, slots=16, start_timeout_s=60, address=None, **actor_options)
+  close()
+  lend(task)
 strategies.conversations(tokenizer=None, *, max_turns=3, system=True, roles=('user',), \
 stripped=False)
 strategies.fragments(tokenizer=None, *, also=())

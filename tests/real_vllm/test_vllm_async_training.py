@@ -42,7 +42,8 @@ class FileTransfer:
     def destroy(self) -> None: ...
 
 
-@pytest.fixture(scope="module")
+# One for each test: its weights change.
+@pytest.fixture
 def own_server(model_folder: Path) -> Iterator[Any]:
     server = VLLMServer(model_folder).start()
     try:
@@ -79,7 +80,8 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     assert ratios[0] < 1e-4, "the first step is on policy"
     assert all(rollout.error is None for rollout, _ in run.kept.rollouts)
     versions = {row.model_version for row in run.pushed}
-    assert versions >= {1, 2}
+    assert len(versions) > 1, "weights went to the server in the middle of it"
+    assert min(versions) == 1
     # Without its weights a server stays where it was, and the trainer leaves it behind.
     kl = float(np.mean([log["kl"] for log in run.logs[-3:]]))
     assert (kl < 0.05) == synced, kl

@@ -12,12 +12,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+from abut.concurrency.pool_loop import PoolLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.env import LoopBound, Reply
 from abut.errors import EnvError, InvalidAction
 from abut.messages import Message
 from abut.openenv.shared import Shared
-from abut.openenv.socket_loop import SocketLoop
 from abut.openenv.text import Texts
 from abut.openenv.wire import Observation, Session
 
@@ -32,7 +32,7 @@ class OpenEnvEpisode(LoopBound):
     def __init__(self, shared: Shared, make_kwargs: MakeKwargs, *, group: int) -> None:
         self.reward: float | None = None
         self.alive = False
-        self.loop: SocketLoop = shared.loop
+        self.loop: PoolLoop = shared.loop
         self._shared = shared
         self._make_kwargs = make_kwargs
         self._group = group

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from abut.address import RedirectError, said
+from abut.concurrency.pool_loop import PoolLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.env import Reply
 from abut.errors import EnvError, InvalidAction
 from abut.openenv.http import http_get
 from abut.openenv.session_pool import SessionPool
-from abut.openenv.socket_loop import SocketLoop
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
 from abut.openenv.wire import Observation, Session
 
@@ -48,7 +48,7 @@ class Shared:
     def __init__(self, pool: SessionPool, rules: EpisodeRules, max_message_bytes: int) -> None:
         self.pool = pool
         self.rules = rules
-        self.loop = SocketLoop()
+        self.loop = PoolLoop("OpenEnv")
         self._max_message_bytes = max_message_bytes
         self._texts: Texts | None = None
         self._texts_lock = asyncio.Lock()

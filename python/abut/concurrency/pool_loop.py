@@ -1,4 +1,4 @@
-"""The loop on which the sockets of one `OpenEnv` live, and on which its episodes are played.
+"""The loop of one pool: there its books are kept, and the environments that it lends are played.
 
 Invariant: what was given to the loop is begun before the loop ends, so that nobody waits for ever.
 """
@@ -18,12 +18,17 @@ T = TypeVar("T")
 _CLOSE_S = 5.0
 
 
-class SocketLoop:
-    """Runs coroutines; its thread starts with the first of them."""
+class PoolLoop:
+    """Runs coroutines; its thread starts with the first of them.
 
-    def __init__(self) -> None:
+    Args:
+        owner: what errors call the pool.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self._lock = threading.Lock()
-        self._loop: DaemonLoop | None = DaemonLoop("abut-openenv")
+        self._loop: DaemonLoop | None = DaemonLoop(f"abut-{owner.lower()}")
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run the coroutine that `call` makes; `EnvError` where this was closed."""
@@ -43,7 +48,7 @@ class SocketLoop:
             # Who plays here is cancelled by the end of the loop as well as by who asked.
             if self._loop is not None or (is_cancelled() and not is_here):
                 raise
-            raise EnvError("the OpenEnv was closed during an episode") from None
+            raise EnvError(f"the {self._owner} was closed during an episode") from None
 
     def close(self, close: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
         """Run `close` as the last on the loop, end it, and call `then`; nothing the second time."""
@@ -67,6 +72,6 @@ class SocketLoop:
     def _use(self, use: Callable[[DaemonLoop], T]) -> T:
         with self._lock:  # what is given to the loop is there before `close` ends it
             if self._loop is None:
-                raise EnvError("this OpenEnv is closed\nhint: make a new one")
+                raise EnvError(f"this {self._owner} is closed\nhint: make a new one")
             self._loop.open()
             return use(self._loop)

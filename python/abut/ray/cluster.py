@@ -1,0 +1,184 @@
+"""The cluster of this process: the first pool joins or starts it, the last one leaves it.
+
+Invariant: nothing here waits for an address that does not answer. Ray itself would, for minutes in
+which no Ctrl-C is seen, so each address is asked for a connection first.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from abut.errors import EnvError, text_of
+from abut.ray.package import the_ray
+
+_CONNECT_S = 5.0
+# What replies above 100 kB go through; Ray would reserve a third of the machine's memory.
+_LOCAL_STORE_BYTES = 128 * 2**20
+_JOB_KEYS = ("working_dir", "py_modules", "excludes")
+"""What Ray takes of a runtime environment for a whole job, and not for an actor."""
+
+_lock = threading.Lock()
+_pools = 0
+_folder: str | None = None
+_job_env: Mapping[str, Any] = {}
+
+
+def split_runtime_env(runtime_env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what of a runtime environment is the job's, and what an actor may have.
+
+    A folder of this machine can be sent along with a job alone; an address, such as `s3://…`, is
+    taken by actors too.
+    """
+    job = {
+        key: value
+        for key, value in runtime_env.items()
+        if key in _JOB_KEYS and not (isinstance(value, str) and "://" in value)
+    }
+    return job, {key: value for key, value in runtime_env.items() if key not in job}
+
+
+def join(address: str | None, job_env: Mapping[str, Any], *, ranks: int) -> Callable[[], None]:
+    """Join a cluster, or start one on this machine; returns what leaves it again.
+
+    Args:
+        address: `host:port` of the cluster's head. None: `RAY_ADDRESS`, or else this machine.
+        job_env: what of the runtime environment goes with the job.
+        ranks: how many processes train together.
+
+    Raises:
+        EnvError: nothing answers there, or Ray cannot join it from here.
+        ValueError: the address is none, or this process is in another cluster already.
+    """
+    global _pools, _job_env
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    with _lock:
+        if the_ray().is_initialized():
+            _check_joined(address, job_env)
+            if _pools == 0:  # by whoever uses Ray besides: theirs to leave
+                return lambda: None
+        else:
+            _init(address, job_env, ranks)
+            _job_env = dict(job_env)
+        _pools += 1
+        return _leave
+
+
+def check_head() -> None:
+    """Ask the head of the cluster for a connection; may block.
+
+    Raises:
+        EnvError: it does not answer.
+    """
+    _check_answers(the_ray().get_runtime_context().gcs_address)
+
+
+def room(options: Mapping[str, Any]) -> str:
+    """What an actor asks for, and what the cluster has free; for errors."""
+    keys = ("num_cpus", "num_gpus", "memory", "resources", "label_selector")
+    asked = {key: options[key] for key in keys if options.get(key)}
+    free = {
+        name: round(amount, 2)
+        for name, amount in sorted(the_ray().available_resources().items())
+        if not name.startswith("node:")
+    }
+    return f"an actor asks for {asked}; free in the cluster: {free or 'nothing'}"
+
+
+def _check_joined(address: str | None, job_env: Mapping[str, Any]) -> None:
+    joined = the_ray().get_runtime_context().gcs_address
+    if address not in (None, "local", joined) and _resolved(str(address)) != _resolved(joined):
+        raise ValueError(
+            f"RayPool(address={address!r}): this process is in the cluster of {joined} already\n"
+            "hint: a process can be in one; leave address= out, or call ray.shutdown() first"
+        )
+    if job_env and dict(job_env) != (_job_env if _pools else {}):
+        raise ValueError(
+            f"runtime_env={dict(job_env)!r} goes with a whole job, and this one has begun\n"
+            "hint: give it to the first RayPool, or to ray.init where that is yours"
+        )
+
+
+def _init(address: str | None, job_env: Mapping[str, Any], ranks: int) -> None:
+    global _folder
+    settings: dict[str, Any] = {
+        "namespace": "abut",
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": dict(job_env) or None,
+    }
+    if address in (None, "local"):
+        if ranks > 1:
+            raise ValueError(
+                f"RayPool without an address, in one of {ranks} ranks: each would start a cluster\n"
+                "hint: ray start --head, and RayPool(…, address='host:6379') or RAY_ADDRESS"
+            )
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # A folder of our own, to take it away again. The sockets in it have long names already, and
+        # 107 bytes are the longest that a socket may have.
+        base = "/tmp" if Path("/tmp").is_dir() else None
+        _folder = tempfile.mkdtemp(prefix="abut-ray-", dir=base)
+        settings |= {
+            "include_dashboard": False,
+            "object_store_memory": _LOCAL_STORE_BYTES,
+            "_temp_dir": _folder,
+        }
+        address = "local"  # without it, Ray joins what cluster it finds, even one that is dead
+    else:
+        _check_answers(str(address))
+    try:
+        the_ray().init(address=address, **settings)
+    except BaseException as error:
+        _shut_down()
+        if not isinstance(error, Exception):
+            raise
+        raise EnvError(
+            f"Ray cannot join the cluster at {address}: {text_of(error)}\nhint: this machine must "
+            "be a node of it (ray start --address=…), with the same versions of Ray and Python"
+        ) from error
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise ValueError(
+            f"RayPool(address={address!r}): must be host:port of the cluster's head\n"
+            "hint: as `ray start --head` prints it, such as 10.0.0.1:6379; Ray Client (ray://) "
+            "and 'auto' are not taken, since they wait for minutes for what does not answer"
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise EnvError(
+            f"no Ray cluster answers at {address}: {text_of(error)}\n"
+            "hint: is its head running (ray start --head), and may this machine reach that port?"
+        ) from error
+
+
+def _resolved(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.gethostbyname(host), port
+    except OSError:
+        return host, port
+
+
+def _leave() -> None:
+    global _pools
+    with _lock:
+        _pools -= 1
+        if _pools == 0:
+            _shut_down()
+
+
+def _shut_down() -> None:
+    global _folder
+    the_ray().shutdown()
+    folder, _folder = _folder, None
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

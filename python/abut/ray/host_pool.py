@@ -1,0 +1,394 @@
+"""Actors, and who has which slot of them.
+
+Invariant: a lease is one slot of one actor that has answered, and a call of it is sent once. An
+actor that died, or that hangs, gets no new lease and is replaced at once; who waits in line is
+served in the order of coming, as long as any actor lives.
+
+Everything here runs on the loop of one pool, so nothing is locked.
+"""
+
+import asyncio
+import functools
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from abut.concurrency.backoff import backoff
+from abut.concurrency.mailbox import settles_on_loop
+from abut.concurrency.threads import THREADS
+from abut.errors import EnvError, text_of
+from abut.ray.answers import Failed
+from abut.ray.package import the_ray
+
+logger = logging.getLogger(__name__)
+
+# An actor that cannot start is tried again; to start one takes half a second of CPU at least.
+_delays_s = functools.partial(backoff, 0.5, 30.0)
+_LATE_S = 1.0
+"""How long a call may still take that nobody waits for; most were only given up by their batch."""
+_CLOSE_S = 30.0
+"""How long an environment may take to close."""
+_NOTICE_S = 5.0
+"""After which one hears that no actor has started."""
+_LOOK_S = 2.0
+"""How long the cluster may take to say what is free."""
+_HEAD_S = 5.0
+"""How often the head of the cluster is asked for a connection."""
+_LONGEST = 300
+"""Of what Ray says; it goes on about what may have been."""
+
+
+@dataclass(eq=False)
+class Host:
+    """An actor as seen from here."""
+
+    actor: Any
+    slots: int
+    delays_s: Iterator[float] = field(default_factory=_delays_s)
+    is_ready: bool = False
+    """Whether it answers, and may be lent: not before its first answer, never once it is left."""
+    leases: int = 0
+
+
+@dataclass(eq=False)
+class Lease:
+    """One slot of one actor."""
+
+    host: Host
+    number: int
+    call: "asyncio.Future[_Reply] | None" = None
+    """The last one that was sent."""
+
+
+class _Reply(NamedTuple):
+    """What became of a call: as a value, so that nothing complains where nobody looks at it."""
+
+    answer: Any
+    error: BaseException | None
+
+
+class HostPool:
+    """Lends slots.
+
+    Args:
+        make: makes an actor, at once: it may be long until it runs.
+        slots: of each actor.
+        start_timeout_s: how long there may be no actor that answers.
+        room: says what an actor asks for and what is free; may block.
+        check_head: raises an `EnvError` where the head of the cluster is gone; may block.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        slots: Sequence[int],
+        *,
+        start_timeout_s: float,
+        room: Callable[[], str],
+        check_head: Callable[[], None],
+    ) -> None:
+        self._make = make
+        self._slots = slots
+        self._start_timeout_s = start_timeout_s
+        self._room = room
+        self._check_head = check_head
+        self._hosts: list[Host] = []
+        """Those that are ready, and those that start."""
+        self._left: set[Host] = set()
+        """Those that get no new lease, and on which others still play."""
+        self._waiting: deque[asyncio.Future[Host]] = deque()
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_error = ""
+        self._nobody: str | None = None
+        """Why no lease can be had; None: it can, or may be soon."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Have all actors made.
+
+        Raises:
+            Exception: Ray refuses the options of an actor.
+        """
+        self._watch()
+        for slots in self._slots:
+            self._begin(Host(self._make(), slots))
+        self._spawn(self._notice())
+        self._spawn(self._watch_head())
+
+    async def lend(self) -> Lease:
+        """Wait for a slot: of the actor with the fewest leases.
+
+        Raises:
+            EnvError: no actor lives, and none has started for `start_timeout_s`.
+        """
+        if self._nobody is not None:
+            raise EnvError(self._nobody)
+        host = None if self._waiting else self._free_host()
+        if host is not None:
+            host.leases += 1
+            return Lease(host, next(self._numbers))
+        turn: asyncio.Future[Host] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return Lease(await turn, next(self._numbers))
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):
+                    self._waiting.remove(turn)
+            elif turn.exception() is None:  # it was this one's turn in the same moment
+                self._free(turn.result())
+            raise
+
+    async def ask(self, lease: Lease, name: str, method: str, /, *args: Any) -> Any:
+        """Send a call of a lease, and wait for its answer.
+
+        Args:
+            lease: its last call was answered.
+            name: what errors call this one.
+            method: of the actor.
+            args: what it gets behind the lease's number.
+
+        Raises:
+            EnvError: the actor is gone, or cannot answer.
+        """
+        host = lease.host
+        try:
+            lease.call = _sent(getattr(host.actor, method), lease.number, *args)
+        except Exception as unsent:
+            raise EnvError(
+                f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
+                "hint: what is sent must be picklable, the columns of the row included"
+            ) from unsent
+        # Shielded: where the rollout gives up, the call still runs, and `give_back` looks at it.
+        answer, error = await asyncio.shield(lease.call)
+        if error is None:
+            if isinstance(answer, Failed) and answer.is_exhausted:
+                self._leave(host, answer.text)
+            return answer
+        self._leave(host, _said(error))
+        raise EnvError(f"{name}: {_said(error)}{_hint(error)}") from None
+
+    def give_back(self, lease: Lease) -> None:
+        """Take a slot back once its environment is closed; does not wait for that."""
+        self._spawn(self._end(lease))
+
+    async def close(self) -> None:
+        """End all actors, also those on which somebody plays."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._refuse("the RayPool was closed")
+        for host in [*self._hosts, *self._left]:
+            _kill(host)
+        self._hosts.clear()
+        self._left.clear()
+
+    def _free_host(self) -> Host | None:
+        free = [host for host in self._hosts if host.is_ready and host.leases < host.slots]
+        return min(free, key=lambda host: host.leases) if free else None
+
+    def _free(self, host: Host) -> None:
+        host.leases -= 1
+        if host in self._left and not host.leases:
+            self._left.discard(host)
+            _kill(host)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Lend what is free to who waits."""
+        while self._waiting and (host := self._free_host()) is not None:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                host.leases += 1
+                turn.set_result(host)
+
+    async def _end(self, lease: Lease) -> None:
+        host, call = lease.host, lease.call
+        try:
+            if call is not None:
+                await _within(_LATE_S, call)
+                if not call.done():
+                    self._leave(host, f"a call that was given up has not returned in {_LATE_S:g} s")
+                elif call.result().error is None:
+                    closed = _sent(host.actor.close, lease.number)
+                    await _within(_CLOSE_S, closed)
+                    if not closed.done():
+                        self._leave(host, f"an environment has not closed in {_CLOSE_S:g} s")
+                    elif (error := closed.result().error) is not None:
+                        self._leave(host, _said(error))
+        finally:
+            self._free(host)
+
+    def _begin(self, host: Host) -> None:
+        self._hosts.append(host)
+        self._spawn(self._first_answer(host))
+
+    async def _first_answer(self, host: Host) -> None:
+        answer, error = await _sent(host.actor.begin)
+        if error is None and answer is None:
+            host.is_ready = True
+            self._nobody = None
+            self._watch()
+            self._serve()
+            return
+        self._hosts.remove(host)
+        _kill(host)
+        if error is None:
+            self._last_error = (
+                f"an actor cannot make the environment: {answer}\nhint: it must be importable on "
+                "every node: runtime_env={'working_dir': '.'}, or env_vars with a PYTHONPATH there"
+            )
+            if not any(host.is_ready for host in self._hosts):
+                self._refuse(self._last_error)
+        else:
+            self._last_error = f"the last that failed: {_said(error)}{_hint(error)}"
+        await asyncio.sleep(next(host.delays_s))
+        self._begin(Host(self._make(), host.slots, host.delays_s))
+
+    def _leave(self, host: Host, why: str) -> None:
+        """Lend an actor no more: it is replaced, and ends when the last of its leases does."""
+        if host not in self._hosts:
+            return  # another lease of it has said so, or it was closed
+        logger.info("an actor with %d leases is replaced: %s", host.leases, why)
+        self._last_error = f"the last that was lost: {why}"
+        self._hosts.remove(host)
+        host.is_ready = False
+        self._left.add(host)
+        self._watch()
+        self._begin(Host(self._make(), host.slots))
+
+    def _watch(self) -> None:
+        """Count the time in which no actor answers."""
+        if any(host.is_ready for host in self._hosts):
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(
+                self._start_timeout_s, lambda: self._spawn(self._give_up())
+            )
+
+    async def _give_up(self) -> None:
+        room = await self._cluster_says()
+        if any(host.is_ready for host in self._hosts):
+            return
+        self._refuse(
+            f"no actor has answered for start_timeout_s={self._start_timeout_s:g}: {room}\n"
+            + (f"{self._last_error}\n" if self._last_error else "")
+            + "hint: `ray status` shows the nodes; ask for less (num_cpus=, resources=), add nodes"
+        )
+
+    def _refuse(self, why: str) -> None:
+        """Say to all who wait, and to who comes, that there is nothing to wait for."""
+        self._nobody = why
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(EnvError(why))
+
+    async def _notice(self) -> None:
+        """Say early what `start_timeout_s` would say late, and what it would never say."""
+        await asyncio.sleep(min(_NOTICE_S, self._start_timeout_s))
+        if not any(host.is_ready for host in self._hosts) and self._nobody is None:
+            logger.warning("no actor of the pool runs yet: %s", await self._cluster_says())
+        await asyncio.sleep(max(0.0, self._start_timeout_s - _NOTICE_S))
+        await self.say_who_runs()
+
+    async def say_who_runs(self) -> None:
+        """Warn where the cluster has room for some of the actors and not for all."""
+        ready = sum(host.is_ready for host in self._hosts)
+        if 0 < ready < len(self._hosts):
+            logger.warning(
+                "%d of %d actors run, the others wait for room, and rollouts in line: %s",
+                ready,
+                len(self._hosts),
+                await self._cluster_says(),
+            )
+
+    async def _watch_head(self) -> None:
+        """Say, once each time, that the head is gone: Ray ends the process without a word."""
+        was_there = True
+        while True:
+            await asyncio.sleep(_HEAD_S)
+            try:
+                await THREADS.ask(self._check_head)
+                was_there = True
+            except Exception as error:
+                if was_there:
+                    logger.error(
+                        "%s\nActors that run go on, but none starts, and unless the head comes "
+                        "back Ray ends this process: after "
+                        "RAY_gcs_rpc_server_reconnect_timeout_s, 60 s unless that is set",
+                        text_of(error),
+                    )
+                was_there = False
+
+    async def _cluster_says(self) -> str:
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await THREADS.ask(self._room)
+        except TimeoutError:
+            return f"the head of the cluster has not answered in {_LOOK_S:g} s; does it run?"
+        except Exception as error:  # Ray was shut down
+            return text_of(error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:
+            coroutine.close()
+            return
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)  # a loop itself keeps none alive
+        task.add_done_callback(self._tasks.discard)
+
+
+def _sent(method: Any, *args: Any) -> "asyncio.Future[_Reply]":
+    """Send a call; its reply comes to this loop, and is never an error."""
+    future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
+    settle = settles_on_loop(future)
+
+    def answered(done: Any) -> None:  # on a thread of Ray's
+        error = done.exception()
+        settle(_Reply(None if error else done.result(), error), None)
+
+    method.remote(*args).future().add_done_callback(answered)
+    return future
+
+
+async def _within(seconds: float, future: "asyncio.Future[_Reply]") -> None:
+    await asyncio.wait([future], timeout=seconds)
+
+
+def _kill(host: Host) -> None:
+    with suppress(Exception):  # Ray is gone, and the actor with it
+        the_ray().kill(host.actor)
+
+
+def _said(error: BaseException) -> str:
+    """What Ray says of a call that has no answer, in one line."""
+    known = the_ray().exceptions
+    if isinstance(error, known.RayTaskError):
+        return f"its actor raised {text_of(error.cause)}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = "its actor is gone" if isinstance(error, known.RayActorError) else "Ray lost the call"
+    why = (lines or ["without a reason"])[-1]
+    short = why if len(why) <= _LONGEST else f"{why[:_LONGEST]}…"
+    return f"{what}: {type(error).__name__}: {short}"
+
+
+def _hint(error: BaseException) -> str:
+    known = the_ray().exceptions
+    if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
+        return ""
+    return (
+        "\nhint: it is replaced, and the episode is played again where retries= allows it; an "
+        "environment that ends its process takes others along unless slots=1"
+    )

@@ -1,0 +1,82 @@
+"""One rank of a training run whose environments are on a cluster; `torchrun` starts it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from abut.demo.model import ASSETS
+from abut.ray import RayPool
+from abut.rollout.config import RolloutConfig
+from abut.trl import env_reward, make_rollout_func
+from example_run import CPU
+from ray_envs import Far
+
+
+def main() -> None:
+    """Take two steps; write down what this rank got."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    outputs: list[dict[str, Any]] = []
+    with RayPool(Far, size=4, slots=2) as pool:
+        rollout_func = make_rollout_func(
+            pool, config=RolloutConfig(max_turn_tokens=3, retries=2, step_timeout_s=120)
+        )
+
+        def keep(prompts: Any, trainer: Any) -> Any:
+            outputs.append(rollout_func(prompts, trainer))
+            return outputs[-1]
+
+        trainer = GRPOTrainer(
+            model=model,
+            args=GRPOConfig(
+                output_dir=str(folder),
+                max_steps=2,
+                per_device_train_batch_size=4,
+                num_generations=2,
+                steps_per_generation=1,
+                max_completion_length=64,
+                logging_steps=1,
+                **CPU,
+            ),
+            processing_class=tokenizer,
+            reward_funcs=env_reward,
+            train_dataset=Dataset.from_dict({"prompt": [f"p{k}" for k in range(8)]}),
+            rollout_func=keep,
+        )
+        trainer.train()
+        rank = trainer.accelerator.process_index
+        found = {
+            "slots": sum(pool._hosts._slots),
+            "ids": [i for output in outputs for i in output["rollout_id"]],
+            "stop_reasons": [r for output in outputs for r in output["stop_reason"]],
+            "log": trainer.state.log_history,
+        }
+    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    # The threads of gloo must not meet an interpreter that ends: it aborts the process.
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a training leaves behind on a cluster, or of one of its own: nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="no ray: make test-ray")
+
+from ray_cluster import MARK, processes
+from stage import eventually
+
+KIT = Path(__file__).parents[1] / "kit"
+
+ALONE = """
+import os, sys
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+from abut.ray import RayPool, cluster
+from abut.envs.task import RolloutTask
+from ray_envs import Far
+import asyncio
+
+async def play():
+    env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))
+    await env.reset("seed")
+    print(cluster._folder, flush=True)
+    await env.step(sys.argv[1])
+
+pool = RayPool(Far, size=2, slots=1)
+asyncio.run(play())
+"""
+
+
+HEADLESS = """
+import os
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "15"
+from abut.ray import RayPool
+from abut.envs.task import RolloutTask
+from ray_cluster import a_cluster
+from ray_envs import Far
+import asyncio
+
+async def play():
+    env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))
+    await env.reset("seed")
+    cluster.head_node.kill_gcs_server()
+    print((await env.step("plays on"))[1], flush=True)
+    await asyncio.Event().wait()
+
+with a_cluster(nodes=1) as cluster:
+    print("folder", cluster.head_node.get_temp_dir_path(), flush=True)
+    pool = RayPool(Far, size=1, address=cluster.address)
+    asyncio.run(play())
+"""
+
+
+def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
+    """A process whose children are known by a mark."""
+    mark = uuid.uuid4().hex
+    paths = os.pathsep.join([str(KIT.parents[1] / "python"), str(KIT)])
+    process = subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, MARK: mark, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return process, mark
+
+
+def assert_nothing_stays(mark: str) -> None:
+    # Ray's agents notice the end of a process that was killed in their own time: on a busy machine
+    # in more than a minute.
+    assert eventually(lambda: not processes(mark), within_s=180), processes(mark)
+
+
+def test_two_thousand_episodes_through_every_failure(tmp_path: Path) -> None:
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    process, mark = started(KIT / "ray_trial.py", tmp_path)
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("{")]
+    came: dict[str, Any] = json.loads(line)
+    assert came["happened"] == ["hang", "kill", "kill", "kill", "kill", "leak", "node"]
+    assert came["stopped"] == {"env_done": 4_000}
+    assert came["in_order"]
+    assert came["whole"] == 2_000
+    assert came["again"] >= 3
+    assert came["twice"] == []
+    assert came["most_steps"] == 3
+    assert came["left_files"] == ["steps"]
+    assert_nothing_stays(mark)
+    stays = {path.name for path in Path("/dev/shm").iterdir()} - before
+    assert not [name for name in stays if "plasma" in name]
+
+
+@pytest.mark.parametrize("action", ["on", "interrupted", "killed"])
+def test_a_cluster_of_the_pool_ends_with_its_process(tmp_path: Path, action: str) -> None:
+    words = f"wait {tmp_path / 'never'}" if action != "on" else "on"
+    process, mark = started("-c", ALONE, words)
+    assert process.stdout is not None
+    lines = (line.strip() for line in process.stdout)  # others are Ray's
+    folder = Path(next(line for line in lines if line.startswith("/tmp/abut-ray-")))
+    assert folder.is_dir()
+    assert any("ray::EnvHost" in line for line in processes(mark).values())
+    if action == "interrupted":
+        process.send_signal(signal.SIGINT)
+    elif action == "killed":
+        process.kill()
+    process.wait(120)
+    assert_nothing_stays(mark)
+    assert folder.exists() == (action == "killed")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_head_that_is_gone_is_said_before_ray_ends_the_process() -> None:
+    process, mark = started("-c", HEADLESS)
+    out, _ = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert "1 plays on" in out
+    assert "no Ray cluster answers at 127.0.0.1:" in out
+    assert "Actors that run go on, but none starts, and unless the head comes back Ray ends" in out
+    for pid in processes(mark):  # the raylet of a test's cluster waits for its head for ever
+        os.kill(pid, signal.SIGKILL)
+    (folder,) = [line.split()[1] for line in out.splitlines() if line.startswith("folder ")]
+    shutil.rmtree(folder)
+
+
+def test_an_address_that_does_not_answer_is_said_within_seconds() -> None:
+    code = (
+        "from abut.ray import RayPool; from ray_envs import Far\n"
+        "try: RayPool(Far, size=1, address='127.0.0.1:9')\n"
+        "except RuntimeError as error: print(type(error).__name__, error)\n"
+        "try: RayPool(Far, size=1, address='auto')\n"
+        "except ValueError as error: print(error)\n"
+        "import os; os.environ['WORLD_SIZE'] = '2'\n"
+        "try: RayPool(Far, size=1)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    process, mark = started("-c", code)
+    out, _ = process.communicate(timeout=120)
+    lines = out.splitlines()
+    assert lines[0].startswith("EnvError no Ray cluster answers at 127.0.0.1:9: ")
+    assert lines[1].startswith("hint: is its head running (ray start --head)")
+    assert lines[2] == "RayPool(address='auto'): must be host:port of the cluster's head"
+    assert lines[4].startswith("RayPool without an address, in one of 2 ranks: each would start")
+    assert_nothing_stays(mark)

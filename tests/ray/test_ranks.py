@@ -1,0 +1,101 @@
+"""Several ranks on one cluster: each has its share of it, and nothing of the others."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="no ray: make test-ray")
+
+from stage import eventually
+
+KIT = Path(__file__).parents[1] / "kit"
+
+ONE_RANK = """
+import asyncio, sys
+from abut.ray import RayPool
+from abut.envs.task import RolloutTask
+from ray_envs import Far
+
+async def play():
+    env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))
+    await env.reset("seed")
+    print((await env.step("pid"))[1].split()[1], flush=True)
+    for line in sys.stdin:
+        print((await env.step("on"))[1].split()[1], flush=True)
+
+with RayPool(Far, size=2) as pool:
+    asyncio.run(play())
+"""
+
+
+def of_ranks(cluster: Any, ranks: int) -> dict[str, str]:
+    paths = os.pathsep.join([str(KIT.parents[1] / "python"), str(KIT)])
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "RAY_ADDRESS": cluster.address,
+        "WORLD_SIZE": str(ranks),
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+
+
+def test_a_trainer_on_two_ranks_plays_on_one_cluster(cluster: Any, tmp_path: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *words, str(KIT / "ray_ranks.py"), str(tmp_path)],
+        env=of_ranks(cluster, 2),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert [rank["slots"] for rank in ranks] == [2, 2]
+    ids = [i for rank in ranks for i in rank["ids"]]
+    assert len(ids) == len(set(ids)) == 16
+    assert {reason for rank in ranks for reason in rank["stop_reasons"]} == {"env_done"}
+    assert [entry["reward"] for entry in ranks[0]["log"] if "reward" in entry] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_killed_takes_its_actors_and_no_others(cluster: Any, ranks: int) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_RANK],
+            env=of_ranks(cluster, ranks),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(ranks)
+    ]
+    try:
+        actors = [int(said(process)) for process in processes]
+        assert len(set(actors)) == ranks
+        processes[0].kill()
+        processes[0].wait()
+        assert eventually(lambda: not Path(f"/proc/{actors[0]}").exists())
+        for process in processes[1:]:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            assert said(process) == "on"
+    finally:
+        for process in processes:
+            process.stdin.close()  # type: ignore[union-attr]
+        for process in processes[1:]:
+            assert process.wait(60) == 0
+    assert eventually(lambda: not any(Path(f"/proc/{actor}").exists() for actor in actors))
+
+
+def said(process: Any) -> str:
+    """The next line that is an answer; Ray writes others."""
+    for line in process.stdout:
+        if len(words := line.split()) == 1:
+            return str(words[0])
+    raise AssertionError("the rank has ended")
