@@ -33,7 +33,15 @@ from abut.tool_calls.parse import Parse
 PAGE = Path(__file__).parents[1] / "docs" / "tool_calls.md"
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<turn|>"),
-    *("<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|end|>", "<|return|>", "[e~[", "</s>"),
+    *(
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|end|>",
+        "<|return|>",
+        "[e~[",
+        "</s>",
+    ),
     *("<seed:eos>", "<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
 )
 KEYS = ("abutKey", "abutLater", "abutMore")

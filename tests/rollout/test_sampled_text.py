@@ -48,6 +48,13 @@ def test_an_answer_about_calls_is_no_call(qwen: Any) -> None:
     assert (parsed.content, parsed.calls) == (f"Write {CALL} é", (F,))
 
 
+def test_inner_tags_that_are_no_tokens_are_text_behind_a_spelled_outer_one() -> None:
+    text = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    veiled = Sampled(text.replace("<tool", "\ufdd0tool"), {"\ufdd0": "<"})
+    parsed = abut.parse_tool_calls(veiled, format="qwen3_coder")
+    assert parsed == abut.ParsedCalls(text, (), ())
+
+
 def test_a_tag_that_is_spelled_in_an_argument_stays_there(qwen: Any) -> None:
     spelled = "</tool_call> 日本 <tool_call>"
     before, behind = '<tool_call>\n{"name": "f", "arguments": {"a": "', '"}}\n</tool_call>'

@@ -86,7 +86,8 @@ class FormReader:
                 except Wrong as error:
                     at = self._broken_end(edges, text, at, error)
                     yield start, at, [error]
-            else:
+            elif not text[max(0, start - 256) : start].rstrip().endswith(self._first_tag[1:]):
+                # Else the outer tag stands there, spelled and veiled: all of it is text.
                 wrong = Wrong(start, f"expected {self._first_tag} before {match[0].strip()}")
                 stray = inner.find(at)
                 at = stray.end() if stray is not None and stray.lastgroup == "close" else at
