@@ -26,7 +26,9 @@ AMBIGUOUS = {
 }
 """What is written does not say where a value ends, nor whether it is a text."""
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+characters = st.characters(exclude_categories=["Cs"])
+# Probes find the words that begin so, and Hypothesis finds those words in the sources.
+texts = st.text(characters, max_size=8).filter(lambda t: "abut" not in t) | st.sampled_from(
     [
         *("", " x ", "\n", "3", "true", "None", "it's", 'a "b"', "\\", "\\n", "a\\'b", "é 日本 😀"),
         *("</tool_call>", '"}}', "[TOOL_CALLS]", "{x}, y=1)", "<think>", "')]"),
