@@ -225,7 +225,7 @@ def test_the_page_has_every_requirement_and_every_figure(row):
 def test_a_page_of_less_than_everything_says_so_before_all_else(row):
     reservations = ["A trial.", "Only some rows."]
     text = page([row], MACHINE, "abut bench", None, reservations=reservations)
-    assert text.startswith("# Performance\n\n**A trial.**\n\n**Only some rows.**\n\nWritten by")
+    assert text.startswith("# Performance\n\n**A trial.**\n\n**Only some rows.**\n\nHow fast")
     assert "**A trial" not in page([row], MACHINE, "abut bench", None)
 
 
@@ -283,7 +283,7 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "# Performance\n\n"
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
         "**Only some rows were measured; not these: encode, append, open_text, seam, rollouts, "
-        "pace, turns, stitch, engine_reply, gateway, load, memory, records.**\n\nWritten by"
+        "pace, turns, async_rollouts, stitch, engine_reply, gateway, load, memory, records.**\n\nHow fast"
     )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"
 

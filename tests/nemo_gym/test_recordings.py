@@ -34,7 +34,14 @@ DRIFTS = {
     "user_turns_plain_thinking_stripped",
 }
 """Whose model server had the prompts tokenized anew, and got others than the sampler followed."""
-ELSEWHERE = {"user_turns_400_context_length", "user_turns_empty_turn", "counter_thinking_only_turn"}
+SPELLED = {"counter_inline_noncanonical", "counter_plain_drift"}
+"""In which the policy spelled the tag of a call with other tokens."""
+ELSEWHERE = {
+    "counter_inline_noncanonical",
+    "user_turns_400_context_length",
+    "user_turns_empty_turn",
+    "counter_thinking_only_turn",
+}
 """Whose tokens a gateway has otherwise than the upstream of the recording; each has its test."""
 
 
@@ -138,7 +145,7 @@ def test_the_recordings_are_all_there(runs: Path) -> None:
 
 def test_each_rollout_is_exact_and_has_the_recorded_reward(stage: Any, runs: Path) -> None:
     for name, run in recorded(runs).items():
-        if name.partition("/")[2] in ELSEWHERE:
+        if name.partition("/")[2] in ELSEWHERE | SPELLED:
             continue
         replay = Replay(run)
         rollout, sampler, gym = replay.played(stage)
@@ -186,6 +193,20 @@ def test_tokens_that_are_not_the_ledgers_are_drift_and_have_no_reward(
             assert outcome(rollout) == "ok", name
     assert found == DRIFTS
     assert "answered with tokens that are not those of this gateway" in caplog.text
+
+
+@pytest.mark.parametrize("name", sorted(SPELLED))
+def test_a_call_whose_tag_is_spelled_is_none(stage: Any, runs: Path, name: str) -> None:
+    """The upstream parsed text; so what the recorded agent says of it is a history of its own."""
+    run = recorded(runs)[f"0.4.0/{name}"]
+    replay = Replay(run)
+    rollout, sampler, _ = replay.played(stage)
+    theirs = run["upstream_replies"][0]["choices"][0]["message"]
+    assert [len(said["tool_calls"]) for said in (theirs, replay.answers[0])] == [2, 1]
+    assert "<tool_call>" in replay.answers[0]["content"]
+    assert outcome(rollout) == "ok"
+    assert len(rollout.branches) == 1
+    check_tree(rollout, sampler.calls)
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "0.7.0"])

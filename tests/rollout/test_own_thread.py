@@ -373,9 +373,9 @@ def test_a_long_reply_of_an_asynchronous_environment_is_written_on_a_thread(
         return reply(self, messages)
 
     monkeypatch.setattr(Conversation, "reply", noted)
-    twin = asynced(env(turns=9, texts=["short", "short", "x " * 5000]))
+    twin = asynced(env(turns=9, texts=["short", "short", "x " * 10_000]))
     assert_played(stage.play(twin, max_turns=9, completion=10**6))
-    assert where[10_000] == {"thread"}
+    assert where[20_000] == {"thread"}
     assert "loop" in where[5]
 
 

@@ -21,7 +21,7 @@ def add_to(commands: Commands) -> None:
         "--rows",
         type=_bench_rows,
         help="which rows, with commas between them (all): encode, append, open_text, seam, "
-        "rollouts, pace, turns, collate, stitch, engine_reply, gateway, load, "
+        "rollouts, pace, turns, async_rollouts, collate, stitch, engine_reply, gateway, load, "
         "memory, records",
     )
     parser.add_argument(

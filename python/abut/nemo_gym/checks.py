@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from abut.http import http_get
 from abut.nemo_gym.rows import params_of
 from abut.nemo_gym.servers import ModelServer, PlayedBy, Servers
-from abut.openenv.http import http_get
 
 _ASK_S = 10.0
 _MOST_BYTES = 2**20

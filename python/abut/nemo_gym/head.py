@@ -13,8 +13,8 @@ from typing import Any
 
 from abut.address import Address, said
 from abut.errors import EnvError, MissingExtraError
+from abut.http import http_get
 from abut.nemo_gym.servers import Servers
-from abut.openenv.http import http_get
 
 logger = logging.getLogger(__name__)
 

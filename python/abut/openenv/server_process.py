@@ -19,7 +19,7 @@ from typing import IO, TypeAlias
 
 from abut.concurrency.threads import THREADS
 from abut.errors import EnvError
-from abut.openenv.http import http_get
+from abut.http import http_get
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from abut.concurrency.pool_loop import PoolLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.env import Reply
 from abut.errors import EnvError, InvalidAction
-from abut.openenv.http import http_get
+from abut.http import http_get
 from abut.openenv.session_pool import SessionPool
 from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
 from abut.openenv.wire import Observation, Session

@@ -1,4 +1,4 @@
-"""The two questions that are asked over plain HTTP: /health and /schema."""
+"""One question over plain HTTP, for who has no client: `/health`, `/schema`, a head server."""
 
 import urllib.request
 from collections.abc import Mapping
