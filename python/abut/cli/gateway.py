@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
     )
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:
-        _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
         serving = gateway.desk.serving
         assert serving is not None
-        with _asked_to_stop() as stops:
+        with _asked_to_stop() as stops:  # before anybody knows that there is something to stop
+            _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
             _show_status(serving, stops, said)
         said.write("abut gateway: stops; what is live is recorded\n")
     said.write(f"abut gateway: {_status(serving)}\n")
