@@ -25,6 +25,7 @@ import abut.openenv
 import abut.samplers.trl_server
 import abut.samplers.vllm
 from abut.envs.task import RolloutTask
+from abut.records.viewer.page import Page
 from abut.rollout.engine import Engine
 from abut.samplers.settings import SamplingSettings
 from abut.trl.rollout_func import RolloutFunc
@@ -219,6 +220,7 @@ def values() -> dict[str, Any]:
         "tool_env": abut.tool_env([search], reward=len),
         "Docker": abut.openenv.Docker("image"),
         "Serve": abut.openenv.Serve("app:app"),
+        "Page": Page("<!doctype html>", 1, ["no tokenizer"]),
         "Audit": abut.audit.audit(str(DEMO_ASSETS / "tokenizer.json")),
     }
 
