@@ -25,6 +25,8 @@ import abut.openenv
 import abut.samplers.trl_server
 import abut.samplers.vllm
 from abut.envs.task import RolloutTask
+from abut.nemo_gym import NemoGym
+from abut.ray import RayPool
 from abut.records.viewer.page import Page
 from abut.rollout.engine import Engine
 from abut.samplers.settings import SamplingSettings
@@ -269,6 +271,14 @@ STAYS = {
         "RolloutFunc is not pickled: it plays with the engine and the environments of this "
         "process\nhint: call make_rollout_func in the process that trains"
     ),
+    NemoGym: (
+        "NemoGym is not pickled: it has connections of this process\n"
+        "hint: send its arguments, and make it in the process that trains"
+    ),
+    RayPool: (
+        "RayPool is not pickled: it has actors on a cluster, and a loop of this process\n"
+        "hint: make one in each process: RayPool(env, size=…, address=…)"
+    ),
     abut.samplers.vllm.VLLMServerSampler: (
         "VLLMServerSampler is not pickled: it has connections of this process\n"
         "hint: send its arguments, and make the sampler there"
@@ -333,7 +343,13 @@ def test_each_public_class_travels_or_says_why_not() -> None:
     tested = {"ChatTemplateProcessor", "Tokenizer", "Trajectory", "Turn", *values()}
     tested |= {cls.__name__ for cls in STAYS}
     named = [(module, name) for module in (abut, abut.openenv) for name in module.__all__]
-    named += [(abut.gym, "GymEnv"), (abut.audit, "Audit"), (abut.gateway, "Gateway")]
+    named += [
+        (abut.nemo_gym, "NemoGym"),
+        (abut.ray, "RayPool"),
+        (abut.gym, "GymEnv"),
+        (abut.audit, "Audit"),
+        (abut.gateway, "Gateway"),
+    ]
     public = {name: getattr(module, name) for module, name in named}
     untested = [
         name

@@ -25,6 +25,7 @@ from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed,
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.nemo_gym.session import RunSession
+from abut.pickling import stays
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _PROBE_S = 300.0
 _UNKNOWN = "unknown"
 
 
+@stays(
+    "it has connections of this process",
+    hint="send its arguments, and make it in the process that trains",
+)
 class NemoGym:
     """The agents of one NeMo Gym, for `make_rollout_func`.
 
