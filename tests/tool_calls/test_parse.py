@@ -121,6 +121,23 @@ def test_the_parser_is_found_by_what_the_template_writes(hf_tokenizer: Any, name
     assert parse("It is 3.") == ParsedCalls("It is 3.", (), ())
 
 
+def test_an_id_of_name_and_number_is_kept() -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+        "{% for c in m.tool_calls or [] %}{{ '[CALL]functions.' + c.function.name + ':' }}"
+        "{{ loop.index0 | string + '[ARGS]' + c.function.arguments | tojson + '[/CALL]' }}"
+        "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = tiny_tokenizer(template)
+    parse = tool_call_parser(tokenizer, renderer(tokenizer))
+    text = '[CALL]functions.add:0[ARGS]{"a": 1}[/CALL][CALL]functions.sub:12[ARGS]{}[/CALL]'
+    assert parse(text).calls == (
+        ToolCall("add", {"a": 1}, "functions.add:0"),
+        ToolCall("sub", {}, "functions.sub:12"),
+    )
+
+
 MISTRAL = (
     "{{% for m in messages %}}{{% if m.role == 'user' %}}[INST] {{{{ m.content }}}}[/INST]"
     "{{% elif m.tool_calls %}}{calls}</s>{{% else %}} {{{{ m.content }}}}</s>{{% endif %}}"

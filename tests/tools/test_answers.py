@@ -52,6 +52,16 @@ def test_no_id_is_made_where_the_template_asks_for_none(hf_tokenizer: Any) -> No
     assert written["tool_call_id"] == "call00000"
 
 
+def test_an_id_of_name_and_number_is_kept_where_no_others_are_asked_for(hf_tokenizer: Any) -> None:
+    answer = tool("3", name="add", tool_call_id="functions.add:0")
+    free, asked = (processor(hf_tokenizer, template) for template in (SHOWN + CHATML, IDS))
+    assert ToolAnswers(free, TOOLS).written([answer]) == [answer]
+    (written,) = ToolAnswers(asked, TOOLS).written([answer])
+    assert written["tool_call_id"] == "call00000"
+    (written,) = ToolAnswers(free, TOOLS).written([answer | {"tool_call_id": "functions.a b:0"}])
+    assert written["tool_call_id"] == "call00000"
+
+
 def test_there_is_one_message_where_the_template_takes_one_name(hf_tokenizer: Any) -> None:
     names = processor(hf_tokenizer, NAMES)
     with pytest.raises(TemplateError):

@@ -107,7 +107,7 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         else:
             form = replace(form, begin=_behind_tags(form.begin, ordinary))
     form = replace(form, begin=form.begin if form.begin.strip() else "")
-    body = placed.object or NamedBody(header, parameters)
+    body = placed.object or NamedBody(header, parameters, id_begin=_id_begin(form.open, header))
     texts = [form.begin, form.open, form.close, form.between, form.end, *(p.text for p in header)]
     tags = frozenset(tag for text in texts for tag in TAG.findall(text) if tag in ordinary)
     return replace(form, body=body, ordinary=tags, text_before=lead is not None)
@@ -221,6 +221,14 @@ def _with_numbers(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[
         pieces.append(Piece(piece.slot, piece.text[: at.start()]))
         pieces.append(Piece("number", piece.text[at.end() :]))
     return tuple(pieces)
+
+
+def _id_begin(open_: str, header: tuple[Piece, ...]) -> str | None:
+    """What stands before the name in a word with it and the number; None: they are no word."""
+    if [piece.slot for piece in header[:2]] != ["name", "number"]:
+        return None
+    begin = open_[max((match.end() for match in TAG.finditer(open_)), default=0) :].lstrip()
+    return begin if re.fullmatch(r"[\w.]*:", begin + header[0].text) else None
 
 
 def _parameters(

@@ -107,7 +107,7 @@ class _NamedReader:
             slot = SLOTS[piece.slot]
             if piece.slot == "name" and named:
                 slot = "(?P=name)"
-            elif piece.slot != "number":
+            elif piece.slot != "number" or body.id_begin is not None:
                 slot = f"(?P<{piece.slot}>{slot})"
             if piece.slot == "name" and not named and body.before_id:
                 slot += f"(?:{loose(body.before_id)}\\s*+(?P<id>{SLOTS['id']}))?"
@@ -136,7 +136,10 @@ class _NamedReader:
                 place = end
                 value, end = _whole_arguments(text, end)
                 arguments = arguments_of(value, place)
-            return ToolCall(name, arguments, groups.get("id")), end
+            id_ = groups.get("id")
+            if self._body.id_begin is not None:
+                id_ = f"{self._body.id_begin}{name}{self._body.header[0].text}{groups['number']}"
+            return ToolCall(name, arguments, id_), end
 
         return read
 

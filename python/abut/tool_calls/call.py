@@ -14,7 +14,7 @@ class ToolCall:
     """JSON values. Where a format writes text and numbers alike, they are text unless a schema says
     otherwise."""
     id: str | None = None
-    """Only where the model wrote one (Mistral, Solar)."""
+    """Only where the model wrote one (Mistral, Solar, Kimi K2)."""
 
 
 class Wrong(Exception):

@@ -75,6 +75,9 @@ class NamedBody:
     """None: one JSON object."""
     before_id: str = ""
     """What an id stands behind that may follow the name, where a call may have one or not."""
+    id_begin: str | None = None
+    """What an id begins with that is made of the name and the number, `functions.f:0`; None: there
+    is no such id."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from abut.messages import Message
 from abut.processor import PartsProcessor
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")
-"""What Mistral's templates ask for; the model of no other format writes ids."""
+"""What Mistral's templates ask for."""
+_NAMED_ID = re.compile(r"functions\.[A-Za-z0-9_-]{1,64}:[0-9]{1,4}")
+"""What Kimi K2 writes; no template that asks for ids takes it."""
 
 
 class ToolAnswers:
@@ -66,7 +68,9 @@ class ToolAnswers:
         id_ = answer.get("tool_call_id")
         if id_ is None and not self._all_have_ids:
             return answer
-        usable = id_ is not None and _USABLE_ID.fullmatch(id_)
+        usable = id_ is not None and (
+            _USABLE_ID.fullmatch(id_) or (not self._all_have_ids and _NAMED_ID.fullmatch(id_))
+        )
         return answer | {"tool_call_id": id_ if usable else f"call{number:05d}"}
 
     def _can_write(self, messages: Sequence[Message]) -> bool:
