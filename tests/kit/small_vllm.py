@@ -1,8 +1,9 @@
 """Stands in for `vllm serve MODEL --host … --port …` on the CPU: a small model, really sampled.
 
 It has the routes of vLLM that TRL and abut use, and one of its own instead of NCCL: `POST /weights`
-takes safetensors. `POST /hold` makes requests for a sample wait until `POST /release`; `GET /held`
-counts those that do. Other options of vLLM are passed over.
+takes safetensors. `POST /hold` makes all requests for a sample behind the next weights wait, which is
+a whole batch, until `POST /release`; `GET /held` counts those that do. Other options of vLLM are
+passed over.
 """
 
 import argparse
@@ -32,6 +33,7 @@ class SmallVLLM:
         self.free = asyncio.Event()
         self.free.set()
         self.held = 0
+        self.holds_next = False
         self._busy = asyncio.Lock()
         self._waiting: list[tuple[float, SampleRequest, asyncio.Future[Sample]]] = []
 
@@ -71,13 +73,16 @@ class SmallVLLM:
         tensors = load(await request.read())
         async with self._busy:
             self.model.load_state_dict(tensors, strict=True)
+        if self.holds_next:
+            self.free.clear()
         return web.json_response({})
 
     async def hold(self, request: web.Request) -> web.Response:
-        self.free.clear()
+        self.holds_next = True
         return web.json_response({})
 
     async def release(self, request: web.Request) -> web.Response:
+        self.holds_next = False
         self.free.set()
         return web.json_response({})
 

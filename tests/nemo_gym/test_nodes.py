@@ -173,7 +173,8 @@ def all_rollouts_asking(job: Job, network: Network) -> Iterator[None]:
 def check_step(log: dict[str, Any]) -> None:
     """Of a step: the weights that sampled are those that were trained."""
     assert log["sampling/sampling_logp_difference/mean"] < 1e-5, log
-    assert log["grad_norm"] > 0
+    # Nothing is learned where all rewards of each group are equal.
+    assert log["grad_norm"] > 0 or log["frac_reward_zero_std"] == 1, log
 
 
 def check_nothing_runs(network: Network) -> None:
