@@ -1,8 +1,8 @@
 """Stands in for `vllm serve MODEL --host … --port …` on the CPU: a small model, really sampled.
 
 It has the routes of vLLM that TRL and abut use, and one of its own instead of NCCL: `POST /weights`
-takes safetensors. `POST /hold` makes all requests for a sample behind the next weights wait, which is
-a whole batch, until `POST /release`; `GET /held` counts those that do. Other options of vLLM are
+takes safetensors. `POST /hold` makes all requests for a sample behind the next weights wait, which
+is a whole batch, until `POST /release`; `GET /held` counts those that do. Other options of vLLM are
 passed over.
 """
 

@@ -170,11 +170,12 @@ def all_rollouts_asking(job: Job, network: Network) -> Iterator[None]:
     vllm("POST", "release")
 
 
-def check_step(log: dict[str, Any]) -> None:
-    """Of a step: the weights that sampled are those that were trained."""
-    assert log["sampling/sampling_logp_difference/mean"] < 1e-5, log
-    # Nothing is learned where all rewards of each group are equal.
-    assert log["grad_norm"] > 0 or log["frac_reward_zero_std"] == 1, log
+def check_steps(logs: list[dict[str, Any]]) -> None:
+    """The weights that sampled are those that were trained."""
+    for log in logs:
+        assert log["sampling/sampling_logp_difference/mean"] < 1e-5, log
+    # Nothing is learned in a step where all rewards of each group are equal.
+    assert max(log["grad_norm"] for log in logs) > 0
 
 
 def check_nothing_runs(network: Network) -> None:
@@ -192,9 +193,8 @@ def test_a_job_trains_on_its_nodes_and_leaves_nothing(
     assert "training is done" in job.said
     logs = steps(job)
     assert len(logs) == 3
-    for log in logs:
-        check_step(log)
-        assert log["rollout/error_frac"] == 0
+    check_steps(logs)
+    assert {log["rollout/error_frac"] for log in logs} == {0}
     rollouts = recorded(job, 1)
     assert {rollout["rank"] for rollout in rollouts} == {0, 1}
     assert {rollout["seed"] for rollout in rollouts} == PROMPTS
@@ -226,8 +226,7 @@ def test_a_node_that_is_cut_off_costs_its_own_rollouts(
         job.process.terminate()  # as scancel does it
         assert job.status() == 143, job.said
         logs = steps(job)
-    for log in logs:
-        check_step(log)
+    check_steps(logs)
     for rollouts in (lost, without):
         failed = [rollout for rollout in rollouts if rollout["error"] is not None]
         assert len(rollouts) == 16
