@@ -9,6 +9,18 @@ from urllib.error import HTTPError
 from abut.address import redirected
 
 
+class AnswerError(OSError):
+    """The answer is another one than 200.
+
+    Attributes:
+        status: its number.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the answer is {status}")
+        self.status = status
+
+
 class _WithinOrigin(urllib.request.HTTPRedirectHandler):
     """Follows redirects within an origin: urllib itself takes a token along to any other."""
 
@@ -41,7 +53,8 @@ def http_get(
 
     Raises:
         RedirectError: the answer sends to another origin.
-        OSError: no connection, another answer, a longer one, or none in time.
+        AnswerError: it is another answer.
+        OSError: no connection, a longer answer, or none in time.
     """
     handlers = [urllib.request.ProxyHandler({})] if local else []
     opener = urllib.request.build_opener(_WithinOrigin, *handlers)
@@ -51,7 +64,7 @@ def http_get(
             body = bytes(answer.read(max_message_bytes + 1))
     except HTTPError as error:
         error.close()  # it holds the connection
-        raise OSError(f"the answer is {error.code}") from error
+        raise AnswerError(error.code) from error
     except HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
     if len(body) > max_message_bytes:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from abut._native import Tokenizer
-from abut.demo.model import ASSETS
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
 from abut.trl import env_reward, make_rollout_func
@@ -21,6 +19,7 @@ from example_run import CPU
 from forced_policy import forced_policy
 from gym_scripts import Plays
 from nemo_gym_stage import AGENTS
+from rank_model import rank_model
 
 PER_RANK, GENERATIONS = 6, 4
 
@@ -28,24 +27,7 @@ PER_RANK, GENERATIONS = 6, 4
 def main() -> None:
     """Take two steps; write down what this rank got."""
     folder, head_url, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=4096,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
+    tokenizer, model = rank_model(max_position_embeddings=4096)
     gym = NemoGym(head_url)
     files = sorted(folder.glob("gym/*.jsonl"))
     gateway = Gateway(port=port)

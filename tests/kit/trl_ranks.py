@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from abut.demo.model import ASSETS
 from abut.rollout.config import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
 from example_run import CPU
+from rank_model import rank_model
 from stage import Talk
 
 
@@ -39,23 +38,7 @@ class Noted(Talk):
 def main() -> None:
     """Take two steps and one evaluation; write down what this rank got."""
     folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
+    tokenizer, model = rank_model()
     names = [f"p{k}" for k in range(6)]
     dataset = Dataset.from_dict({"prompt": names, "level": range(6)})
     Noted.got = []

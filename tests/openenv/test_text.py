@@ -208,7 +208,7 @@ def test_a_server_without_a_schema_needs_both_functions(stage: Stage) -> None:
     with WireServer(schema=None) as server:
         with OpenEnv(server.url) as openenv:
             assert play(stage, openenv).error == (
-                f"EnvError: {server.url}/schema says nothing, OSError: the answer is 404"
+                f"EnvError: {server.url}/schema says nothing, AnswerError: the answer is 404"
                 "\nhint: pass observe= and act="
             )
         given: Any = {

@@ -91,13 +91,15 @@ class Session:
 
         So a rollout holds each message once, however many requests repeat it.
         """
-        seen = Seen()
-        for branch in reversed(self.branches):
-            count = branch.known.common(messages)
-            if count > seen.messages:
-                messages[:count] = branch.known.messages[:count]
-                seen = branch.known.seen(count)
-        return seen
+        count, branch = max(
+            ((branch.known.common(messages), branch) for branch in reversed(self.branches)),
+            key=lambda one: one[0],
+            default=(0, None),
+        )
+        if branch is None or not count:
+            return Seen()
+        messages[:count] = branch.known.messages[:count]
+        return branch.known.seen(count)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, and say why.

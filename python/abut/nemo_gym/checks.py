@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from abut.http import http_get
+from abut.http import AnswerError, http_get
 from abut.nemo_gym.rows import params_of
 from abut.nemo_gym.servers import ModelServer, PlayedBy, Servers
 
@@ -167,10 +167,9 @@ def _address_findings(
         return
     hint = f"set policy_base_url to {gateway_url}"
     try:
-        said = json.loads(_get(f"{url}/models", {"Authorization": f"Bearer {api_key}"}))
-        owners = [one.get("owned_by") for one in said["data"]]
+        is_ours = _is_gateway(url, api_key)
     except OSError as error:
-        if "the answer is 400" in str(error):
+        if _refuses_key(error):
             yield Finding("error", f"what answers at {url} does not take {where}'s api_key", hint)
             return
         if _is_same(url, gateway_url):
@@ -182,9 +181,7 @@ def _address_findings(
             f"that may be right on Gym's machine; else {hint}",
         )
         return
-    except (ValueError, TypeError, KeyError, AttributeError):
-        owners = []
-    if "abut" in owners:
+    if is_ours:
         yield Finding("ok", f"{where} asks the gateway at {url}")
     else:
         yield Finding("error", f"{where} asks {url}, which is no gateway of abut", hint)
@@ -193,10 +190,9 @@ def _address_findings(
 def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
     """What is at the gateway's address, where `abut doctor` cannot listen itself."""
     try:
-        said = json.loads(_get(f"{url}/models", {"Authorization": f"Bearer {key}"}))
-        is_ours = "abut" in [one.get("owned_by") for one in said["data"]]
+        is_ours = _is_gateway(url, key)
     except OSError as error:
-        if "the answer is 400" in str(error):
+        if _refuses_key(error):
             yield Finding(
                 "error",
                 f"what answers at {url} does not take policy_api_key",
@@ -209,8 +205,6 @@ def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
             "run this where training will run; --host 0.0.0.0 listens on all addresses of it",
         )
         return
-    except (ValueError, TypeError, KeyError, AttributeError):
-        is_ours = False
     if is_ours:
         yield Finding("ok", f"a gateway of abut runs at {url}; no probe rollout beside its own")
     else:
@@ -221,6 +215,19 @@ def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
         )
 
 
+def _is_gateway(url: str, key: str | None) -> bool:
+    """Whether what answers there is a gateway of abut; `OSError` where nothing does."""
+    answer = _get(f"{url}/models", {"Authorization": f"Bearer {key}"})
+    try:
+        return "abut" in [one.get("owned_by") for one in json.loads(answer)["data"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _refuses_key(error: OSError) -> bool:
+    return isinstance(error, AnswerError) and error.status == 400
+
+
 def _is_same(one: str, other: str) -> bool:
     return urlsplit(one).netloc == urlsplit(other).netloc
 
@@ -229,9 +236,10 @@ def _trouble_at(url: str) -> str | None:
     """Why nobody answers there; None where somebody does, whatever that says."""
     try:
         _get(url, {})
+    except AnswerError:
+        return None
     except OSError as error:
-        text = str(error)
-        return None if text.startswith("the answer is") else text
+        return str(error)
     return None
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,8 +152,8 @@ def _rehearsed(
         yield from gateway_findings(url, key, str(error).partition("\n")[0])
         return
     try:
-        with _loop() as run:
-            yield from run(_probed(gateway, servers, rows, timeout_s=timeout_s))
+        with asyncio.Runner() as runner:
+            yield from runner.run(_probed(gateway, servers, rows, timeout_s=timeout_s))
     except AbutError as error:
         yield _of_error(error)
     finally:
@@ -197,12 +196,6 @@ def _by_address(
             grouped.setdefault(asked, []).append(agent)
     for (url, key), names in grouped.items():
         yield url, key, names
-
-
-@contextmanager
-def _loop() -> Iterator[Any]:
-    with asyncio.Runner() as runner:
-        yield runner.run
 
 
 def _of_error(error: Exception) -> Finding:
