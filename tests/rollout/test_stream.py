@@ -93,6 +93,15 @@ class Streaming:
             raise self.error
         assert enough
 
+    def wait_for_group(self, group: int) -> list[tuple[RolloutTask, Rollout]]:
+        """The rollouts of this group: one that began later may end before it."""
+        for enough in itertools.count(1):
+            self.wait_for(enough)
+            for played in self.played:
+                if played[0][0].group == group:
+                    return played
+        raise AssertionError
+
     def stop(self) -> list[list[tuple[RolloutTask, Rollout]]]:
         self.stream.stop()
         return self.end()
@@ -345,8 +354,7 @@ def test_one_version_less_is_not_too_old(stage: Stage, stream: Any) -> None:
     assert eventually(lambda: len(sampler.held) == 2)
     streaming.stream.update_version(6)
     sampler.go.set()
-    streaming.wait_for(1)
-    for _, rollout in streaming.stop()[0]:
+    for _, rollout in streaming.wait_for_group(0):
         assert rollout.stop_reason == "env_done"
 
 
@@ -358,8 +366,7 @@ def test_a_token_bears_the_oldest_weights_that_can_have_sampled_it(
     assert eventually(lambda: len(sampler.held) == 2)
     streaming.stream.update_version(2)
     sampler.go.set()
-    streaming.wait_for(1)
-    for _, rollout in streaming.stop()[0]:
+    for _, rollout in streaming.wait_for_group(0):
         turns = [({*turn.versions}, turn.newest_version) for turn in rollout.turns]
         assert turns == [({1}, 1), ({1}, 2), ({2}, 2)]
         sampled = rollout.columns.env_mask == 1
@@ -383,8 +390,7 @@ def test_an_environment_that_is_gone_is_tried_again(stream: Any) -> None:
             return super().reset(seed)
 
     streaming = stream(Once, at_once=1)
-    streaming.wait_for(1)
-    assert [rollout.attempts for _, rollout in streaming.stop()[0]] == [2, 1]
+    assert [rollout.attempts for _, rollout in streaming.wait_for_group(0)] == [2, 1]
 
 
 def test_a_stream_of_thousands_keeps_nothing_of_them(stage: Stage, stream: Any) -> None:
