@@ -1,4 +1,4 @@
-"""What an environment hears of a turn holds no token and no tag that the template wrote around it."""
+"""What an environment hears of a turn has no token and no tag that the template wrote."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import after_common_prefix, after_user
 from public_calls import PUBLIC, call_templates
 
-# Their history has another header than their generation prompt, so what the policy says is not told.
+# Their history has another header than their generation prompt: what a policy says is not told.
 NOT_TOLD = (
     "llama_cpp/CohereForAI-c4ai-command-r-plus-tool_use",
     "vllm/tool_chat_template_llama4_json",

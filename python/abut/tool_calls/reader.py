@@ -216,7 +216,8 @@ class FormReader:
 
 def _call_begin(form: CallForm) -> str:
     """Matches the begin of a call: up to its first tag, with its name if that tells more."""
-    if tags(form.open, form.ordinary) or not isinstance(form.body, NamedBody):
+    inside = form.begin.strip()  # of other tags: what opens a call there needs no name to tell it
+    if inside or tags(form.open, form.ordinary) or not isinstance(form.body, NamedBody):
         return core(up_to_tag(form.open, form.ordinary))
     return core(form.open) + NAME + loose(up_to_tag(form.body.header[0].text, form.ordinary))
 
