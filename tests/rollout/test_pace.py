@@ -251,9 +251,7 @@ class HeldSampler(Recording):
         return await super().sample(request)
 
 
-def play_held(
-    stage: Stage, base: Any, held: Sequence[tuple[str, int]], **config: Any
-) -> list[Any]:
+def play_held(stage: Stage, base: Any, held: Sequence[tuple[str, int]], **config: Any) -> list[Any]:
     """Rollouts of which the first stand still, each in its place, until the others have ended."""
     others = Others(held)
     cls = env(base, others=others)
