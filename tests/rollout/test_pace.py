@@ -1,6 +1,6 @@
 """Nobody waits for the slowest: a batch takes as long as its slowest rollout, and no longer.
 
-Rollouts that stand still until all others have ended show that, whatever the machine does meanwhile.
+Rollouts that stand still until all others have ended show that, whatever else the machine does.
 What it takes in seconds is for the soak, on a machine that does nothing else.
 
 The delays of steps and samples are drawn from a log-normal distribution (median 100 ms, sigma 1).

@@ -1,4 +1,4 @@
-"""What stands directly around calls and is no text: control tokens, headers, the close of a text."""
+"""What stands directly around calls and is no text: control tokens, headers, a text's close."""
 
 from collections.abc import Collection, Sequence
 
