@@ -44,6 +44,8 @@ ENDS = (
     ),
     *("<seed:eos>", "<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
 )
+UNWRITTEN = ("<|python_start|>", "<|python_end|>")
+"""Tokens of Llama 4 that its templates do not write, and its models do."""
 KEYS = ("abutKey", "abutLater", "abutMore")
 NAMES = ("abutName", "abutOther", "abutThird")
 
@@ -73,7 +75,7 @@ class Template:
             family = chat_templates.family(short)
         else:
             end = next((token for token in ENDS if token in self.text), ENDS[-1])
-            family = Family(end, "<s>")
+            family = Family(end, "<s>", UNWRITTEN if "llama4" in short else ())
         return chat_templates.tokenizer(self.text, family)
 
     def render(self, tools: Sequence[Any]) -> Render:

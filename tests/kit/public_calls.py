@@ -26,11 +26,11 @@ TYPES = {
 FUNCTIONS = ("look", "fs.read_file", "add-3")
 TOOLS = [call_templates.tool(name, TYPES) for name in FUNCTIONS]
 
-TEMPLATES = {
+PUBLIC = {
     template.name: template
     for template in call_templates.public_templates(None if FOLDER is None else Path(FOLDER))
-    if "tool_calls" in template.text
 }
+TEMPLATES = {name: template for name, template in PUBLIC.items() if "tool_calls" in template.text}
 
 
 @functools.cache

@@ -1,5 +1,8 @@
 """Nobody waits for the slowest: a batch takes as long as its slowest rollout, and no longer.
 
+Rollouts that stand still until all others have ended show that, whatever else the machine does.
+What it takes in seconds is for the soak, on a machine that does nothing else.
+
 The delays of steps and samples are drawn from a log-normal distribution (median 100 ms, sigma 1).
 What a batch may take is computed from the delays as the environment and the sampler have seen them,
 so that a busy machine, on which a sleep takes longer, moves both sides.
@@ -9,10 +12,11 @@ import asyncio
 import heapq
 import math
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +180,110 @@ def assert_pace(
     pytest.fail(f"over {SLACK} times the bound, by seed: {slow}")
 
 
+class Others:
+    """Opens where all rollouts but those that are held have taken their last step."""
+
+    def __init__(self, held: Sequence[tuple[str, int]]) -> None:
+        self.held = held
+        self._left = [*range(len(held), ROLLOUTS)]
+        self._ended: Future[None] = Future()
+        self._lock = threading.Lock()
+
+    def took(self, rollout: int, turn: int) -> None:
+        if rollout >= len(self.held) and turn == TURNS:
+            with self._lock:
+                self._left.remove(rollout)
+                if not self._left:
+                    self._ended.set_result(None)
+
+    def holds(self, rollout: int, what: str, turn: int) -> bool:
+        return rollout < len(self.held) and self.held[rollout] == (what, turn)
+
+    def wait(self) -> None:
+        self._ended.result()
+
+    async def wait_async(self) -> None:
+        await asyncio.shield(asyncio.wrap_future(self._ended))
+
+
+class Held(Talk):
+    """Stands still in the step that is held."""
+
+    turns = TURNS
+    others: Others
+
+    def reset(self, seed: str) -> Any:
+        self.rollout = int(seed)
+        return super().reset(seed)
+
+    def is_held(self) -> bool:
+        return self.others.holds(self.rollout, "step", len(self.actions))
+
+    def step(self, action: str) -> Any:
+        if self.is_held():
+            self.others.wait()
+        return self.take(action)
+
+    def take(self, action: str) -> Any:
+        said = super().step(action)
+        self.others.took(self.rollout, len(self.actions))
+        return said
+
+
+class AsyncHeld(Held):
+    async def reset(self, seed: str) -> Any:  # type: ignore[override]
+        return Held.reset(self, seed)
+
+    async def step(self, action: str) -> Any:  # type: ignore[override]
+        if self.is_held():
+            await self.others.wait_async()
+        return self.take(action)
+
+
+class HeldSampler(Recording):
+    def __init__(self, script: Any, others: Others) -> None:
+        super().__init__(script)
+        self.others = others
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        if self.others.holds(int(request.rollout_id), "sample", request.turn):
+            await self.others.wait_async()
+        return await super().sample(request)
+
+
+def play_held(stage: Stage, base: Any, held: Sequence[tuple[str, int]], **config: Any) -> list[Any]:
+    """Rollouts of which the first stand still, each in its place, until the others have ended."""
+    others = Others(held)
+    cls = env(base, others=others)
+    tasks = [RolloutTask(i, str(i), cls, [], str(i), 0) for i in range(ROLLOUTS)]
+    engine = stage.engine(HeldSampler(stage.says(), others), max_turns=TURNS, **config)
+    return engine.run(tasks)
+
+
+HOLDS = pytest.mark.parametrize("base", [Held, AsyncHeld], ids=["sync", "async"])
+
+
+@HOLDS
+def test_nobody_waits_for_a_slower_rollout(stage: Stage, base: Any) -> None:
+    """Not before, in or behind any sample or step."""
+    held = [(what, turn) for what in ("sample", "step") for turn in range(TURNS)]
+    for rollout in play_held(stage, base, held, max_env_steps=ROLLOUTS):
+        assert_done(rollout)
+
+
+@HOLDS
+def test_a_hold_notices_who_waits_for_it(stage: Stage, base: Any) -> None:
+    """Who holds all slots holds all others, and itself."""
+    held = [("step", 0)] * SLOTS
+    config = {"retries": 0, "step_timeout_s": 0.5, "max_failed_frac": 1.0}
+    rollouts = play_held(stage, base, held, max_env_steps=SLOTS, **config)
+    assert any(rollout.failed for rollout in rollouts[:SLOTS])
+
+
 TWINS = pytest.mark.parametrize("base", [Sleepy, AsyncSleepy], ids=["sync", "async"])
 
 
+@SOAK
 @TWINS
 def test_a_batch_takes_what_its_slowest_rollout_takes(stage: Stage, base: Any) -> None:
     assert_pace(stage, base, SEEDS, Delays.own_s, max_env_steps=ROLLOUTS)

@@ -92,8 +92,14 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         middle = None if middle is None else middle.removeprefix(close)
     after = turns.before_end(after)
     lead = _behind_content(probe, placed)
+    leads = []
     if lead is not None:
-        before = common_suffix(before, lead)
+        shared = common_suffix(before, lead)
+        leads.append(lead.removesuffix(shared).strip())
+        before = shared
+        if shared.strip().startswith(turns.text_close):
+            leads.append(turns.text_close)
+            before = shared.partition(turns.text_close)[2] if turns.text_close else shared
     if middle is None:
         form = CallForm(ObjectBody(), open=before, close=after)
     else:
@@ -107,10 +113,19 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         else:
             form = replace(form, begin=_behind_tags(form.begin, ordinary))
     form = replace(form, begin=form.begin if form.begin.strip() else "")
+    header_again = turns.header.strip()
+    if form.between.strip().endswith(header_again):  # each call is a message of its own
+        leads.append(header_again)
     body = placed.object or NamedBody(header, parameters, id_begin=_id_begin(form.open, header))
     texts = [form.begin, form.open, form.close, form.between, form.end, *(p.text for p in header)]
     tags = frozenset(tag for text in texts for tag in TAG.findall(text) if tag in ordinary)
-    return replace(form, body=body, ordinary=tags, text_before=lead is not None)
+    return replace(
+        form,
+        body=body,
+        ordinary=tags,
+        text_before=lead is not None,
+        leads=tuple(dict.fromkeys(filter(None, leads))),
+    )
 
 
 def _two_calls(probe: CallProbe, kind: str) -> tuple[str, _Placed, _Placed] | None:

@@ -67,15 +67,28 @@ class CallProbe:
     def behind_prompt(self, message: dict[str, Any]) -> str:
         """What stands of a message behind the generation prompt."""
         written = after_user(self.render([user(), message], add_generation_prompt=False))
-        return after_common_prefix(written, self._prompt)
+        return after_common_prefix(written, self.prompt)
+
+    def end_of_user(self) -> str:
+        """What stands behind the content of a user message; `""` where that is not known."""
+        try:
+            return after_user(self.render([user()], add_generation_prompt=False))
+        except TemplateError:
+            return ""
 
     @cached_property
-    def _prompt(self) -> str:
+    def asking(self) -> str:
+        """What the template says before the first user message: its tools, say."""
+        return self.render([user()]).rpartition(user()["content"])[0]
+
+    @cached_property
+    def prompt(self) -> str:
+        """What stands behind a user message, up to where the model begins."""
         return after_user(self.render([user()]))
 
     def ordinary(self) -> str:
         """What the template writes in turns without calls."""
-        texts = [self._prompt]
+        texts = [self.prompt]
         for messages in ([user(), assistant(ANSWER), user()], [user(), assistant(ANSWER)]):
             try:
                 texts.append(self.render(messages))

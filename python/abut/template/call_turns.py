@@ -16,6 +16,9 @@ class Turns:
 
     Attributes:
         tags: all that stand there.
+        text_close: what closes the text of an answer before the turn ends; a turn that also calls
+            writes it before its calls.
+        header: what asks the model for its turn.
 
     Args:
         probe: renders with the template.
@@ -28,6 +31,14 @@ class Turns:
             self._end = probe.behind_prompt(assistant(ANSWER)).rpartition(ANSWER)[2]
         except TemplateError:
             self._end = ""
+        # What ends every message tells the close of a text from the end of its turn: with calls,
+        # the two ends may share more by chance (Kimi K3 closes texts and calls with <|sep|>).
+        of_user = probe.end_of_user()
+        self.header = probe.prompt.removeprefix(of_user)
+        of_messages = common_suffix(self._end, of_user)
+        known_end = TAG.search(of_messages) is not None
+        self._shared_end = of_messages if known_end else self._end
+        self.text_close = self._end.removesuffix(of_messages).strip() if known_end else ""
         self._ends = re.compile("|".join(map(re.escape, filter(None, ends))) or "(?!)")
         own = self._end.strip()  # what many tags end may have some of them elsewhere, too
         known = filter(None, [*ends, own if len(TAG.findall(own)) <= 1 else ""])
@@ -35,13 +46,16 @@ class Turns:
 
     def said(self, text: str) -> str:
         """What the policy says of a turn: all but its end."""
-        text = text.removesuffix(common_suffix(text, self._end))
-        return self._ends.split(text, maxsplit=1)[0]
+        return self._ends.split(self._without_end(text), maxsplit=1)[0]
 
     def before_end(self, text: str) -> str:
         """What stands before the end of a turn, in a text behind a call."""
-        text = text.removesuffix(common_suffix(text, self._end))
-        return self._any_end.split(text, maxsplit=1)[0]
+        return self._any_end.split(self._without_end(text), maxsplit=1)[0]
+
+    def _without_end(self, text: str) -> str:
+        if self._end and text.endswith(self._end):
+            return text.removesuffix(self._end)
+        return text.removesuffix(common_suffix(text, self._shared_end))
 
 
 def common_prefix(a: str, b: str) -> str:

@@ -25,7 +25,7 @@ from abut.template.prover import Prover
 from abut.template.quote import quote_difference
 from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
-from abut.template.thinking import ThinkingFormat, find_thinking
+from abut.template.thinking import ThinkingFormat, after_user, find_thinking
 from abut.template.tool_calls import tool_call_parser
 from abut.tool_calls.parse import Parse, ParsedCalls, parsed_as_sampled
 
@@ -109,7 +109,8 @@ class ChatTemplateProcessor:
         self._prover = Prover(self._render, None if eos is None else str(eos))
         self._end = self._prover.answer_end
         increment = self._proved(self._masked([user()]))
-        self._before_stop = self._end.text.removesuffix(self._end.token)
+        closed = self._render([user()], add_generation_prompt=False)
+        self._ends = self._end.before_stop(after_user(closed))
         self.close_token_id = self._render.control[self._end.stop]
         tool = self._verdict("tool")
         stops = [self._end.stop, *([tool.stop] if tool.appendable else [])]
@@ -293,9 +294,8 @@ class ChatTemplateProcessor:
             if completion.endswith(token):
                 completion = completion.removesuffix(token)
                 break
-        if self._before_stop.strip():  # Cohere's <|END_RESPONSE|>
-            completion = completion.removesuffix(self._before_stop)
-        return completion
+        end = next((end for end in self._ends if completion.endswith(end)), "")
+        return completion.removesuffix(end)
 
     # ---- proofs
 

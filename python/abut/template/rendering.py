@@ -13,6 +13,16 @@ from abut.template.mask import free_stem
 from abut.template.probe import TurnForm, assistant, user
 from abut.template.quote import roles
 
+_OTHERWISE = (
+    "hint: use roles, keys and an order that the template takes, or pass another one with "
+    "chat_template="
+)
+_SANDBOX = (
+    "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which they "
+    "change no lists; in the template, write `x.ids = x.ids + [id]` for `x.ids.append(id)` and "
+    "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one with chat_template="
+)
+
 
 class Rendering:
     """Renders messages with one template, its variables and its tokenizer.
@@ -65,11 +75,10 @@ class Rendering:
                 "chat templates need jinja2 3.1 or later: pip install 'abut[hf]'"
             ) from error
         except Exception as error:  # a template is foreign code and can raise anything
+            name = type(error).__name__
+            hint = _SANDBOX if name == "SecurityError" else _OTHERWISE
             raise TemplateError(
-                f"the template does not render {roles(messages)}: "
-                f"{type(error).__name__}: {error}\n"
-                "hint: use roles, keys and an order that the template takes, or pass another one "
-                "with chat_template="
+                f"the template does not render {roles(messages)}: {name}: {error}\n{hint}"
             ) from error
         return str(rendered)
 

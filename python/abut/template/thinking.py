@@ -211,7 +211,7 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
         if "tool_calls" in plain:
             begun = _FIRST_TAG.match(between)
             close = between = begun[0] if begun else ""
-            answer = _answer_header(render)
+            answer = _answer_header(render, opening.strip() + close.strip())
         elif before.strip() and between.strip() not in before and between.endswith(before):
             close, answer = between.removesuffix(before), before
         restart = generation_prompt if answer and close.endswith(generation_prompt) else ""
@@ -231,15 +231,20 @@ def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:
     return _ANSWER in past and _REASONING not in past
 
 
-def _answer_header(render: Render) -> str:
-    """What stands between the generation prompt and any answer: Functionary's `all`, say."""
+def _answer_header(render: Render, empty: str = "") -> str:
+    """What stands between the generation prompt and any answer: Functionary's `all`, say.
+
+    Args:
+        render: renders with the template.
+        empty: thinking without thoughts, which a generation prompt may end with (Command R7B).
+    """
     try:
         prompt = after_user(render([user()]))
         written = after_user(render([user(), assistant(_ANSWER)], add_generation_prompt=False))
     except TemplateError:
         return ""
-    begun = written.startswith(prompt)
-    header = written.removeprefix(prompt).partition(_ANSWER)[0] if begun else ""
+    begun = after_common_prefix(prompt, written).strip() in ("", empty)
+    header = after_common_prefix(written, prompt).partition(_ANSWER)[0] if begun else ""
     return header if header.strip() and OPEN not in header and CLOSE not in header else ""
 
 

@@ -9,17 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from abut.errors import TemplateError
+from abut.template.call_asked import asked_form
 from abut.template.call_form import derive_forms
 from abut.template.call_probe import CALLS, CallProbe, call_probes
 from abut.template.call_proof import CallProof
 from abut.template.call_turns import Turns
 from abut.template.rendering import schema_of
 from abut.template.thinking import Render
-from abut.tool_calls.call import ToolCall
+from abut.tool_calls.call import Found, ToolCall
+from abut.tool_calls.form import CallForm
 from abut.tool_calls.formats import FORMS, READERS, ReadCalls
 from abut.tool_calls.parse import MalformedCall, Parse, ParsedCalls, parsed
 from abut.tool_calls.reader import FormReader
-from abut.tool_calls.values import parameter_schemas
+from abut.tool_calls.values import Schemas, parameter_schemas
 
 
 def tool_call_parser(
@@ -43,17 +45,22 @@ def tool_call_parser(
         stops: the texts of the tokens that end a turn.
 
     Raises:
-        TemplateError: the template writes no tool calls, or in a form that none of them reads.
+        TemplateError: the template writes no tool calls, or in a form that none of them reads; or
+            it raises where one is rendered.
     """
     schemas = [schema_of(tool) for tool in tools or ()]
     of_parameters = parameter_schemas(schemas)
+    control = frozenset(token for token in hf_tokenizer.get_added_vocab() if token.strip())
     best: tuple[int, Parse] | None = None
-    for probe in call_probes(render):
+    probes = list(call_probes(render))
+    if not probes:
+        CallProbe(render, as_text=False, content="").written(CALLS[:1])  # or says why it cannot
+    for probe in probes:
         turns = Turns(probe, stops)
         proof = CallProof(probe, turns)
         candidates: list[Parse] = [
             lambda text, read=read: parsed(text, read(text, of_parameters))  # type: ignore[misc]
-            for read in _readers(probe, turns)
+            for read in _readers(probe, turns, control)
         ]
         if getattr(hf_tokenizer, "response_template", None) is not None:
             candidates.append(transformers_parser(hf_tokenizer, schemas, [*stops, ""][0]))
@@ -74,17 +81,29 @@ def tool_call_parser(
     )
 
 
-def _readers(probe: CallProbe, turns: Turns) -> Iterator[ReadCalls]:
+def _readers(probe: CallProbe, turns: Turns, control: frozenset[str]) -> Iterator[ReadCalls]:
     yield READERS["harmony"]
     for form in derive_forms(probe, turns):
         # A named format also has what its family writes and its template does not.
-        named = next((name for name, known in FORMS.items() if _same(form, known)), None)
-        yield FormReader(form) if named is None else READERS[named]
+        form = next((known for known in FORMS.values() if _same(form, known)), form)
+        own = FormReader(replace(form, control=control))
+        asked = asked_form(probe.asking, form)
+        yield own if asked is None else _either(own, FormReader(replace(asked, control=control)))
 
 
-def _same(form: Any, known: Any) -> bool:
+def _same(form: CallForm, known: CallForm) -> bool:
     bare = replace(known, marks=(), between=form.between)
-    return bool(known.marks) and bare == replace(form, ordinary=frozenset())
+    return bool(known.marks) and bare == replace(form, ordinary=frozenset(), leads=())
+
+
+def _either(first: ReadCalls, second: ReadCalls) -> ReadCalls:
+    """Reads by the first; where that finds nothing, by the second."""
+
+    def read(text: str, schemas: Schemas) -> Iterator[Found]:
+        found = list(first(text, schemas))
+        yield from found or second(text, schemas)
+
+    return read
 
 
 def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:

@@ -6,12 +6,15 @@ otherwise. Some write nothing after a turn: there, the token that opens the next
 (GLM). Some write the end of the last turn and that of earlier ones differently (gpt-oss).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 
 from abut.errors import TemplateError
+from abut.template.call_turns import common_suffix
 from abut.template.rendering import Rendering
+from abut.tool_calls.patterns import TAG
 
 _HINT = "hint: such a template cannot be appended to; pass another one with chat_template="
 
@@ -34,6 +37,23 @@ class TurnEnd:
     token: str
     stop: str
     count: int
+
+    def before_stop(self, end_of_user: str) -> tuple[str, ...]:
+        """What may stand between the last word of a turn and `token`, the longest first.
+
+        A template may close the text there (Cohere's <|END_RESPONSE|>), and the message (Kimi K3).
+        A turn that called has only its message closed, as the user's is. One that was cut may have
+        but the begin of its end, from the first tag on. Whitespace alone is text.
+
+        Args:
+            end_of_user: what the template writes behind the content of a user message.
+        """
+        whole = self.text.removesuffix(self.token)
+        ends = {whole, common_suffix(whole, end_of_user.rpartition(self.token)[0])}
+        first = re.match(rf"\s*(?:{TAG.pattern})", whole)
+        if first is not None:
+            ends |= {whole[:place] for place in range(first.end(), len(whole))}
+        return tuple(sorted((end for end in ends if end.strip()), key=len, reverse=True))
 
 
 def end_of_answer(

@@ -96,3 +96,9 @@ class CallForm:
     """Whether text may stand before calls that no tag begins."""
     marks: tuple[str, ...] = ()
     """Tags that may stand before calls that no tag begins; behind them stand only calls."""
+    leads: tuple[str, ...] = ()
+    """What may stand directly before calls and is no text: the close of the text before them, or
+    the header of a message of their own."""
+    control: frozenset[str] = field(default=frozenset())
+    """The control tokens of the tokenizer. Where they stand directly before calls, or behind the
+    last up to the end, they are no text, and calls that no tag begins may begin behind one."""

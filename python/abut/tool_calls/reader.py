@@ -7,6 +7,7 @@ order, without overlap, and nothing in the text raises.
 import re
 from collections.abc import Iterator
 
+from abut.tool_calls.around import Around
 from abut.tool_calls.bodies import Read, body_of
 from abut.tool_calls.call import Found, ToolCall, Wrong
 from abut.tool_calls.form import CallForm, NamedBody
@@ -21,6 +22,7 @@ class FormReader:
     def __init__(self, form: CallForm) -> None:
         self._form = form
         self._body = body_of(form)
+        self._around = Around(form.leads, form.control)
         self._begin = re.compile(loose(form.begin))
         self._open = re.compile(loose(form.open))
         self._close = re.compile(loose(form.close))
@@ -50,7 +52,13 @@ class FormReader:
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
         """The places of calls, in order; see `Found`."""
         read = self._body(text, schemas)
-        return self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
+        places = self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
+        free = 0
+        for start, end, results in places:
+            yield self._around.begin(text, free, start), end, results
+            free = end
+        if free and (end := self._around.end(text, free)) > free:
+            yield free, end, []
 
     # ---- calls that a tag begins
 
@@ -168,18 +176,20 @@ class FormReader:
                 yield at, at + len(mark), []
                 yield from self._run(text, at + len(mark), read)
                 return
-        first = skip_space(text, 0)
-        if self._untagged_begin.match(text, first) is not None:
-            yield from self._run(text, first, read)
-            return
-        if not self._form.text_before:
-            return
+        free = 0
         for match in self._untagged_begin.finditer(text):
+            if self._around.is_behind_control(text, match.start()):
+                yield from self._run(text, match.start(), read)
+                return
+            if not self._form.text_before or match.start() < free:
+                continue
             found = list(self._run(text, match.start(), read))
             broken = any(isinstance(result, Wrong) for _, _, results in found for result in results)
-            if not broken and skip_space(text, found[-1][1]) == len(text):
-                yield from found
-                return
+            if not broken:
+                free = found[-1][1]  # calls inside of these end before them, or with them
+                if self._around.end(text, free) == len(text):
+                    yield from found
+                    return
 
     def _run(self, text: str, at: int, read: Read) -> Iterator[Found]:
         edges = Finder(self._edge, text)
@@ -206,15 +216,19 @@ class FormReader:
 
 def _call_begin(form: CallForm) -> str:
     """Matches the begin of a call: up to its first tag, with its name if that tells more."""
-    if tags(form.open, form.ordinary) or not isinstance(form.body, NamedBody):
+    inside = form.begin.strip()  # of other tags: what opens a call there needs no name to tell it
+    if inside or tags(form.open, form.ordinary) or not isinstance(form.body, NamedBody):
         return core(up_to_tag(form.open, form.ordinary))
     return core(form.open) + NAME + loose(up_to_tag(form.body.header[0].text, form.ordinary))
 
 
 def _untagged_begin(form: CallForm) -> str:
     """Matches the begin of calls that no tag begins; strictly: an answer may be JSON or a list."""
-    begin = core(form.begin) + r"\s*+"
+    # Searched for in whole texts: a run of whitespace or of letters is tried once, not at each of
+    # its characters.
+    begin = core(form.begin) + r"\s*+" if form.begin.strip() else ""
     if isinstance(form.body, NamedBody):
+        begin = begin or f"(?<!{NAME.removesuffix('+')})"
         return rf"{begin}{NAME}{loose(form.body.header[0].text)}"
     if form.body.name is None:
         return begin + r"\{"
