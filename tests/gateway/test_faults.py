@@ -117,7 +117,7 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
     played.engine._env_loop.open().end(1.0)
     ORPHANS.clear()
     gc.collect()
-    for _ in range(100):  # threads that are idle end by themselves
+    for _ in range(600):  # threads that are idle end by themselves
         left = [t for t in set(threading.enumerate()) - threads if t.is_alive()]
         if not left and sockets() <= open_before:
             break
