@@ -298,6 +298,6 @@ release-tools: $(RELEASE_VENV)/deps.stamp
 	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 		--custom-compile-command "make release-tools" --output-file $(SCRIPTS)/tools.txt $(SCRIPTS)/tools.in
 
-# All of the release that can be done on one machine.
+# All of the release that can be done on one machine. PYTHONS names interpreters that are not on PATH.
 release-check: wheel
-	$(RELEASE_BIN)/python $(SCRIPTS)/check.py
+	$(RELEASE_BIN)/python $(SCRIPTS)/check.py --pythons "$(PYTHONS)"
