@@ -292,6 +292,11 @@ def test_every_extra_without_an_environment_of_its_own_is_tested_with_its_oldest
     oldest = script("oldest", monkeypatch)
     assert {"hf", "gateway", "parquet", "testing"} <= set(envs.light_extras())
     assert "trl" in set(envs.extras_here()) - set(envs.light_extras())
+    alone = set(PROJECT["optional-dependencies"]) - set(envs.extras_here())
+    assert alone == set(oldest.ALONE), "constraints.txt lacks a pin of these"
+    pins = (ROOT / "tests" / "eval_protocol" / "requirements.txt").read_text(encoding="utf-8")
+    (bound,) = [r for r in oldest.extras_own("eval_protocol") if r.startswith("eval-protocol")]
+    assert bound.replace(">=", "==") in pins.splitlines()
     for extra in envs.extras_here():
         for requirement in envs.requirements([extra]):
             assert oldest.bound(requirement) is not None, requirement
