@@ -298,6 +298,8 @@ release-tools: $(RELEASE_VENV)/deps.stamp
 	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 		--custom-compile-command "make release-tools" --output-file $(SCRIPTS)/tools.txt $(SCRIPTS)/tools.in
 
-# All of the release that can be done on one machine. PYTHONS names interpreters that are not on PATH.
+# All of the release that can be done on one machine. PYTHONS names interpreters that are not on PATH;
+# with CHECK_JOBS more than one check runs at once.
+CHECK_JOBS ?= 1
 release-check: wheel
-	$(RELEASE_BIN)/python $(SCRIPTS)/check.py --pythons "$(PYTHONS)"
+	$(RELEASE_BIN)/python $(SCRIPTS)/check.py --jobs $(CHECK_JOBS) --pythons "$(PYTHONS)"

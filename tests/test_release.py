@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import sys
 import tomllib
@@ -259,6 +260,40 @@ def test_links_to_files_and_headings_that_are_not_there_are_found(
         "other.md#no-heading: there is no such heading",
         "#nowhere: there is no such heading",
         f"{own}NONE.md: there is no such file",
+    ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script that says what a Python says")
+def test_a_python_that_is_named_is_taken_and_what_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check = script("check", monkeypatch)
+    newest = check.supported()[-1]
+    named = tmp_path / "python"
+    named.write_text(f"#!/bin/sh\necho {newest}\n", encoding="utf-8")
+    named.chmod(0o755)
+    assert check.python_of(newest, [str(named)]) == str(named)
+    with pytest.raises(SystemExit, match=rf"nowhere: no Python {re.escape(check.supported()[0])}"):
+        check.three_pythons([str(named), str(tmp_path / "nowhere")])
+
+
+def test_too_few_pythons_are_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = script("check", monkeypatch)
+    oldest, *others = check.supported()
+    monkeypatch.setattr(
+        check, "python_of", lambda name, named: name if name in others[:2] else None
+    )
+    with pytest.raises(SystemExit) as raised:
+        check.three_pythons([])
+    assert f"three Pythons are needed, {oldest} among them" in str(raised.value)
+    assert f"hint: install Python {oldest}, " in str(raised.value)
+    assert "PYTHONS=" in str(raised.value)
+    monkeypatch.setattr(check, "python_of", lambda name, named: name)
+    names = check.supported()
+    assert [name for name, _ in check.three_pythons([])] == [
+        oldest,
+        names[len(names) // 2],
+        names[-1],
     ]
 
 

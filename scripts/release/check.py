@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,22 +119,32 @@ def checks(dist: Path, pythons: list[tuple[str, str]]) -> list[Check]:
     return found
 
 
+def run(check: Check) -> tuple[int, str, float]:
+    """Run one, and print all that it says at once; returns its status, name and seconds."""
+    began = time.monotonic()
+    environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(
+            check.command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
+        )
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    sys.stdout.write(f"\n=== {check.name}\n{text}")
+    sys.stdout.flush()
+    return done.returncode, check.name, time.monotonic() - began
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument("--pythons", default="", help="paths of interpreters, besides those found")
+    parser.add_argument("--jobs", type=int, default=1, help="so many checks at once (default: 1)")
     parser.add_argument("--no-tests", action="store_true", help="leave out what takes minutes")
     options = parser.parse_args()
     pythons = [] if options.no_tests else three_pythons(options.pythons.split())
-    rows = []
-    environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
-    for check in checks(options.dist.resolve(), pythons):
-        sys.stdout.write(f"\n=== {check.name}\n")
-        sys.stdout.flush()
-        began = time.monotonic()
-        status = subprocess.run(check.command, cwd=ROOT, env=environment).returncode
-        rows.append((status, check.name, time.monotonic() - began))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(run, checks(options.dist.resolve(), pythons)))
     sys.stdout.write(f"\nabut {version()}\n")
     for status, name, seconds in rows:
         sys.stdout.write(f"{'ok    ' if status == 0 else 'FAILED'} {name} ({seconds:.0f} s)\n")
