@@ -71,6 +71,8 @@ def merges(
         return {}
     found: dict[int, Merge | None] = {}
     turns = record.get("turns") or ()
+    # A control token parts what is before it from what is behind: nothing further back matters.
+    controls = np.flatnonzero(np.isin(ids, [*pieces.control_ids]))
     for turn, following in zip(turns, [*turns[1:], None], strict=False):
         end = turn["end"] if following is None else following["start"]
         here = [k for k, place in enumerate(places) if place is not None]
@@ -78,7 +80,9 @@ def merges(
         if not wanted & {*here}:
             continue
         try:
-            made = list(_replay(record["provenance"], ids, turn, end, pieces))
+            before = controls[: np.searchsorted(controls, turn["start"])]
+            begin = int(before[-1]) if len(before) else 0
+            made = list(_replay(record["provenance"], ids, begin, turn, end, pieces))
         except AbutError:
             continue
         for number, seam in zip(here, made, strict=False):
@@ -93,6 +97,7 @@ def merges(
 def _replay(
     provenance: Sequence[int],
     ids: NDArray[np.int64],
+    begin: int,
     turn: Mapping[str, Any],
     end: int,
     pieces: Pieces,
@@ -101,9 +106,6 @@ def _replay(
     tokenizer = pieces.tokenizer
     assert tokenizer is not None
     start, behind = turn["start"], turn["end"]
-    # A control token parts what is before it from what is behind: nothing further back matters.
-    controls = [k for k in range(start) if int(ids[k]) in pieces.control_ids]
-    begin = controls[-1] if controls else 0
     trajectory = Trajectory(tokenizer)
 
     def write(first: int, last: int, who: Literal["prompt", "env", "close"]) -> Seam:
