@@ -245,7 +245,7 @@ fuzz-coverage:
 	cargo fuzz run --fuzz-dir rust/fuzz $(FUZZ_FLAGS) append -- -max_total_time=$(FUZZ_SECONDS)
 
 # ---- Releases. What builds and audits them is pinned with its hashes, in an environment of its own.
-.PHONY: licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl release-tools release-check
+.PHONY: licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl test-oldest-ray release-tools release-check
 
 RELEASE_VENV := .venv-release
 RELEASE_BIN := $(RELEASE_VENV)/bin
@@ -289,8 +289,8 @@ test-oldest-rust:
 	RUSTUP_TOOLCHAIN=$$($(PYTHON) $(SCRIPTS)/rust.py --oldest) PROPTEST_RNG_SEED=0 \
 		CARGO_TARGET_DIR=target/oldest-rust cargo test --workspace --locked --quiet
 
-# The oldest version of each package that the extras allow: those without torch, then those with it.
-test-oldest-light test-oldest-trl: test-oldest-%: wheel
+# The oldest version of each package that the extras allow: those without torch, those with it, Ray.
+test-oldest-light test-oldest-trl test-oldest-ray: test-oldest-%: wheel
 	$(RELEASE_BIN)/python $(SCRIPTS)/oldest.py $* dist/*.whl
 
 # Pins the newest versions of what tools.in names, with their hashes.
@@ -298,6 +298,8 @@ release-tools: $(RELEASE_VENV)/deps.stamp
 	$(RELEASE_BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 		--custom-compile-command "make release-tools" --output-file $(SCRIPTS)/tools.txt $(SCRIPTS)/tools.in
 
-# All of the release that can be done on one machine.
+# All of the release that can be done on one machine. PYTHONS names interpreters that are not on PATH;
+# with CHECK_JOBS more than one check runs at once.
+CHECK_JOBS ?= 1
 release-check: wheel
-	$(RELEASE_BIN)/python $(SCRIPTS)/check.py
+	$(RELEASE_BIN)/python $(SCRIPTS)/check.py --jobs $(CHECK_JOBS) --pythons "$(PYTHONS)"

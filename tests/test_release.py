@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import sys
 import tomllib
@@ -262,6 +263,40 @@ def test_links_to_files_and_headings_that_are_not_there_are_found(
     ]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a script that says what a Python says")
+def test_a_python_that_is_named_is_taken_and_what_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check = script("check", monkeypatch)
+    newest = check.supported()[-1]
+    named = tmp_path / "python"
+    named.write_text(f"#!/bin/sh\necho {newest}\n", encoding="utf-8")
+    named.chmod(0o755)
+    assert check.python_of(newest, [str(named)]) == str(named)
+    with pytest.raises(SystemExit, match=rf"nowhere: no Python {re.escape(check.supported()[0])}"):
+        check.three_pythons([str(named), str(tmp_path / "nowhere")])
+
+
+def test_too_few_pythons_are_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = script("check", monkeypatch)
+    oldest, *others = check.supported()
+    monkeypatch.setattr(
+        check, "python_of", lambda name, named: name if name in others[:2] else None
+    )
+    with pytest.raises(SystemExit) as raised:
+        check.three_pythons([])
+    assert f"three Pythons are needed, {oldest} among them" in str(raised.value)
+    assert f"hint: install Python {oldest}, " in str(raised.value)
+    assert "PYTHONS=" in str(raised.value)
+    monkeypatch.setattr(check, "python_of", lambda name, named: name)
+    names = check.supported()
+    assert [name for name, _ in check.three_pythons([])] == [
+        oldest,
+        names[len(names) // 2],
+        names[-1],
+    ]
+
+
 def test_the_version_stands_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     papers = script("check_papers", monkeypatch)
     assert [*papers.version_faults()] == []
@@ -292,6 +327,11 @@ def test_every_extra_without_an_environment_of_its_own_is_tested_with_its_oldest
     oldest = script("oldest", monkeypatch)
     assert {"hf", "gateway", "parquet", "testing"} <= set(envs.light_extras())
     assert "trl" in set(envs.extras_here()) - set(envs.light_extras())
+    alone = set(PROJECT["optional-dependencies"]) - set(envs.extras_here())
+    assert alone == set(oldest.ALONE), "constraints.txt lacks a pin of these"
+    pins = (ROOT / "tests" / "eval_protocol" / "requirements.txt").read_text(encoding="utf-8")
+    (bound,) = [r for r in oldest.extras_own("eval_protocol") if r.startswith("eval-protocol")]
+    assert bound.replace(">=", "==") in pins.splitlines()
     for extra in envs.extras_here():
         for requirement in envs.requirements([extra]):
             assert oldest.bound(requirement) is not None, requirement

@@ -3,6 +3,9 @@
 What is in dist/ is audited and tested, in clean environments, on three Pythons: the oldest that is
 supported, the newest that can be had, and one between. Then the papers, the licences and the
 workflows. All checks are run, also after one failed.
+
+Pythons are found on PATH and among those of pyenv and uv, which fetches what is missing where it
+can. Others are named by their paths: `make release-check PYTHONS="/opt/python3.14/bin/python3"`.
 """
 
 import argparse
@@ -11,7 +14,9 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +45,18 @@ def supported() -> list[str]:
 def version_of(python: str) -> str:
     """The version of an interpreter, such as 3.12; empty where it does not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
-def python_of(name: str) -> str | None:
-    """The path of an interpreter of this version: found here, or fetched by uv."""
+def python_of(name: str, named: list[str]) -> str | None:
+    """The path of an interpreter of this version: named, found here, or fetched by uv."""
+    for path in named:
+        if version_of(path) == name:
+            return path
     find = [str(SCRIPTS / "uv"), "python", "find", "--no-project", name]
     for fetch in ("never", "automatic"):
         search = os.pathsep.join([os.environ["PATH"], *map(str, sorted(PYENV.glob("*/bin")))])
@@ -59,26 +71,32 @@ def python_of(name: str) -> str | None:
     return None
 
 
-def three_pythons() -> list[tuple[str, str]]:
+def three_pythons(named: list[str]) -> list[tuple[str, str]]:
     """The oldest, the newest and one between, with their paths."""
-    found: list[tuple[str, str]] = []
-    for name in supported():
-        path = python_of(name)
-        if path is None:
-            sys.stderr.write(f"no Python {name} on this machine, and uv cannot fetch it\n")
-        else:
-            found.append((name, path))
+    if broken := [path for path in named if version_of(path) not in supported()]:
+        sys.exit(f"{', '.join(broken)}: no Python {', '.join(supported())}")
+    every = [(name, python_of(name, named)) for name in supported()]
+    found = [(name, path) for name, path in every if path is not None]
+    missing = [name for name, path in every if path is None]
+    if missing:
+        sys.stderr.write(f"not on this machine, and uv cannot fetch it: {said_of(missing)}\n")
     if len(found) < 3 or found[0][0] != supported()[0]:
         have = ", ".join(name for name, _ in found) or "none"
         sys.exit(
             f"three Pythons are needed, {supported()[0]} among them; there are: {have}\n"
-            "hint: put more of them on PATH, as python3.12"
+            f"hint: install {said_of(missing)} (pyenv install {missing[0]}, or a package of the "
+            f"system), and name what is not on PATH: make release-check PYTHONS=/path/to/python"
         )
     return [found[0], found[len(found) // 2], found[-1]]
 
 
-def checks(dist: Path, *, tests: bool) -> list[Check]:
-    """All of them, the quick ones first."""
+def said_of(names: list[str]) -> str:
+    """Versions as one writes them."""
+    return ", ".join(f"Python {name}" for name in names)
+
+
+def checks(dist: Path, pythons: list[tuple[str, str]]) -> list[Check]:
+    """All of them, the quick ones first; those that take minutes on these Pythons."""
 
     def script(name: str, *words: str | Path) -> tuple[str, ...]:
         return (sys.executable, str(HERE / name), *map(str, words))
@@ -92,34 +110,47 @@ def checks(dist: Path, *, tests: bool) -> list[Check]:
         Check("workflows", (str(SCRIPTS / "zizmor"), "--offline", "--quiet", ".github")),
         Check("wheel and sdist", script("check_dist.py", dist)),
     ]
-    if tests:
-        pythons = three_pythons()
-        for name, path in pythons:
-            words = script("test_dist.py", wheels[0], "--python", path)
-            found.append(Check(f"tests of the wheel on Python {name}", words))
-        name, path = pythons[-1]
+    for name, path in pythons:
+        words = script("test_dist.py", wheels[0], "--python", path)
+        found.append(Check(f"tests of the wheel on Python {name}", words))
+    for name, path in pythons[-1:]:
         words = script("test_dist.py", sdists[0], "--python", path, "--pytest=tests/core")
         found.append(Check(f"tests of the core of the sdist's wheel on Python {name}", words))
     return found
+
+
+def run(check: Check) -> tuple[int, str, float]:
+    """Run one, and print all that it says at once; returns its status, name and seconds."""
+    began = time.monotonic()
+    environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(
+            check.command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
+        )
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    sys.stdout.write(f"\n=== {check.name}\n{text}")
+    sys.stdout.flush()
+    return done.returncode, check.name, time.monotonic() - began
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("--pythons", default="", help="paths of interpreters, besides those found")
+    parser.add_argument("--jobs", type=int, default=1, help="so many checks at once (default: 1)")
     parser.add_argument("--no-tests", action="store_true", help="leave out what takes minutes")
     options = parser.parse_args()
-    rows = []
-    environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
-    for check in checks(options.dist.resolve(), tests=not options.no_tests):
-        sys.stdout.write(f"\n=== {check.name}\n")
-        sys.stdout.flush()
-        began = time.monotonic()
-        status = subprocess.run(check.command, cwd=ROOT, env=environment).returncode
-        rows.append((status, check.name, time.monotonic() - began))
+    pythons = [] if options.no_tests else three_pythons(options.pythons.split())
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(run, checks(options.dist.resolve(), pythons)))
     sys.stdout.write(f"\nabut {version()}\n")
     for status, name, seconds in rows:
         sys.stdout.write(f"{'ok    ' if status == 0 else 'FAILED'} {name} ({seconds:.0f} s)\n")
+    tried = {name for name, _ in pythons}
+    if left := [name for name in supported() if name not in tried]:
+        sys.stdout.write(f"not tried here: {said_of(left)}\n")
     sys.exit(any(status for status, _, _ in rows))
 
 

@@ -2,6 +2,7 @@
 
     python scripts/release/oldest.py light dist/abut-….whl    # all extras but those with torch
     python scripts/release/oldest.py trl dist/abut-….whl      # those with torch
+    python scripts/release/oldest.py ray dist/abut-….whl      # Ray
 
 Each package that an extra for users names is installed in the oldest version that it allows; one
 that cannot be had so old beside the others fails, since its bound is then not true. What they need
@@ -19,13 +20,21 @@ from pathlib import Path
 
 import environments as envs
 
-# The contract with a version of TRL, on one rank and on two; the others ran with the light extras.
-MATRIX = envs.ROOT / "tests" / "trl_matrix"
-TORCH_TESTS = (str(MATRIX), "tests/trl/test_ranks.py")
+# The extras with environments of their own. That of Eval Protocol, which asks for newer packages
+# than the others, has the oldest that its extra allows.
+ALONE = ("eval_protocol", "ray")
+# What the tests of a kind need besides, and which they are. Light ones are all that need no torch.
+NEEDS = {"trl": "tests/trl_matrix/requirements.txt", "ray": "tests/ray/requirements.txt"}
+TESTS = {
+    "light": ["--ignore=tests/test_packaging.py"],
+    # The contract with a version of TRL, on one rank and on two.
+    "trl": ["tests/trl_matrix", "tests/trl/test_ranks.py"],
+    "ray": ["tests/ray"],
+}
 PYTHON = "3.11"
 TOOLS = "dev"  # the extra for contributors
-# They only check the source.
-LINTERS = {"maturin", "mypy", "ruff"}
+# They only check the source, or are there for Eval Protocol's helper.
+LEFT_OUT = {"maturin", "mypy", "ruff", "eval-protocol", "openenv"}
 
 
 def bound(requirement: str) -> str | None:
@@ -51,17 +60,26 @@ def installed(python: Path) -> dict[str, str]:
     return {envs.name_of(name): version for name, version in pairs}
 
 
+def extras_own(extra: str) -> list[str]:
+    """What an extra needs beside the base install."""
+    return envs.requirements([extra])[len(envs.requirements([])) :]
+
+
 def wants(kind: str) -> tuple[list[str], list[str]]:
     """What users may have so old, and what else the tests need."""
-    extras = [extra for extra in envs.light_extras() if extra != TOOLS]
-    if kind == "trl":
-        extras += [extra for extra in envs.extras_here() if envs.needs_torch(extra)]
-    wanted = envs.requirements(extras)
-    tools = envs.requirements([TOOLS])
-    if kind == "trl":
-        lines = (MATRIX / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    tools: list[str] = []
+    if kind in ALONE:
+        wanted = extras_own(kind)
+    else:
+        extras = [extra for extra in envs.light_extras() if extra != TOOLS]
+        if kind == "trl":
+            extras += [extra for extra in envs.extras_here() if envs.needs_torch(extra)]
+        wanted = envs.requirements(extras)
+        tools += envs.requirements([TOOLS])
+    if kind in NEEDS:
+        lines = (envs.ROOT / NEEDS[kind]).read_text(encoding="utf-8").splitlines()
         tools += [line for line in lines if line and line[0] != "#"]
-    used = {envs.name_of(requirement) for requirement in wanted} | LINTERS
+    used = {envs.name_of(requirement) for requirement in wanted} | LEFT_OUT
     return wanted, [requirement for requirement in tools if envs.name_of(requirement) not in used]
 
 
@@ -70,10 +88,10 @@ def install(kind: str, wheel: Path, folder: Path) -> Path:
     python = envs.make(folder / "environment", PYTHON)
     wanted, tools = wants(kind)
     pip = ["pip", "install", "--quiet", "--python", python]
-    if kind == "trl" and "CPU_TORCH" in os.environ:
+    torch = [r for r in (*wanted, *tools) if envs.name_of(r) == "torch"]
+    if torch and "CPU_TORCH" in os.environ:
         # From that index torch alone, and nothing that it needs: no other name can come from there.
-        torch = next(r for r in wanted if envs.name_of(r) == "torch")
-        exact = f"torch=={bound(torch)}.0"
+        exact = torch[0] if "==" in torch[0] else f"torch=={bound(torch[0])}.0"
         envs.uv(*pip, "--no-deps", "--default-index", os.environ["CPU_TORCH"], exact)
     listed = folder / "oldest.txt"
     listed.write_text("\n".join(wanted) + "\n", encoding="utf-8")
@@ -94,7 +112,7 @@ def install(kind: str, wheel: Path, folder: Path) -> Path:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("kind", choices=["light", "trl"])
+    parser.add_argument("kind", choices=[*TESTS])
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--pytest", action="append", default=[], help="an argument for pytest")
     options = parser.parse_args()
@@ -103,11 +121,9 @@ def main() -> None:
         envs.check_installed(python)
         # Tokenizers that lie beside the checkout are in the format of today's transformers.
         os.environ.pop("ABUT_TOKENIZERS", None)
-        tests = ["--ignore=tests/test_packaging.py"]
         if options.kind == "trl":
             os.environ["ABUT_TRL_VERSION"] = installed(python)["trl"]
-            tests = [*TORCH_TESTS]
-        sys.exit(envs.pytest(python, *tests, *options.pytest))
+        sys.exit(envs.pytest(python, *TESTS[options.kind], *options.pytest))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import check_dist
 import environments as envs
 
 # Where a package of the tests has no wheels: its tests are skipped there.
@@ -25,10 +26,12 @@ def absent() -> list[str]:
 
 
 def wheel_of(sdist: Path, folder: Path, python: str) -> Path:
-    """Build the wheel of an sdist, with the backend that it asks for."""
+    """Build the wheel of an sdist, with the backend that it asks for; it has all that ours have."""
     pinned = ["--build-constraints", envs.CONSTRAINTS]
     envs.uv("build", "--quiet", "--wheel", "--python", python, *pinned, "--out-dir", folder, sdist)
     (built,) = folder.glob("*.whl")
+    if faults := check_dist.wheel_faults(built):
+        sys.exit("\n".join(f"the wheel of {sdist.name}: {fault}" for fault in faults))
     return built
 
 

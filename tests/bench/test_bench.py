@@ -124,6 +124,8 @@ def test_a_conversation_is_what_its_template_renders(workbench):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_can_be_measured(workbench, name):
+    if name == "async_rollouts":
+        pytest.importorskip("trl", reason="it has TRL's trainer on both sides")
     row = ROWS[name](workbench)
     assert row.error is None
     assert row.figures

@@ -1,6 +1,7 @@
 """What is an environment, and what is said where it is none."""
 
 import functools
+import threading
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from abut.envs.foreign import (
 )
 from abut.envs.reset_keywords import accepted_keywords
 from abut.errors import EnvError
-from stage import BOTH, Stage, Talk, asynced, env
+from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 
 def reply_error(returned: Any, method: str = "step") -> str:
@@ -303,12 +304,36 @@ def test_an_env_that_reset_leaves_dead_is_named(stage: Stage) -> None:
 
 
 def test_one_env_for_two_rollouts_is_refused(stage: Stage) -> None:
-    shared = Talk()
-    errors = [r.error for r in stage.play(lambda: shared, Talk, lambda: shared, retries=0).rollouts]
+    """The one that has it plays until the other is over: one after the other it may serve both."""
+    one_is_over = threading.Event()
+
+    class Hears(Recording):
+        def forget(self, rollout_id: str) -> None:
+            if rollout_id != "r1":
+                one_is_over.set()
+
+    def step(self: Any, action: str) -> Any:
+        assert one_is_over.wait(60)
+        return Talk.step(self, action)
+
+    shared = env(step=step)()
+    envs, sampler = (lambda: shared, Talk, lambda: shared), Hears(stage.says())
+    errors = [r.error for r in stage.play(*envs, sampler=sampler, retries=0).rollouts]
     assert [error for error in errors if error] == [
         "EnvError: the factory returned the same Talk for two rollouts at once\n"
         "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
     ]
+
+
+def test_one_env_may_serve_one_rollout_after_the_other(stage: Stage) -> None:
+    def reset(self: Any, seed: str) -> Any:
+        self.__init__()
+        return Talk.reset(self, seed)
+
+    shared = env(reset=reset)()
+    played = stage.play(lambda: shared, lambda: shared, retries=0, max_rollouts=1)
+    for rollout in played.rollouts:
+        assert_done(rollout)
 
 
 def test_messages_are_copied_for_an_env_uses_them_again(stage: Stage) -> None:

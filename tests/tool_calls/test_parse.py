@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +18,7 @@ from abut.tool_calls.parse import (
     ToolCallFormat,
     parse_tool_calls,
 )
+from growth import is_linear
 from template_kit import CHATML, tiny_tokenizer
 from trl_templates import TRL, completion, renderer, with_template
 
@@ -578,39 +578,23 @@ UNITS = [
     '{"name": "f", "parameters": {}};', '<tool_call>{"a": "x", "b',
 ]  # fmt: skip
 COUNT = 500
-TIMES = 8  # as much text
-LIMIT = 24  # times as long; linear is 8, quadratic is 64
-
-
-def grows(parse: Any, unit: str, tail: str = "") -> float:
-    """How many times as much processor time `TIMES` as much text takes."""
-
-    def seconds(count: int) -> float:
-        taken = []
-        for _ in range(3):
-            began = time.thread_time()
-            parse(unit * count + tail)
-            taken.append(time.thread_time() - began)
-        return min(taken)
-
-    return seconds(COUNT * TIMES) / max(seconds(COUNT), 1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("unit", UNITS)
 def test_hostile_text_takes_linear_time(format: Any, unit: str) -> None:
-    def parse(text: str) -> ParsedCalls:
-        return parse_tool_calls(text, format=format)
+    for head, tail in ("", ""), ("", "</tool_call>"), ('<tool_call>{"a": "', ""):
 
-    assert grows(parse, unit) < LIMIT
-    assert grows(parse, unit, "</tool_call>") < LIMIT
-    assert grows(lambda text: parse('<tool_call>{"a": "' + text), unit) < LIMIT
+        def parse(count: int, head: str = head, tail: str = tail) -> ParsedCalls:
+            return parse_tool_calls(head + unit * count + tail, format=format)
+
+        assert is_linear(parse, COUNT), (head, tail)
 
 
 def test_a_parser_that_is_not_linear_would_be_caught() -> None:
     """The negative control: it looks for the close of each of the unclosed tags."""
     naive = re.compile(r"<tool_call>(.|\n)*?</tool_call>").findall
-    assert grows(naive, "<tool_call>") > LIMIT
+    assert not is_linear(lambda count: naive("<tool_call>" * count), 100)
 
 
 def test_an_unknown_format_is_refused() -> None:

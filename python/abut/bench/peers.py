@@ -39,7 +39,7 @@ PEERS = {
     for peer in (
         Peer("tokenizers", ("tokenizers>=0.22",)),
         Peer("transformers", ("transformers>=5",)),
-        Peer("aiohttp", ("aiohttp>=3.11",)),
+        Peer("aiohttp", ("aiohttp>=3.12",)),
         Peer("trl", ("trl>=1.16", "jinja2>=3.1")),
         # It imports httpx and does not require it.
         Peer("renderers", ("renderers==0.1.12", "httpx")),
