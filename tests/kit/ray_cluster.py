@@ -50,9 +50,12 @@ def a_cluster(*, nodes: int) -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def a_node(cluster: Any, **resources: float) -> Any:
-    """One more node; it has these resources."""
-    return cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, resources=resources)
+def a_node(cluster: Any, *, address: str | None = None, **resources: float) -> Any:
+    """One more node; it has these resources, and may have another address."""
+    place = {} if address is None else {"node_ip_address": address}
+    return cluster.add_node(
+        num_cpus=1, object_store_memory=_STORE_BYTES, resources=resources, **place
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
 from ray_cluster import a_node, node_pids  # noqa: E402
-from ray_envs import Closes, Columns, Far, FarAsync, Scores  # noqa: E402
+from ray_envs import Closes, Columns, Endless, Far, FarAsync, Scores  # noqa: E402
 from stage import assert_done, check_exact, eventually  # noqa: E402
 
 
@@ -237,7 +237,7 @@ def test_a_node_that_is_lost_costs_the_episodes_on_it(
 ) -> None:
     async def play() -> None:
         lost, kept = a_node(cluster, spare=1), a_node(cluster, spare=1)
-        pool = pool_of(Far, size=2, slots=1, resources={"spare": 0.4})
+        pool = pool_of(Endless, size=2, slots=1, resources={"spare": 0.4})
         envs = {await said(env, "node"): env for env in [await lent(pool), await lent(pool)]}
         assert set(envs) == {lost.node_id, kept.node_id}
         cluster.remove_node(lost, graceful)
@@ -280,7 +280,7 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
 ) -> None:
     async def play() -> None:
         node = a_node(cluster, lone=1)
-        pool = pool_of(Far, start_timeout_s=120, resources={"lone": 0.4})
+        pool = pool_of(Endless, start_timeout_s=120, resources={"lone": 0.4})
         env = await lent(pool)
         pool._hosts._start_timeout_s = 1.0
         cluster.remove_node(node, False)

@@ -89,13 +89,14 @@ def check_reaches(base_url: str) -> None:
     if not _is_loopback(urlsplit(base_url).hostname or ""):
         return
     nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in the_ray().nodes() if n["Alive"]}
-    here = nodes.get(the_ray().get_runtime_context().get_node_id())
+    here = nodes.get(the_ray().get_runtime_context().get_node_id(), "this machine")
+    host = "…" if _is_loopback(here) or " " in here else repr(here)
     if others := sorted({*nodes.values()} - {here}):
         raise EnvError(
             f"agents on {', '.join(others[:4])}{', …' * (len(others) > 4)} cannot reach the "
             f"gateway at {base_url}, which is on the loopback of {here}\n"
-            f"hint: make_rollout_func(…, gateway=Gateway(host={here!r})), or the name or address "
-            "that the nodes reach this machine by; behind a proxy public_url="
+            f"hint: make_rollout_func(…, gateway=Gateway(host={host})): the name or address that "
+            "nodes reach this machine by; behind a proxy public_url="
         )
 
 
