@@ -1,5 +1,6 @@
 """Clusters of several nodes in one machine, small ones, and what is left of them."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -56,6 +57,14 @@ def a_node(cluster: Any, *, address: str | None = None, **resources: float) -> A
     return cluster.add_node(
         num_cpus=1, object_store_memory=_STORE_BYTES, resources=resources, **place
     )
+
+
+async def all_ready(pool: Any) -> None:
+    """Each actor of a pool has answered."""
+    hosts = pool._hosts
+    async with asyncio.timeout(120):
+        while not all(host.is_ready for host in hosts._hosts):
+            await asyncio.sleep(0.01)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Agents in actors: rows, and what becomes of each failure."""
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -20,7 +21,7 @@ from abut.ray import RayPool  # noqa: E402
 from abut.trl.route import EnvRoute  # noqa: E402
 from agent_stage import check_tree, play_agents  # noqa: E402
 from ray_agents import Talker, lacks, odd, talks, talks_sync  # noqa: E402
-from ray_cluster import a_node  # noqa: E402
+from ray_cluster import a_node, all_ready  # noqa: E402
 from ray_envs import Far  # noqa: E402
 from stage import LIMIT_S, Stage, eventually  # noqa: E402
 
@@ -53,6 +54,7 @@ def done(folder: Path, what: str) -> list[str]:
 @pytest.mark.parametrize("of", [talks, talks_sync, Talker(0.5)], ids=["async", "sync", "object"])
 def test_rows_are_those_of_the_agent_here(pool_of: Any, stage: Stage, of: Any) -> None:
     pool = pool_of(of, size=6, slots=3)
+    asyncio.run(all_ready(pool))
     there, here = play(stage, *[pool] * 12), play(stage, *[of] * 12)
     check_rows(there)
     pids = set()

@@ -17,7 +17,7 @@ from abut.envs.reset_keywords import UnplayableRow  # noqa: E402
 from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
-from ray_cluster import a_node, node_pids  # noqa: E402
+from ray_cluster import a_node, all_ready, node_pids  # noqa: E402
 from ray_envs import Closes, Columns, Endless, Far, FarAsync, Scores  # noqa: E402
 from stage import assert_done, check_exact, eventually  # noqa: E402
 
@@ -127,14 +127,6 @@ async def what_ends(env: Any) -> str:
             await env.step("on")
     except EnvError as error:
         return str(error)
-
-
-async def all_ready(pool: Any) -> None:
-    """Each actor has answered."""
-    hosts = pool._hosts
-    async with asyncio.timeout(120):
-        while not all(host.is_ready for host in hosts._hosts):
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
