@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,18 @@ def processes(mark: str) -> dict[int, str]:
             continue
     found.pop(os.getpid(), None)
     return {pid: command for pid, command in found.items() if command}  # the others are zombies
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """The seconds of CPU that these processes have taken, of those that still are."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def node_pids(node: Any) -> list[int]:

@@ -25,6 +25,9 @@ from abut.ray.remote_env import RemoteEnv
 
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
 
+# A tenth of what a call takes goes into telling the dashboard of it.
+_OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_events": False}
+
 
 @stays(
     "it has actors on a cluster, and a loop of this process",
@@ -49,7 +52,8 @@ class RayPool:
         address: `host:port` of the cluster's head. None: that of `RAY_ADDRESS`, or the cluster that
             this process is in already, or one that is started on this machine, for this process.
         actor_options: Ray's, for each actor: `num_cpus` (0.01 unless given), `resources`,
-            `label_selector`, `scheduling_strategy` ("SPREAD" unless given), `runtime_env`, ….
+            `label_selector`, `scheduling_strategy` ("SPREAD" unless given), `enable_task_events`
+            (False unless given), `runtime_env`, ….
 
     Raises:
         TypeError: `env` is no class, factory or agent, or cannot be pickled.
@@ -96,7 +100,7 @@ class RayPool:
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
         share = -(-size // ranks)
         job_env, actor_env = cluster.split_runtime_env(actor_options.pop("runtime_env", None) or {})
-        options = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", **actor_options}
+        options = {**_OPTIONS, **actor_options}
         if actor_env:
             options["runtime_env"] = actor_env
         leave = cluster.join(address, job_env, ranks=ranks)
