@@ -57,6 +57,28 @@ def test_an_episode_is_played_in_an_actor(pool_of: Any, env: Any) -> None:
     asyncio.run(play())
 
 
+@BOTH
+def test_an_environment_with_nothing_to_close_is_over_with_its_last_reply(
+    pool_of: Any, env: Any
+) -> None:
+    class Plain(env):  # type: ignore[misc]
+        close = None
+
+    async def play() -> None:
+        pool = pool_of(Plain)
+        far = await lent(pool)
+        waiting = asyncio.ensure_future(lent(pool))
+        for _ in range(3):
+            assert not waiting.done()
+            await far.step("on")
+        with pytest.raises(EnvError, match=r"Plain\.step after the end of its episode"):
+            await far.step("on")
+        far.close()
+        await waiting
+
+    asyncio.run(play())
+
+
 def test_the_engine_plays_rows_that_are_exact(pool_of: Any, stage: Any) -> None:
     pool = pool_of(Far, size=4, slots=2)
     played = stage.play(*[pool] * 24)
