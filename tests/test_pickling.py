@@ -260,6 +260,27 @@ def test_stitched_calls_keep_their_rows_and_verdicts() -> None:
         np.testing.assert_array_equal(row.logprobs, was.logprobs)
 
 
+@abut.agent
+def of_this_module(endpoint: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("there_and_back", COPIES)
+def test_an_agent_of_a_module_is_found_by_its_name(there_and_back: Any) -> None:
+    assert there_and_back(of_this_module) is of_this_module
+
+
+def test_an_agent_that_no_import_finds_is_sent_by_its_function() -> None:
+    reward = 0.5
+
+    @abut.agent
+    def local(endpoint: Any) -> float:
+        return reward
+
+    other = pickle.loads(cloudpickle.dumps(local))
+    assert (other(None), other.__name__, other.is_async) == (0.5, "local", False)
+
+
 # ---- what stays
 
 STAYS = {

@@ -4,13 +4,15 @@ Invariant: an agent never sees tokens and the policy never sees the agent; betwe
 the gateway, which keeps what was said exact to the token.
 """
 
+import functools
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from abut.envs.foreign import placed
+from abut.envs.foreign import place_of, place_of_code, placed
 from abut.envs.reset_keywords import (
     UnplayableRow,
     accepted_by,
@@ -89,6 +91,9 @@ class Agent(Protocol):
       `tokenizer` decodes their tokens; it may set `reward`, `extras` and `turns[k].reward` of a
       rollout. What it raises ends the batch.
     - `async stop()`, after it, also where the batch was given up.
+
+    One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
+    rollout is then played by what that returns, whose `close()` gives it back.
     """
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> float | AgentResult | None:
@@ -109,6 +114,18 @@ class FunctionAgent:
         self.is_async = inspect.iscoroutinefunction(function)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__doc__ = function.__doc__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, as functions are; one that no import finds, by its function."""
+        module = getattr(self.function, "__module__", None)
+        name = getattr(self.function, "__qualname__", "")
+        if module not in (None, "__main__"):
+            try:
+                if _named(module, name) is self:
+                    return _named, (module, name)
+            except (ImportError, AttributeError):  # made in a function, or by a loader
+                pass
+        return FunctionAgent, (self.function,)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the function itself, in a test say."""
@@ -159,6 +176,19 @@ def is_agent(env: Any) -> bool:
     return isinstance(env, Agent) and not inspect.isclass(env)
 
 
+def name_of(agent: Agent) -> str:
+    """What errors call it."""
+    return getattr(agent, "__name__", type(agent).__name__)
+
+
+def place_of_agent(agent: Agent) -> str:
+    """File and line where its code begins."""
+    agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
+    if isinstance(agent, FunctionAgent):
+        return place_of_code(agent.function)
+    return place_of(agent, "run")
+
+
 def result_of(
     returned: Any, name: str, where: str, *, on_nan: Callable[[], None] | None = None
 ) -> AgentResult:
@@ -197,6 +227,10 @@ def result_of(
     if messages is not None and not all(isinstance(message, Mapping) for message in messages):
         raise placed(EnvError(f"{name}: AgentResult.messages must be a list of messages"), where)
     return AgentResult(reward, dict(extras), messages)
+
+
+def _named(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 __all__ = ["Agent", "AgentResult", "Endpoint", "UnplayableRow", "agent"]

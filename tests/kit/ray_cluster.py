@@ -1,10 +1,11 @@
 """Clusters of several nodes in one machine, small ones, and what is left of them."""
 
+import asyncio
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,20 @@ def a_cluster(*, nodes: int) -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def a_node(cluster: Any, **resources: float) -> Any:
-    """One more node; it has these resources."""
-    return cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, resources=resources)
+def a_node(cluster: Any, *, address: str | None = None, **resources: float) -> Any:
+    """One more node; it has these resources, and may have another address."""
+    place = {} if address is None else {"node_ip_address": address}
+    return cluster.add_node(
+        num_cpus=1, object_store_memory=_STORE_BYTES, resources=resources, **place
+    )
+
+
+async def all_ready(pool: Any) -> None:
+    """Each actor of a pool has answered."""
+    hosts = pool._hosts
+    async with asyncio.timeout(120):
+        while not all(host.is_ready for host in hosts._hosts):
+            await asyncio.sleep(0.01)
 
 
 @contextmanager
@@ -80,6 +92,18 @@ def processes(mark: str) -> dict[int, str]:
             continue
     found.pop(os.getpid(), None)
     return {pid: command for pid, command in found.items() if command}  # the others are zombies
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """The seconds of CPU that these processes have taken, of those that still are."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def node_pids(node: Any) -> list[int]:

@@ -74,6 +74,12 @@ class Far:
         return os.environ.get(name, "")
 
 
+class Endless(Far):
+    """Goes on as long as anybody asks."""
+
+    turns = 10**9
+
+
 class FarAsync(Far):
     """The asynchronous twin; all of a process share a loop."""
 

@@ -1,4 +1,7 @@
-"""One rank of a training run whose environments are on a cluster; `torchrun` starts it."""
+"""One rank of a training run that plays on a cluster: environments, and agents beside them.
+
+`torchrun` starts it.
+"""
 
 import json
 import sys
@@ -14,6 +17,7 @@ from abut.rollout.config import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
 from example_run import CPU
 from rank_model import rank_model
+from ray_agents import Talker
 from ray_envs import Far
 
 
@@ -22,9 +26,15 @@ def main() -> None:
     folder = Path(sys.argv[1])
     tokenizer, model = rank_model()
     outputs: list[dict[str, Any]] = []
-    with RayPool(Far, size=4, slots=2) as pool:
+    rows = [
+        {"prompt": f"p{k}", "environment": name, "question": f"What is {k}?", "folder": ""}
+        for k in range(4)
+        for name in ("far", "talks")
+    ]
+    with RayPool(Far, size=4, slots=2) as pool, RayPool(Talker(1.0), size=4) as agents:
         rollout_func = make_rollout_func(
-            pool, config=RolloutConfig(max_turn_tokens=3, retries=2, step_timeout_s=120)
+            {"far": pool, "talks": agents},
+            config=RolloutConfig(max_turn_tokens=3, retries=2, step_timeout_s=120),
         )
 
         def keep(prompts: Any, trainer: Any) -> Any:
@@ -39,13 +49,13 @@ def main() -> None:
                 per_device_train_batch_size=4,
                 num_generations=2,
                 steps_per_generation=1,
-                max_completion_length=64,
+                max_completion_length=256,
                 logging_steps=1,
                 **CPU,
             ),
             processing_class=tokenizer,
             reward_funcs=env_reward,
-            train_dataset=Dataset.from_dict({"prompt": [f"p{k}" for k in range(8)]}),
+            train_dataset=Dataset.from_list(rows),
             rollout_func=keep,
         )
         trainer.train()
@@ -54,6 +64,7 @@ def main() -> None:
             "slots": sum(pool._hosts._slots),
             "ids": [i for output in outputs for i in output["rollout_id"]],
             "stop_reasons": [r for output in outputs for r in output["stop_reason"]],
+            "pids": [pid for output in outputs for pid in output["pid"]],
             "log": trainer.state.log_history,
         }
     (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -19,6 +19,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 EPISODES, SIZE, SLOTS = 2_000, 64, 8
+STEP_S = 5.0
+"""What the step that hangs costs: no trial is over sooner than that after it began."""
 
 
 class Chaos:
@@ -26,6 +28,7 @@ class Chaos:
 
     def __init__(self, folder: Path, ids: list[int], cluster: Any, mark: str) -> None:
         self.done: list[str] = []
+        self.hangs_from = 0.0
         self._folder, self._ids, self._cluster, self._mark = folder, ids, cluster, mark
         self._random = random.Random(0)
         self._lock = threading.Lock()
@@ -60,6 +63,7 @@ class Chaos:
         self.done.append("node")
 
     def _hang(self) -> None:
+        self.hangs_from = time.monotonic()
         (self._folder / "hang").touch()
         self.done.append("hang")
 
@@ -76,9 +80,9 @@ def main(folder: Path) -> dict[str, Any]:
     import abut
     from abut.ray import RayPool
     from assets import DEMO_ASSETS
-    from ray_cluster import MARK, a_cluster
+    from ray_cluster import MARK, a_cluster, cpu_s, processes
     from ray_envs import Logged
-    from stage import LIMIT_S, Recording, Stage, check_exact
+    from stage import Recording, Stage, check_exact
 
     hf_tokenizer = AutoTokenizer.from_pretrained(DEMO_ASSETS)
     stage = Stage(
@@ -90,15 +94,19 @@ def main(folder: Path) -> dict[str, Any]:
         with RayPool(Logged, size=SIZE, slots=SLOTS, address=cluster.address) as pool:
             stage.play(*[pool] * SIZE, sampler=Recording(lambda request: yes))
             started_s = time.monotonic() - began
+            marked = processes(os.environ[MARK])
+            actors = [pid for pid, line in marked.items() if "ray::EnvHost" in line]
+            driver_s, actors_s = cpu_s([os.getpid()]), cpu_s(actors)
             began = time.monotonic()
             calm = stage.play(*[pool] * EPISODES, sampler=Recording(lambda request: yes))
             calm_s = time.monotonic() - began
+            driver_s, actors_s = cpu_s([os.getpid()]) - driver_s, cpu_s(actors) - actors_s
             chaos = Chaos(folder, yes, cluster, os.environ[MARK])
             began = time.monotonic()
             played = stage.play(
                 *[pool] * EPISODES,
                 sampler=Recording(chaos),
-                step_timeout_s=LIMIT_S,
+                step_timeout_s=STEP_S,
                 retries=3,
                 max_failed_frac=1.0,
             )
@@ -114,7 +122,9 @@ def main(folder: Path) -> dict[str, Any]:
     return {
         "started_s": round(started_s, 1),
         "calm_s": round(calm_s, 1),
+        "calm_cpu_s": {"driver": round(driver_s, 1), "actors": round(actors_s, 1)},
         "faults_s": round(seconds, 1),
+        "hang_began_s": round(chaos.hangs_from - began, 1),
         "happened": sorted(chaos.done),
         "in_order": [r.rollout_id for r in played.rollouts] == [f"r{i}" for i in range(EPISODES)],
         "stopped": Counter(str(r.stop_reason) for r in [*calm.rollouts, *played.rollouts]),

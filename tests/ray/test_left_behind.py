@@ -38,6 +38,39 @@ asyncio.run(play())
 """
 
 
+AGENTS = """
+import os, sys
+from pathlib import Path
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+from transformers import AutoTokenizer
+import abut
+from abut.gateway import Gateway
+from abut.ray import RayPool, cluster
+from agent_stage import play_agents
+from assets import DEMO_ASSETS
+from ray_agents import talks, talks_sync
+from stage import Stage
+
+folder = sys.argv[1]
+for what in ("raise", "die", "hang"):
+    Path(folder, what).touch()
+hf_tokenizer = AutoTokenizer.from_pretrained(DEMO_ASSETS)
+processor = abut.ChatTemplateProcessor(hf_tokenizer)
+stage = Stage(abut.Tokenizer.from_pretrained(hf_tokenizer), processor)
+gateway = Gateway()
+with RayPool(talks, size=4, slots=2) as pool, RayPool(talks_sync, size=4, slots=2) as sync:
+    print("folder", cluster._folder)
+    columns = [{"question": f"{k}?", "folder": folder} for k in range(24)]
+    limits = {"rollout_timeout_s": 20, "retries": 3}
+    played = play_agents(
+        stage, *[pool, sync] * 12, columns=columns, gateway=gateway, **limits
+    ).rollouts
+    print("errors", [rollout.error for rollout in played if rollout.error])
+    print("again", sum(rollout.attempts > 1 for rollout in played) >= 3)
+    print("sessions", len(gateway.desk.sessions))
+"""
+
+
 HEADLESS = """
 import os
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -119,6 +152,17 @@ def test_a_cluster_of_the_pool_ends_with_its_process(tmp_path: Path, action: str
     assert_nothing_stays(mark)
     assert folder.exists() == (action == "killed")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_agents_that_die_and_hang_leave_nothing(tmp_path: Path) -> None:
+    process, mark = started("-c", AGENTS, tmp_path)
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, out[-4000:]
+    said = dict(line.split(" ", 1) for line in out.splitlines() if " " in line)
+    assert (said["errors"], said["again"], said["sessions"]) == ("[]", "True", "0")
+    assert_nothing_stays(mark)
+    assert not Path(said["folder"]).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"raise.done", "die.done", "hang.done"}
 
 
 def test_a_head_that_is_gone_is_said_before_ray_ends_the_process() -> None:

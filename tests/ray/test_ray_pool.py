@@ -17,8 +17,8 @@ from abut.envs.reset_keywords import UnplayableRow  # noqa: E402
 from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
-from ray_cluster import a_node, node_pids  # noqa: E402
-from ray_envs import Closes, Columns, Far, FarAsync, Scores  # noqa: E402
+from ray_cluster import a_node, all_ready, node_pids  # noqa: E402
+from ray_envs import Closes, Columns, Endless, Far, FarAsync, Scores  # noqa: E402
 from stage import assert_done, check_exact, eventually  # noqa: E402
 
 
@@ -53,6 +53,28 @@ def test_an_episode_is_played_in_an_actor(pool_of: Any, env: Any) -> None:
         assert (far.reward, far.alive) == (1.0, False)
         assert type(far).__name__ == env.__name__
         far.close()
+
+    asyncio.run(play())
+
+
+@BOTH
+def test_an_environment_with_nothing_to_close_is_over_with_its_last_reply(
+    pool_of: Any, env: Any
+) -> None:
+    class Plain(env):  # type: ignore[misc]
+        close = None
+
+    async def play() -> None:
+        pool = pool_of(Plain)
+        far = await lent(pool)
+        waiting = asyncio.ensure_future(lent(pool))
+        for _ in range(3):
+            assert not waiting.done()
+            await far.step("on")
+        with pytest.raises(EnvError, match=r"Plain\.step after the end of its episode"):
+            await far.step("on")
+        far.close()
+        await waiting
 
     asyncio.run(play())
 
@@ -127,14 +149,6 @@ async def what_ends(env: Any) -> str:
             await env.step("on")
     except EnvError as error:
         return str(error)
-
-
-async def all_ready(pool: Any) -> None:
-    """Each actor has answered."""
-    hosts = pool._hosts
-    async with asyncio.timeout(120):
-        while not all(host.is_ready for host in hosts._hosts):
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +251,7 @@ def test_a_node_that_is_lost_costs_the_episodes_on_it(
 ) -> None:
     async def play() -> None:
         lost, kept = a_node(cluster, spare=1), a_node(cluster, spare=1)
-        pool = pool_of(Far, size=2, slots=1, resources={"spare": 0.4})
+        pool = pool_of(Endless, size=2, slots=1, resources={"spare": 0.4})
         envs = {await said(env, "node"): env for env in [await lent(pool), await lent(pool)]}
         assert set(envs) == {lost.node_id, kept.node_id}
         cluster.remove_node(lost, graceful)
@@ -280,7 +294,7 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
 ) -> None:
     async def play() -> None:
         node = a_node(cluster, lone=1)
-        pool = pool_of(Far, start_timeout_s=120, resources={"lone": 0.4})
+        pool = pool_of(Endless, start_timeout_s=120, resources={"lone": 0.4})
         env = await lent(pool)
         pool._hosts._start_timeout_s = 1.0
         cluster.remove_node(node, False)

@@ -139,16 +139,19 @@ def stands_at(thread: DaemonThread | None, *, behind: str) -> str | None:
 
 async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
     """Wait for an environment of a pool; whatever that raises becomes an `EnvError`."""
-    name = f"{type(pool).__name__}.lend"
+    return _with_methods(await lent_by(pool, task), f"{type(pool).__name__}.lend")
+
+
+async def lent_by(pool: Any, task: "RolloutTask") -> Any:
+    """What a pool lends, of environments or of agents; what it raises becomes an `EnvError`."""
     try:
-        env = await pool.lend(task)
+        return await pool.lend(task)
     except EnvError:
         raise
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        raise raised_by_env(name, error) from error
-    return _with_methods(env, name)
+        raise raised_by_env(f"{type(pool).__name__}.lend", error) from error
 
 
 def close_env(env: Any) -> None:

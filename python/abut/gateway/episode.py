@@ -9,9 +9,16 @@ import dataclasses
 from typing import Any
 
 from abut import agents
-from abut.agents import Agent, AgentResult, Endpoint, FunctionAgent, result_of
+from abut.agents import (
+    Agent,
+    AgentResult,
+    Endpoint,
+    FunctionAgent,
+    place_of_agent,
+    result_of,
+)
 from abut.concurrency.threads import THREADS, DaemonThread
-from abut.envs.foreign import place_of, place_of_code, placed, raised_by_env, stands_at
+from abut.envs.foreign import is_pool, lent_by, placed, raised_by_env, stands_at
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
@@ -48,6 +55,8 @@ class AgentEpisode:
         self._thread: DaemonThread | None = None
         self._call: asyncio.Future[Any] | None = None
         self._clock: Clock | None = None
+        self._lent: Any = None
+        """By a pool of agents."""
         self._is_settled = False
         self.rollout = Rollout(task.rollout_id, task.index)
 
@@ -71,6 +80,9 @@ class AgentEpisode:
         endpoint = dataclasses.replace(
             self._gateway.endpoint(self._id), counted=lambda: self.session.answered
         )
+        if is_pool(self._agent):
+            with self._clock.stopped(True):  # that is the time of other rollouts
+                self._lent = await lent_by(self._agent, self._task)
         desk = self._gateway.desk
         await desk.ask(lambda: desk.open(self.session))
         try:
@@ -95,6 +107,8 @@ class AgentEpisode:
         if self._call is not None and not self._call.done():
             hangs = True
             self._call.cancel()
+        if self._lent is not None:
+            self._lent.close()
         if self._thread is not None:
             self._batch.closing.on_thread(self._thread, None, keep=False, hangs=hangs)
 
@@ -102,10 +116,7 @@ class AgentEpisode:
         """Where its agent stands, or else where that begins."""
         if (at := stands_at(self._thread, behind=agents.__file__)) is not None:
             return at
-        agent = self._agent
-        if isinstance(agent, FunctionAgent):
-            return place_of_code(agent.function)
-        return place_of(agent, "run")
+        return place_of_agent(self._agent)
 
     def failed(self, error: str) -> Rollout:
         """What there is of a rollout that failed."""
@@ -114,7 +125,7 @@ class AgentEpisode:
         return row
 
     def _begin(self, endpoint: Endpoint) -> asyncio.Future[Any]:
-        agent, task = self._agent, self._task
+        agent, task = self._lent or self._agent, self._task
         if isinstance(agent, FunctionAgent) and not agent.is_async:
             self._batch.check_thread_limit()
             self._thread = THREADS.lend()
@@ -142,7 +153,8 @@ class AgentEpisode:
         raised = raised_by_env(self._name, error)
         if not self.session.calls:
             return raised
-        after = EnvError(f"{raised} (after {self.session.answered} calls)")
+        text, hint, rest = str(raised).partition("\nhint: ")
+        after = EnvError(f"{text} (after {self.session.answered} calls){hint}{rest}")
         after.may_pass = raised.may_pass
         return placed(after, raised.trace)
 

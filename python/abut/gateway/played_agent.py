@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from abut.agents import Agent, AgentResult, result_of
+from abut.agents import Agent, AgentResult, name_of, result_of
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import place_of, raised_by_env
 from abut.envs.task import RolloutTask
@@ -51,7 +51,7 @@ class PlayedAgent(OwnLoop):
         self._agent, self._gateway = source.agent, source.gateway
         self._sampling = source.sampling
         self._base = processor
-        self.__name__ = getattr(source.agent, "__name__", type(source.agent).__name__)
+        self.__name__ = name_of(source.agent)
         self._shared: Shared | None = None
 
     def complete(self, task: RolloutTask) -> RolloutTask:

@@ -1,6 +1,6 @@
-"""Ray: environments in processes all over a cluster, lent as from any pool.
+"""Ray: environments and agents in processes all over a cluster, lent as from any pool.
 
-Invariant: one lease, one episode; a step is never sent twice, and an actor that does not answer is
+Invariant: one lease, one episode; no call is ever sent twice, and an actor that does not answer is
 never lent again.
 """
 

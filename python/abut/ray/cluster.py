@@ -4,6 +4,7 @@ Invariant: nothing here waits for an address that does not answer. Ray itself wo
 which no Ctrl-C is seen, so each address is asked for a connection first.
 """
 
+import ipaddress
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from abut.errors import EnvError, text_of
 from abut.ray.package import the_ray
@@ -76,6 +78,26 @@ def check_head() -> None:
         EnvError: it does not answer.
     """
     _check_answers(the_ray().get_runtime_context().gcs_address)
+
+
+def check_reaches(base_url: str) -> None:
+    """Check that a gateway can be reached from all nodes; may block.
+
+    Raises:
+        EnvError: it is on the loopback of this machine, and there are others.
+    """
+    if not _is_loopback(urlsplit(base_url).hostname or ""):
+        return
+    nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in the_ray().nodes() if n["Alive"]}
+    here = nodes.get(the_ray().get_runtime_context().get_node_id(), "this machine")
+    host = "…" if _is_loopback(here) or " " in here else repr(here)
+    if others := sorted({*nodes.values()} - {here}):
+        raise EnvError(
+            f"agents on {', '.join(others[:4])}{', …' * (len(others) > 4)} cannot reach the "
+            f"gateway at {base_url}, which is on the loopback of {here}\n"
+            f"hint: make_rollout_func(…, gateway=Gateway(host={host})): the name or address that "
+            "nodes reach this machine by; behind a proxy public_url="
+        )
 
 
 def room(options: Mapping[str, Any]) -> str:
@@ -158,6 +180,15 @@ def _check_answers(address: str) -> None:
             f"no Ray cluster answers at {address}: {text_of(error)}\n"
             "hint: is its head running (ray start --head), and may this machine reach that port?"
         ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(
+            socket.gethostbyname(host) if ":" not in host else host
+        ).is_loopback
+    except (OSError, ValueError):  # a name that is only known elsewhere
+        return False
 
 
 def _resolved(address: str) -> tuple[str, str]:

@@ -4,10 +4,8 @@ Invariant: whatever an environment does is an answer. Nothing that it raises, `S
 ends the process or an environment beside it.
 """
 
-import errno
 import inspect
 import math
-import pickle
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
@@ -31,47 +29,32 @@ from abut.envs.reset_keywords import (
     lacks_column,
 )
 from abut.envs.task import EnvFactory, RolloutTask
-from abut.errors import EnvError, text_of, trace_of
+from abut.errors import EnvError, trace_of
 from abut.messages import Message
+from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed, Said
 
 T = TypeVar("T")
 Answer: TypeAlias = Said | Failed
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-
-class EnvHost:
-    """An actor's class: Ray calls its methods on as many threads as it has slots, and one more.
-
-    Args:
-        pickled: what makes environments.
-    """
+class EnvHost(ActorHost):
+    """An actor's class: the environments of one actor."""
 
     def __init__(self, pickled: bytes) -> None:
-        self._pickled = pickled
-        self._make: EnvFactory | None = None
+        super().__init__(pickled)
         self._seats: dict[int, _Seat] = {}
         self._loop = KeptLoop("abut-env-host")
 
-    def begin(self) -> str | None:
-        """Find what makes environments; returns what is wrong with that, None for nothing."""
-        try:
-            self._make = pickle.loads(self._pickled)
-        except BaseException as error:  # the user's modules are imported
-            return text_of(error)
-        return None
-
     def reset(self, lease: int, task: RolloutTask, seed: str) -> Answer:
         """Make an environment for this lease, and begin its episode."""
-        assert self._make is not None
-        seat = self._seats[lease] = _Seat(self._make, self._loop)
-        return seat.on_thread(lambda: seat.begin(task, seed))
+        seat = self._seats[lease] = _Seat(self.made, self._loop)
+        return self._unless_over(lease, seat.on_thread(lambda: seat.begin(task, seed)))
 
     def step(self, lease: int, action: str) -> Answer:
         """Take an action of the policy."""
         seat = self._seats[lease]
-        return seat.on_thread(lambda: seat.say("step", action))
+        return self._unless_over(lease, seat.on_thread(lambda: seat.say("step", action)))
 
     def score_episode(self, lease: int, messages: list[Message]) -> Answer:
         """Show it the whole episode."""
@@ -82,6 +65,12 @@ class EnvHost:
         """End an episode; returns when its environment is closed, whatever that raised."""
         if (seat := self._seats.pop(lease, None)) is not None:
             seat.close()
+
+    def _unless_over(self, lease: int, answer: Answer) -> Answer:
+        """The answer; where the episode has ended with it, its seat is empty."""
+        if isinstance(answer, Said) and answer.is_over:
+            del self._seats[lease]
+        return answer
 
 
 class _Seat:
@@ -103,7 +92,9 @@ class _Seat:
                 return Failed(str(error), "", is_row=True)
             except EnvError as error:
                 trace = error.trace or trace_of(error)
-                return Failed(str(error), trace, is_exhausted=_is_exhausted(error))
+                return Failed(
+                    str(error), trace, is_exhausted=is_exhausted(error), may_pass=error.may_pass
+                )
 
         return self._thread.submit(guarded).result()
 
@@ -173,8 +164,13 @@ class _Seat:
     def _said(self, reply: Any) -> Said:
         nan: list[None] = []
         reward = env_reward_value(self._env, lambda: nan.append(None))
+        alive, reward = env_alive(self._env), math.nan if nan else reward
         scores = env_attribute(self._env, "score_episode") is not None
-        return Said(reply, env_alive(self._env), math.nan if nan else reward, scores)
+        is_over = not (alive or scores or env_attribute(self._env, "close"))
+        if is_over:  # so the call that would say so is spared
+            self._env = None
+            self._thread.end_with_call()
+        return Said(reply, alive, reward, scores, is_over)
 
     async def _close_async(self) -> None:
         close = getattr(self._env, "close", None)
@@ -183,15 +179,3 @@ class _Seat:
 
     def _await(self, call: Callable[[], Awaitable[T]]) -> T:
         return self._loop.open().submit(call).result()
-
-
-def _is_exhausted(error: BaseException) -> bool:
-    """Whether a process that has run out of memory, files or threads is behind an error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, MemoryError) or "can't start new thread" in str(cause):
-            return True
-        if isinstance(cause, OSError) and cause.errno in _EXHAUSTED:
-            return True
-        cause = cause.__cause__
-    return False

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from abut.concurrency.backoff import backoff
-from abut.concurrency.mailbox import settles_on_loop
 from abut.concurrency.threads import THREADS
 from abut.errors import EnvError, text_of
 from abut.ray.answers import Failed
-from abut.ray.package import the_ray
+from abut.ray.calls import Reply, hint_of, kill, said_of, sent, within
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +37,6 @@ _LOOK_S = 2.0
 """How long the cluster may take to say what is free."""
 _HEAD_S = 5.0
 """How often the head of the cluster is asked for a connection."""
-_LONGEST = 300
-"""Of what Ray says; it goes on about what may have been."""
 
 
 @dataclass(eq=False)
@@ -60,15 +57,12 @@ class Lease:
 
     host: Host
     number: int
-    call: "asyncio.Future[_Reply] | None" = None
+    call: "asyncio.Future[Reply] | None" = None
     """The last one that was sent."""
-
-
-class _Reply(NamedTuple):
-    """What became of a call: as a value, so that nothing complains where nobody looks at it."""
-
-    answer: Any
-    error: BaseException | None
+    closes: bool = True
+    """Whether there is something to close in the actor when it ends."""
+    cancels: bool = False
+    """Whether a call that nobody waits for any more can be cancelled there."""
 
 
 class HostPool:
@@ -77,6 +71,7 @@ class HostPool:
     Args:
         make: makes an actor, at once: it may be long until it runs.
         slots: of each actor.
+        what: is made in an actor, for errors.
         start_timeout_s: how long there may be no actor that answers.
         room: says what an actor asks for and what is free; may block.
         check_head: raises an `EnvError` where the head of the cluster is gone; may block.
@@ -87,12 +82,14 @@ class HostPool:
         make: Callable[[], Any],
         slots: Sequence[int],
         *,
+        what: str,
         start_timeout_s: float,
         room: Callable[[], str],
         check_head: Callable[[], None],
     ) -> None:
         self._make = make
         self._slots = slots
+        self._what = what
         self._start_timeout_s = start_timeout_s
         self._room = room
         self._check_head = check_head
@@ -159,7 +156,7 @@ class HostPool:
         """
         host = lease.host
         try:
-            lease.call = _sent(getattr(host.actor, method), lease.number, *args)
+            lease.call = sent(getattr(host.actor, method), lease.number, *args)
         except Exception as unsent:
             raise EnvError(
                 f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
@@ -171,12 +168,15 @@ class HostPool:
             if isinstance(answer, Failed) and answer.is_exhausted:
                 self._leave(host, answer.text)
             return answer
-        self._leave(host, _said(error))
-        raise EnvError(f"{name}: {_said(error)}{_hint(error)}") from None
+        self._leave(host, said_of(error))
+        raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
 
     def give_back(self, lease: Lease) -> None:
-        """Take a slot back once its environment is closed; does not wait for that."""
-        self._spawn(self._end(lease))
+        """Take a slot back once nothing plays in it; does not wait for that."""
+        if lease.closes or (lease.call is not None and not lease.call.done()):
+            self._spawn(self._end(lease))
+        else:
+            self._free(lease.host)
 
     async def close(self) -> None:
         """End all actors, also those on which somebody plays."""
@@ -187,7 +187,7 @@ class HostPool:
             self._deadline.cancel()
         self._refuse("the RayPool was closed")
         for host in [*self._hosts, *self._left]:
-            _kill(host)
+            kill(host.actor)
         self._hosts.clear()
         self._left.clear()
 
@@ -199,7 +199,7 @@ class HostPool:
         host.leases -= 1
         if host in self._left and not host.leases:
             self._left.discard(host)
-            _kill(host)
+            kill(host.actor)
         self._serve()
 
     def _serve(self) -> None:
@@ -214,16 +214,18 @@ class HostPool:
         host, call = lease.host, lease.call
         try:
             if call is not None:
-                await _within(_LATE_S, call)
+                if lease.cancels and not call.done():
+                    sent(host.actor.cancel, lease.number)
+                await within(_LATE_S, call)
                 if not call.done():
                     self._leave(host, f"a call that was given up has not returned in {_LATE_S:g} s")
-                elif call.result().error is None:
-                    closed = _sent(host.actor.close, lease.number)
-                    await _within(_CLOSE_S, closed)
+                elif lease.closes and call.result().error is None:
+                    closed = sent(host.actor.close, lease.number)
+                    await within(_CLOSE_S, closed)
                     if not closed.done():
                         self._leave(host, f"an environment has not closed in {_CLOSE_S:g} s")
                     elif (error := closed.result().error) is not None:
-                        self._leave(host, _said(error))
+                        self._leave(host, said_of(error))
         finally:
             self._free(host)
 
@@ -232,7 +234,7 @@ class HostPool:
         self._spawn(self._first_answer(host))
 
     async def _first_answer(self, host: Host) -> None:
-        answer, error = await _sent(host.actor.begin)
+        answer, error = await sent(host.actor.begin)
         if error is None and answer is None:
             host.is_ready = True
             self._nobody = None
@@ -240,16 +242,16 @@ class HostPool:
             self._serve()
             return
         self._hosts.remove(host)
-        _kill(host)
+        kill(host.actor)
         if error is None:
             self._last_error = (
-                f"an actor cannot make the environment: {answer}\nhint: it must be importable on "
+                f"an actor cannot make {self._what}: {answer}\nhint: it must be importable on "
                 "every node: runtime_env={'working_dir': '.'}, or env_vars with a PYTHONPATH there"
             )
             if not any(host.is_ready for host in self._hosts):
                 self._refuse(self._last_error)
         else:
-            self._last_error = f"the last that failed: {_said(error)}{_hint(error)}"
+            self._last_error = f"the last that failed: {said_of(error)}{hint_of(error)}"
         await asyncio.sleep(next(host.delays_s))
         self._begin(Host(self._make(), host.slots, host.delays_s))
 
@@ -348,47 +350,3 @@ class HostPool:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)  # a loop itself keeps none alive
         task.add_done_callback(self._tasks.discard)
-
-
-def _sent(method: Any, *args: Any) -> "asyncio.Future[_Reply]":
-    """Send a call; its reply comes to this loop, and is never an error."""
-    future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
-    settle = settles_on_loop(future)
-
-    def answered(done: Any) -> None:  # on a thread of Ray's
-        error = done.exception()
-        settle(_Reply(None if error else done.result(), error), None)
-
-    method.remote(*args).future().add_done_callback(answered)
-    return future
-
-
-async def _within(seconds: float, future: "asyncio.Future[_Reply]") -> None:
-    await asyncio.wait([future], timeout=seconds)
-
-
-def _kill(host: Host) -> None:
-    with suppress(Exception):  # Ray is gone, and the actor with it
-        the_ray().kill(host.actor)
-
-
-def _said(error: BaseException) -> str:
-    """What Ray says of a call that has no answer, in one line."""
-    known = the_ray().exceptions
-    if isinstance(error, known.RayTaskError):
-        return f"its actor raised {text_of(error.cause)}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = "its actor is gone" if isinstance(error, known.RayActorError) else "Ray lost the call"
-    why = (lines or ["without a reason"])[-1]
-    short = why if len(why) <= _LONGEST else f"{why[:_LONGEST]}…"
-    return f"{what}: {type(error).__name__}: {short}"
-
-
-def _hint(error: BaseException) -> str:
-    known = the_ray().exceptions
-    if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
-        return ""
-    return (
-        "\nhint: it is replaced, and the episode is played again where retries= allows it; an "
-        "environment that ends its process takes others along unless slots=1"
-    )

@@ -1,24 +1,32 @@
-"""`RayPool`: environments in actors of Ray, lent one by one."""
+"""`RayPool`: environments or agents in actors of Ray, lent one by one."""
 
 import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from abut.agents import Agent, AgentResult, Endpoint, is_agent, name_of
 from abut.concurrency.pool_loop import PoolLoop
+from abut.concurrency.threads import THREADS
 from abut.envs.foreign import check_env_factory, is_pool
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, RolloutTask
 from abut.errors import text_of
 from abut.pickling import stays
 from abut.ray import cluster
+from abut.ray.agent_host import AgentHost
 from abut.ray.env_host import EnvHost
 from abut.ray.host_pool import HostPool
+from abut.ray.lent import Lent
 from abut.ray.package import the_ray
+from abut.ray.remote_agent import RemoteAgent
 from abut.ray.remote_env import RemoteEnv
 
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
+
+# A tenth of what a call takes goes into telling the dashboard of it.
+_OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_events": False}
 
 
 @stays(
@@ -26,34 +34,50 @@ _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "nam
     hint="make one in each process: RayPool(env, size=…, address=…)",
 )
 class RayPool:
-    """Environments on a Ray cluster: a pool for `make_rollout_func`.
+    """Environments or agents on a Ray cluster, for `make_rollout_func`.
 
-    An actor is a process with `slots` environments, each on a thread of its own. Actors begin to
+    An actor is a process with `slots` environments, each on a thread of its own, or as many
+    rollouts of an agent, each a call of it against the gateway here. Actors begin to
     start here and now, in the background; one that dies, or in which a call hangs, is replaced, and
     the episodes on it are played again elsewhere. With several ranks, each has its share of `size`
     on one cluster, and its actors end with it.
 
     Args:
-        env: an Env class, synchronous or not, or a factory without arguments; it is pickled.
+        env: an Env class, synchronous or not, a factory without arguments, or an agent; it is
+            pickled.
         size: episodes at once, over all ranks.
-        slots: environments of one actor, at most. 1 for environments that crash, leak, hold the
-            GIL, or have something that there is once in a process.
+        slots: episodes of one actor, at most. 1 for what crashes, leaks, holds the GIL, or has
+            something that there is once in a process.
         start_timeout_s: how long there may be no actor that answers before rollouts fail.
         address: `host:port` of the cluster's head. None: that of `RAY_ADDRESS`, or the cluster that
             this process is in already, or one that is started on this machine, for this process.
         actor_options: Ray's, for each actor: `num_cpus` (0.01 unless given), `resources`,
-            `label_selector`, `scheduling_strategy` ("SPREAD" unless given), `runtime_env`, ….
+            `label_selector`, `scheduling_strategy` ("SPREAD" unless given), `enable_task_events`
+            (False unless given), `runtime_env`, ….
 
     Raises:
-        TypeError: `env` is no class or factory, or cannot be pickled.
+        TypeError: `env` is no class, factory or agent, or cannot be pickled.
         ValueError: a number or an option is wrong, or there are several ranks and no address.
         EnvError: nothing answers at the address, or Ray cannot join it from here.
         MissingExtraError: Ray is not installed.
     """
 
+    def __new__(
+        cls,
+        env: EnvFactory | Agent,
+        *,
+        size: int,
+        slots: int = 16,
+        start_timeout_s: float = 60,
+        address: str | None = None,
+        **actor_options: Any,
+    ) -> Self:
+        """A pool of agents is an `Agent` as well; of environments it is none."""
+        return cast(Self, super().__new__(RayAgentPool if is_agent(env) else cls))
+
     def __init__(
         self,
-        env: EnvFactory,
+        env: EnvFactory | Agent,
         *,
         size: int,
         slots: int = 16,
@@ -70,21 +94,22 @@ class RayPool:
                     f"RayPool({name}=…) is set by the pool\n"
                     "hint: a step must not be sent twice, nor an actor outlive its rank"
                 )
-        _check_env(env)
+        self._check_kind(env)
         ray = the_ray()
         pickled = _pickled(ray, env)
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
         share = -(-size // ranks)
         job_env, actor_env = cluster.split_runtime_env(actor_options.pop("runtime_env", None) or {})
-        options = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", **actor_options}
+        options = {**_OPTIONS, **actor_options}
         if actor_env:
             options["runtime_env"] = actor_env
         leave = cluster.join(address, job_env, ranks=ranks)
         self._loop = PoolLoop("RayPool")
         try:
             self._hosts = HostPool(
-                _maker(ray, pickled, options, min(slots, share)),
+                _maker(ray, self._actor_class, pickled, options, min(slots, share)),
                 _split(share, slots),
+                what=self._what,
                 start_timeout_s=start_timeout_s,
                 room=functools.partial(cluster.room, options),
                 check_head=cluster.check_head,
@@ -94,22 +119,22 @@ class RayPool:
         except BaseException:
             self._loop.close(self._hosts.close, leave)
             raise
-        name = getattr(env, "__name__", type(env).__name__)
-        self._lent: type[RemoteEnv] = type(name, (RemoteEnv,), {})
+        self._name = name_of(env)  # type: ignore[arg-type]
+        self._lent = type(self._name, (RemoteEnv,), {})
 
-    async def lend(self, task: RolloutTask) -> RemoteEnv:
-        """Wait for a slot of an actor; the environment's `close` gives it back.
+    async def lend(self, task: RolloutTask) -> Any:
+        """Wait for a slot of an actor; the `close` of what is lent gives it back.
 
         Raises:
             EnvError: no actor has answered for `start_timeout_s`, or the pool is closed.
         """
-        env = self._lent(self._hosts, self._loop, task)
+        lent = self._unopened(task)
         try:
-            await self._loop.call(env.open)
+            await self._loop.call(lent.open)
         except BaseException:
-            env.close()
+            lent.close()
             raise
-        return env
+        return lent
 
     def close(self) -> None:
         """End the actors; leave the cluster where the pool has joined it. Also done at exit."""
@@ -121,17 +146,75 @@ class RayPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    _actor_class: type = EnvHost
+    _what = "the environment"
 
-def _check_env(env: Any) -> None:
-    if is_pool(env):
-        raise TypeError(f"RayPool takes what makes environments: {type(env).__name__} is a pool")
-    check_env_factory(env)
-    if isinstance(env, EnvSource) and env.tools:
-        raise TypeError(
-            f"RayPool of {env!r}: its tools belong into the chat template, which is not in an actor"
-            "\nhint: make a class with reset(seed) and step(action), and give the tools to "
-            "ChatTemplateProcessor(tools=…)"
-        )
+    def _unopened(self, task: RolloutTask) -> Lent:
+        env: RemoteEnv = self._lent(self._hosts, self._loop, task)
+        return env
+
+    def _check_kind(self, env: Any) -> None:
+        if is_pool(env):
+            raise TypeError(
+                f"RayPool takes what makes environments: {type(env).__name__} is a pool"
+            )
+        check_env_factory(env)
+        if isinstance(env, EnvSource) and env.tools:
+            raise TypeError(
+                f"RayPool of {env!r}: its tools belong into the chat template, which is not in an "
+                "actor\nhint: make a class with reset(seed) and step(action), and give the tools "
+                "to ChatTemplateProcessor(tools=…)"
+            )
+
+
+class RayAgentPool(RayPool):
+    """What `RayPool` makes of an agent."""
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Play one rollout in an actor, as soon as there is a slot.
+
+        Raises:
+            EnvError: the agent failed, its actor is gone, or no slot can be had.
+            UnplayableRow: the row lacks a column that the agent needs.
+        """
+        agent = await self.lend(task)
+        try:
+            result: AgentResult = await agent.run(endpoint, task)
+        finally:
+            agent.close()
+        return result
+
+    async def start(self, gateway: Any) -> None:
+        """Refuse a gateway that the cluster cannot reach; called before each batch.
+
+        Raises:
+            EnvError: it listens for this machine alone, and the cluster has others.
+        """
+        await THREADS.ask(lambda: cluster.check_reaches(gateway.base_url))
+
+    async def settle(self, played: Any, tokenizer: Any) -> None:
+        """Have the agent settle a batch: here, where all of it is."""
+        if (settle := getattr(self.__wrapped__, "settle", None)) is not None:
+            await settle(played, tokenizer)
+
+    _actor_class = AgentHost
+    _what = "the agent"
+
+    def _unopened(self, task: RolloutTask) -> Lent:
+        return RemoteAgent(self._hosts, self._loop, self._name)
+
+    def _check_kind(self, env: Any) -> None:
+        name = name_of(env)
+        if is_pool(env):
+            raise TypeError(f"RayPool takes what plays: {name} is a pool of agents")
+        for method in ("start", "stop"):
+            if hasattr(env, method):
+                raise TypeError(
+                    f"RayPool of {name}: its {method} would be called here, and its run elsewhere"
+                    "\nhint: begin and end in run what a rollout needs, or keep the agent here"
+                )
+        self.__wrapped__ = env
+        self.__name__ = name
 
 
 def _pickled(ray: Any, env: Any) -> bytes:
@@ -140,11 +223,13 @@ def _pickled(ray: Any, env: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"RayPool cannot send {getattr(env, '__name__', repr(env))} to an actor: "
-            f"{text_of(error)}\nhint: make what cannot be pickled in reset, in the actor"
+            f"{text_of(error)}\nhint: make what cannot be pickled in reset or run, in the actor"
         ) from error
 
 
-def _maker(ray: Any, pickled: bytes, options: dict[str, Any], slots: int) -> Callable[[], Any]:
+def _maker(
+    ray: Any, actor_class: type, pickled: bytes, options: dict[str, Any], slots: int
+) -> Callable[[], Any]:
     """What makes an actor that is started once, and in which a call runs once."""
     shared: list[Any] = []  # in the cluster, once for all actors
 
@@ -152,7 +237,7 @@ def _maker(ray: Any, pickled: bytes, options: dict[str, Any], slots: int) -> Cal
         if not shared:
             shared.append(ray.put(pickled))
             shared.append(
-                ray.remote(EnvHost).options(
+                ray.remote(actor_class).options(
                     **options, max_restarts=0, max_task_retries=0, max_concurrency=slots + 1
                 )
             )
