@@ -39,6 +39,8 @@ PEERS = {
     for peer in (
         Peer("tokenizers", ("tokenizers>=0.22",)),
         Peer("transformers", ("transformers>=5",)),
+        Peer("gigatoken", ("gigatoken==0.10.0",)),
+        Peer("tiktoken", ("tiktoken>=0.14",)),
         Peer("aiohttp", ("aiohttp>=3.11",)),
         Peer("trl", ("trl>=1.16", "jinja2>=3.1")),
         # It imports httpx and does not require it.

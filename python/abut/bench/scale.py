@@ -8,6 +8,8 @@ class Scale:
     """Sizes and rounds of all rows. Bytes are UTF-8."""
 
     encode_bytes: int = 1_000_000
+    encode_code_bytes: int = 500_000
+    """The standard library has about 9 MB of it."""
     encode_rounds: int = 7
     lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
     """Tokens of the conversations to which a reply is appended."""
@@ -67,6 +69,7 @@ class Scale:
         """A trial of all rows in seconds: it shows that they run, its figures mean nothing."""
         return cls(
             encode_bytes=20_000,
+            encode_code_bytes=10_000,
             encode_rounds=2,
             lengths=(500, 1_500),
             conversations=1,
