@@ -1,7 +1,7 @@
 """Who encodes by one tokenizer.json: abut, and each peer that can read it.
 
-Invariant: all sides are made from the same file, and a side gives token ids and nothing around them.
-What a peer cannot read has a reason, which the table prints.
+Invariant: all sides are made from the same file, and a side gives token ids and nothing around
+them. What a peer cannot read has a reason, which the table prints.
 """
 
 import json

@@ -74,7 +74,8 @@ def measure(workbench: Workbench) -> Row:
 
 def _tell(row: Row, peer: str, cases: Sequence[str]) -> None:
     """Say where abut is faster than a peer, and where it is slower."""
-    won, lost = [], []
+    won: list[str] = []
+    lost: list[str] = []
     for case in cases:
         ours, theirs = row.median(ABUT, case), row.median(peer, case)
         if ours is not None and theirs is not None:

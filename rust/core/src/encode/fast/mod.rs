@@ -27,6 +27,7 @@ use byte_level::ByteLevel;
 use char_level::CharLevel;
 use scan::Pattern;
 use shape::{Prefix, Shape};
+pub use words::look_first_at;
 use words::{Pool, Scratch};
 
 /// What encoders are compared with each other on: every script, class of character and case that
