@@ -73,8 +73,8 @@ def page(
         "How fast abut is beside what it replaces, and what it takes of memory. Written by "
         "`abut bench`: run it to write it anew. All sides of a row run in turn, round "
         "by round, on one core, each on one thread, and in one process; only loading, memory and "
-        "turns are measured in processes of their own, one for each run of a side, and servers in "
-        "one for each side. The numbers are medians. Times of different results are not compared: "
+        "turns are measured in processes of their own, one for each run of a side, servers in "
+        "one for each side, and many texts in one call on all cores, in another one. The numbers are medians. Times of different results are not compared: "
         "each row says what was equal.\n",
         "".join(f"- {line}\n" for line in (f"command: `{command}`", *measured_on(machine))),
         "## What is required\n",

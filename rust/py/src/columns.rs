@@ -170,7 +170,8 @@ pub fn collate<'py>(
     let rows = borrowed.iter().map(Borrowed::row).collect::<PyResult<Vec<_>>>()?;
     let Shape { rows: count, prompt_len, completion_len } = Shape::of(&rows);
     let (prompt, completion) = ([count, prompt_len], [count, completion_len]);
-    let mut block = Block::new(py, 9 * count * prompt_len + 14 * count * completion_len)?;
+    // An id and a mask for each token, in completions a logprob and another mask as well.
+    let mut block = Block::new(py, 9 * count * prompt_len + 14 * count * completion_len, 6)?;
     let mut prompt_ids = block.room(prompt)?;
     let mut completion_ids = block.room(completion)?;
     let mut logprobs = block.room(completion)?;
@@ -198,6 +199,8 @@ pub fn collate<'py>(
 
 /// Bytes of a large page.
 const PAGE: usize = 2 << 20;
+/// Bytes between which arrays begin: a line of the cache.
+const LINE: usize = 64;
 
 /// One piece of memory for all arrays of a batch, of NumPy's own, which asks for large pages. The two
 /// ends of a piece have none: as six pieces, a batch of 56 MB was touched in 3,000 small pages, which
@@ -209,7 +212,8 @@ struct Block<'py> {
 }
 
 impl<'py> Block<'py> {
-    fn new(py: Python<'py>, bytes: usize) -> PyResult<Self> {
+    fn new(py: Python<'py>, bytes: usize, arrays: usize) -> PyResult<Self> {
+        let bytes = bytes + arrays * LINE;
         if bytes < 2 * PAGE {
             return Ok(Self { memory: empty(py, bytes)?, taken: 0 });
         }
@@ -218,12 +222,12 @@ impl<'py> Block<'py> {
         Ok(Self { memory, taken: before })
     }
 
-    /// The next array. Ids come first, then logprobs and masks: each begins where its items may.
+    /// The next array. Also an empty one has a place that no other one has.
     fn room<T: Element>(&mut self, shape: [usize; 2]) -> PyResult<PyReadwriteArray2<'py, T>> {
         let py = self.memory.py();
         let arguments = ((shape[0], shape[1]), T::get_dtype(py), &self.memory, self.taken);
         let array = py.import("numpy")?.call_method1("ndarray", arguments)?;
-        self.taken += shape[0] * shape[1] * size_of::<T>();
+        self.taken += (shape[0] * shape[1] * size_of::<T>()).max(1).next_multiple_of(LINE);
         Ok(array.cast_into::<PyArray2<T>>()?.try_readwrite()?)
     }
 }
