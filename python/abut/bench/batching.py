@@ -80,7 +80,7 @@ def _timed(
     rounds: int,
     missing: dict[str, str],
 ) -> dict[str, list[float]]:
-    """The seconds of each side for `count` texts of about `size` bytes, other ones in every round."""
+    """The seconds of each side for `count` texts of about `size` bytes, new ones in every round."""
     # A call of some microseconds is timed many times over, else it is the clock that is measured.
     calls = _SHORT_CALLS if count * size < 32_000 else 1
 
