@@ -4,10 +4,8 @@
 //! good. What is remembered is bounded: one flag for each entry of the vocabulary, and a table of
 //! fixed size for each thread that encodes at the same time.
 
-use std::cell::Cell;
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use rustc_hash::FxHasher;
 
@@ -71,7 +69,7 @@ struct Slot {
     ids: [u32; MOST_IDS],
 }
 
-/// What one thread works with.
+/// What one thread works with: a megabyte of slots.
 #[derive(Debug)]
 pub(super) struct Scratch {
     slots: Box<[Slot]>,
@@ -79,7 +77,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { slots: vec![Slot::default(); SLOTS].into_boxed_slice(), bench: Bench::default() }
     }
 
@@ -99,55 +97,6 @@ impl Scratch {
         slot.key = key;
         slot.count = u8::try_from(ids.len()).expect("few");
         slot.ids[..ids.len()].copy_from_slice(ids);
-    }
-}
-
-/// How many threads find a scratch that stays. One more gets one that is thrown away.
-const PLACES: usize = 64;
-
-thread_local! {
-    static FIRST_PLACE: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Has this thread look for what it works with at a place of its own first. Threads that encode side
-/// by side do so: one that found what another one used a moment ago would have none of it in the
-/// caches of its core.
-pub fn look_first_at(place: usize) {
-    FIRST_PLACE.set(place % PLACES);
-}
-
-/// A scratch for each thread that encodes at the same time, made when it is first asked for. Each has
-/// a megabyte of slots: they go with the tokenizer, where thread-locals would stay with every thread
-/// that once encoded.
-#[derive(Debug)]
-pub(super) struct Pool(Box<[Mutex<Option<Scratch>>]>);
-
-impl Default for Pool {
-    fn default() -> Self {
-        Self((0..PLACES).map(|_| Mutex::default()).collect())
-    }
-}
-
-impl Pool {
-    /// Lends one to `work`, which holds the lock of its place.
-    ///
-    /// It never waits: in a forked process a lock that another thread held is held for ever.
-    pub fn with<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
-        let (mut place, mut none) = (self.free(), None);
-        let scratch = place.as_deref_mut().unwrap_or(&mut none).get_or_insert_with(Scratch::new);
-        let result = work(scratch);
-        scratch.bench.clear();
-        result
-    }
-
-    fn free(&self) -> Option<MutexGuard<'_, Option<Scratch>>> {
-        let first = FIRST_PLACE.get();
-        let places = self.0[first..].iter().chain(&self.0[..first]);
-        places.map(Mutex::try_lock).find_map(|lock| match lock {
-            Ok(place) => Some(place),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        })
     }
 }
 
@@ -281,41 +230,4 @@ fn hash(bytes: &[u8]) -> u32 {
     hasher.write(bytes);
     let hash = hasher.finish();
     u32::try_from((hash ^ (hash >> 32)) & u64::from(u32::MAX)).expect("the lower half")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn a_pool_never_waits_for_who_holds_its_locks() {
-        let pool = Pool::default();
-        let held: Vec<_> =
-            pool.0.iter().map(|place| place.lock().expect("nobody has it")).collect();
-        assert_eq!(pool.with(|_| 1), 1);
-        assert!(held.iter().all(|place| place.is_none()));
-    }
-
-    #[test]
-    fn a_thread_finds_what_it_used_before_and_another_one_has_its_own() {
-        let pool = Pool::default();
-        let key = Key::of(b"word", 0, 4).expect("it is short");
-        pool.with(|scratch| scratch.remember(key, &[7]));
-        assert_eq!(pool.with(|scratch| scratch.recall(key).map(<[u32]>::to_vec)), Some(vec![7]));
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                look_first_at(PLACES + 3);
-                pool.with(|scratch| assert_eq!(scratch.recall(key), None));
-            });
-        });
-        let made = |place: &Mutex<Option<Scratch>>| place.lock().expect("idle").is_some();
-        let places: Vec<_> = (0..PLACES).filter(|&place| made(&pool.0[place])).collect();
-        assert_eq!(places, [0, 3]);
-        // Where its place is taken it looks further.
-        let _held = pool.0[0].lock().expect("idle");
-        pool.with(|scratch| assert_eq!(scratch.recall(key), None));
-        assert!(made(&pool.0[1]));
-    }
 }
