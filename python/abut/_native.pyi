@@ -431,7 +431,8 @@ class Columns:
 def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any]]:
     """Pad rows to rectangles: prompts on the left, completions on the right.
 
-    Costs about as much as copying as many bytes.
+    Costs about as much as copying as many bytes. The arrays are views of one block of memory: it is
+    kept for as long as one of them is.
 
     Args:
         columns: B rows.

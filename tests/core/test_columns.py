@@ -91,6 +91,47 @@ def test_native_pads_as_the_reference_does(rows: list[Any], pad_id: int) -> None
         np.testing.assert_array_equal(native[name], array, err_msg=name)
 
 
+def test_a_batch_of_megabytes_is_padded_as_a_small_one() -> None:
+    """Its arrays lie in large pages, which begin elsewhere in each block of memory."""
+    rng = np.random.default_rng(1)
+    tables: dict[Any, list[Any]] = {abut.Columns: [], reference.Columns: []}
+    for length in rng.integers(1, 9_000, 64).tolist():
+        mask = rng.integers(0, 2, length)
+        row = {
+            "prompt_ids": rng.integers(0, 99, length // 8),
+            "completion_ids": rng.integers(0, 99, length),
+            "logprobs": np.where(mask, -rng.random(length), 0).astype(np.float32),
+            "env_mask": mask,
+        }
+        for kind, columns in tables.items():
+            columns.append(kind(**row))
+    expected = reference.collate(tables[reference.Columns], pad_id=-100)
+    assert sum(array.nbytes for array in expected.values()) > 6_000_000
+    for _ in range(3):
+        batch = abut.collate(tables[abut.Columns], pad_id=-100)
+        for name, array in expected.items():
+            assert batch[name].flags.c_contiguous, name
+            assert batch[name].flags.aligned, name
+            np.testing.assert_array_equal(batch[name], array, err_msg=name)
+
+
+def test_an_array_of_a_batch_stays_when_the_others_are_gone_and_is_its_own() -> None:
+    rows = [two_turns().columns()] * 3
+    batch = abut.collate(rows, pad_id=0)
+    names = list(batch)
+    for name in names:
+        batch[name][...] = 7
+    for name in names:
+        assert (batch[name] == 7).all(), "no array reaches into another one"
+        for other in names:
+            assert other == name or not np.shares_memory(batch[name], batch[other])
+    kept = batch.pop("env_mask")
+    del batch
+    again = abut.collate(rows, pad_id=0)
+    assert (kept == 7).all()
+    assert again["env_mask"].tolist() == [[1, 1, 0, 1]] * 3
+
+
 def test_prompts_end_and_completions_begin_at_the_same_column() -> None:
     long = two_turns().columns()
     short = abut.Columns(prompt_ids=[5], completion_ids=[6], logprobs=[-1.0], env_mask=[1])

@@ -16,12 +16,14 @@ from abut import Tokenizer, Trajectory
 tokenizer = Tokenizer.from_file(sys.argv[1])
 text = "What a thread encodes, while the others do. " * 200  # so long that the GIL is given back
 expected = tokenizer.encode(text).tolist()
+several = [text] * 8  # so long that a batch of them is worth two threads
 over = threading.Event()
 
 
 def encode():
     while not over.is_set():
         tokenizer.encode(text)
+        tokenizer.encode_batch(several)
 
 
 threads = [threading.Thread(target=encode, daemon=True) for _ in range(4)]
@@ -33,7 +35,8 @@ for _ in range(int(sys.argv[2])):
     if not child:
         trajectory = Trajectory(tokenizer)
         trajectory.append_text(text)
-        os._exit(trajectory.request().tolist() != expected)
+        batch = [ids.tolist() for ids in tokenizer.encode_batch(several)]
+        os._exit(trajectory.request().tolist() != expected or batch != [expected] * 8)
     deadline = time.monotonic() + 60
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:

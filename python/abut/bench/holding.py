@@ -1,4 +1,4 @@
-"""Holds trajectories, in a process of its own: says by how many bytes per token it grew.
+"""Holds trajectories or what is made of them, in a process of its own: says how many bytes a token.
 
 Started by the row `memory`, with what is to hold them, the tokenizer's file and the sizes.
 """
@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from abut._native import Tokenizer, Trajectory
+from abut._native import Columns, Tokenizer, Trajectory
 from abut.bench.loading import resident_bytes
 from abut.bench.measured_conversation import logprobs
 from abut.bench.texts import Replies
+from abut.records.record import with_arrays
+from abut.rollout.rollout import Rollout, TurnRecord
 
 REPLY_BYTES = 1_200
 
@@ -25,11 +27,12 @@ def main(arguments: Sequence[str]) -> None:
     texts = Replies(8, REPLY_BYTES, pool_bytes=200_000).take(64)
     samples = [tokenizer.encode(text) for text in texts]
     turns = [(text, ids, logprobs(len(ids))) for text, ids in zip(texts, samples, strict=True)]
-    hold = {"trajectory": _trajectory, "lists": _lists}[kind]
+    hold = {"trajectory": _trajectory, "row": _row, "record": _record, "lists": _lists}[kind]
     held = [hold(tokenizer, turns, int(tokens))]  # what the first one alone needs is not counted
     _give_back()
     before = resident_bytes()
     held += [hold(tokenizer, turns, int(tokens)) for _ in range(int(rollouts))]
+    _give_back()  # what a row was made from is not held with it
     after = resident_bytes()
     count = sum(_length(one) for one in held[1:])
     grown = None if before is None or after is None else (after - before) / count
@@ -53,6 +56,25 @@ def _trajectory(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> Trajecto
     return trajectory
 
 
+def _row(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> Columns:
+    return _trajectory(tokenizer, turns, tokens).columns()
+
+
+def _record(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> dict[str, Any]:
+    """As it waits to be written, but for the conversation's messages."""
+    trajectory = _trajectory(tokenizer, turns, tokens)
+    columns = trajectory.columns()
+    rollout = Rollout(
+        "train-0-0-0-run",
+        0,
+        columns=columns,
+        provenance=trajectory.provenance[: _length(columns)],
+        turns=[TurnRecord(turn.start, turn.end, "stop", 0.25, 0.5) for turn in trajectory.turns],
+        seams=[("barrier", True)] * (2 * len(trajectory.turns)),
+    )
+    return with_arrays(rollout)
+
+
 def _lists(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> list[list[Any]]:
     ids: list[int] = []
     mask: list[int] = []
@@ -66,6 +88,10 @@ def _lists(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> list[list[Any
 
 
 def _length(held: Any) -> int:
+    if isinstance(held, Columns):
+        return len(held.prompt_ids) + len(held.completion_ids)
+    if isinstance(held, dict):
+        return len(held["provenance"])
     return len(held[0]) if isinstance(held, list) else len(held)
 
 

@@ -40,6 +40,8 @@ PEERS = {
         Peer("tokenizers", ("tokenizers>=0.22",)),
         Peer("transformers", ("transformers>=5",)),
         Peer("aiohttp", ("aiohttp>=3.12",)),
+        Peer("gigatoken", ("gigatoken==0.10.0",)),
+        Peer("tiktoken", ("tiktoken>=0.14",)),
         Peer("trl", ("trl>=1.16", "jinja2>=3.1")),
         # It imports httpx and does not require it.
         Peer("renderers", ("renderers==0.1.12", "httpx")),

@@ -8,7 +8,14 @@ class Scale:
     """Sizes and rounds of all rows. Bytes are UTF-8."""
 
     encode_bytes: int = 1_000_000
+    encode_code_bytes: int = 500_000
+    """The standard library has about 9 MB of it."""
     encode_rounds: int = 7
+    batch_many: tuple[int, int] = (200, 4_000)
+    """How many texts in one call, and the bytes of each."""
+    batch_short: tuple[int, int] = (1_000, 200)
+    batch_few: tuple[int, int] = (4, 500)
+    batch_rounds: int = 5
     lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
     """Tokens of the conversations to which a reply is appended."""
     conversations: int = 5
@@ -67,7 +74,12 @@ class Scale:
         """A trial of all rows in seconds: it shows that they run, its figures mean nothing."""
         return cls(
             encode_bytes=20_000,
+            encode_code_bytes=10_000,
             encode_rounds=2,
+            batch_many=(8, 500),
+            batch_short=(16, 100),
+            batch_few=(2, 200),
+            batch_rounds=1,
             lengths=(500, 1_500),
             conversations=1,
             replies=2,

@@ -74,8 +74,9 @@ def page(
         "`abut bench`: run it to write it anew. All sides of a row run in turn, round "
         "by round, on one core, each on one thread, and in one process; only loading, memory and "
         "turns are measured in processes of their own, one for each run of a side, and servers in "
-        "one for each side. The numbers are medians. Times of different results are not compared: "
-        "each row says what was equal.\n",
+        "one for each side. Many texts in one call are encoded on all cores, in one more. The "
+        "numbers are medians. Times of different results are not compared: each row says what was "
+        "equal.\n",
         "".join(f"- {line}\n" for line in (f"command: `{command}`", *measured_on(machine))),
         "## What is required\n",
         "`a ÷ b` is the median of a over the median of b: of their times, or of their memory where "

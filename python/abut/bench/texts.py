@@ -55,6 +55,19 @@ class Corpus:
             length += taken
         return cut("".join(pieces), size)
 
+    def code(self, size: int) -> str:
+        """Code alone, `size` bytes or up to three less.
+
+        Raises:
+            ValueError: the standard library has no more of it.
+        """
+        pieces: list[str] = []
+        length = 0
+        while length < size:
+            pieces.append(self._next("code"))
+            length += len(pieces[-1].encode())
+        return cut("".join(pieces), size)
+
     def ordinary(self, size: int) -> str:
         """Code and prose in ASCII, `size` bytes.
 

@@ -63,6 +63,13 @@ def all_rounds(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[flo
     return joined
 
 
+def available_cores() -> frozenset[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
 def stay_on_one_core() -> int | None:
     """Pin this process to the last core that it may use; None where the system cannot."""
     if not hasattr(os, "sched_setaffinity"):
@@ -80,3 +87,5 @@ SINGLE_THREADED = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Environment variables that keep every side on one thread; libraries read them when they load."""
+ALL_THREADS = {"RAYON_NUM_THREADS": "0", "TOKENIZERS_PARALLELISM": "true"}
+"""Environment variables that undo it for what works on many texts: a thread for each core."""

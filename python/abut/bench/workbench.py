@@ -1,6 +1,6 @@
 """What all rows work on: the tokenizer, its chat template, the peers, and how much is measured."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.bench.peers import PeerMissing, load
 from abut.bench.scale import Scale
+from abut.bench.timing import available_cores
 from abut.template.processor import ChatTemplateProcessor
 
 QWEN3_IM_START = 151_644
@@ -17,10 +18,25 @@ QWEN3_IM_START = 151_644
 class Workbench:
     """Everything is loaded when a row first asks for it."""
 
-    def __init__(self, folder: Path, scale: Scale, reasons: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scale: Scale,
+        reasons: Mapping[str, str],
+        cores: Collection[int] | None = None,
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            folder: of the tokenizer.
+            scale: how much is measured.
+            reasons: why peers could not be installed.
+            cores: those that rows may use which need more than one; None: those of this process.
+        """
         self.folder = folder
         self.scale = scale
-        self._reasons = reasons
+        self.reasons = reasons
+        self.cores = available_cores() if cores is None else cores
 
     @property
     def tokenizer_json(self) -> Path:
@@ -55,7 +71,7 @@ class Workbench:
         Raises:
             PeerMissing: it is not installed, or does not import.
         """
-        return load(name, module or name.replace("-", "_"), self._reasons)
+        return load(name, module or name.replace("-", "_"), self.reasons)
 
     def require_qwen3(self) -> None:
         """For peers that have Qwen3's template and tokenizer in their own code.

@@ -17,7 +17,7 @@ from abut.bench.machine import describe
 from abut.bench.peers import PeerMissing
 from abut.bench.rows import ROWS
 from abut.bench.scale import Scale
-from abut.bench.timing import stay_on_one_core
+from abut.bench.timing import available_cores, stay_on_one_core
 from abut.bench.workbench import Workbench
 
 
@@ -26,9 +26,10 @@ def main(plan: Mapping[str, Any]) -> None:
     # What a peer prints must not stand between the lines.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)
+        cores = available_cores()
         core = stay_on_one_core()
         scale = Scale.quick() if plan["quick"] else Scale()
-        workbench = Workbench(Path(plan["tokenizer"]), scale, plan["reasons"])
+        workbench = Workbench(Path(plan["tokenizer"]), scale, plan["reasons"], cores)
         _write(lines, {"machine": describe(workbench, core)})
         for name in plan["rows"]:
             _write(lines, {"row": measure(name, workbench).as_dict()})

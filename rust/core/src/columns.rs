@@ -34,16 +34,26 @@ impl Row<'_> {
     /// # Errors
     /// [`Error::ColumnLength`], [`Error::ColumnValue`].
     pub fn check(&self, index: usize) -> Result<()> {
+        self.check_lengths(index)?;
+        self.check_values(index)
+    }
+
+    fn check_lengths(&self, index: usize) -> Result<()> {
         let expected = self.completion_ids.len();
         for (name, len) in [("logprobs", self.logprobs.len()), ("env_mask", self.env_mask.len())] {
             if len != expected {
                 return Err(Error::ColumnLength { row: index, name, len, expected });
             }
         }
+        Ok(())
+    }
+
+    /// The arrays are aligned.
+    fn check_values(&self, index: usize) -> Result<()> {
         if self.agrees() {
             return Ok(());
         }
-        let wrong = (0..expected).find_map(|at| {
+        let wrong = (0..self.completion_ids.len()).find_map(|at| {
             let (mask, logprob) = (self.env_mask[at], self.logprobs[at]);
             let problem = match mask {
                 0 if logprob.abs().to_bits() == 0 => return None,
@@ -58,16 +68,17 @@ impl Row<'_> {
 
     /// Whether masks and logprobs are what they can be, without a branch for each token.
     fn agrees(&self) -> bool {
-        let wrong = |mask: u8, logprob: f32| {
-            // Without its sign: its upper byte is the exponent, and 0.0 is all zeros.
-            let bits = logprob.to_bits() << 1;
-            let is_not_finite = ((bits >> 24) + 1) >> 8;
-            let is_no_mask = u32::from(mask) & !1;
-            let if_not_sampled = u32::from(mask).wrapping_sub(1);
-            is_no_mask | is_not_finite | bits & if_not_sampled
+        const LARGEST: u32 = f32::MAX.to_bits();
+        // Without its sign a finite number is at most the largest one, by its bits, and 0.0 is 0.
+        // The difference has the upper bit where it is more.
+        let beyond = |mask: u8, logprob: f32| {
+            let most = 0_u32.wrapping_sub(mask.into()) & LARGEST;
+            most.wrapping_sub(logprob.abs().to_bits())
         };
+        let masks = self.env_mask.iter().fold(0, |any, mask| any | mask);
         let pairs = self.env_mask.iter().zip(self.logprobs);
-        pairs.fold(0, |any, (&mask, &logprob)| any | wrong(mask, logprob)) == 0
+        let any_beyond = pairs.fold(0, |any, (&mask, &logprob)| any | beyond(mask, logprob));
+        masks <= 1 && any_beyond >> 31 == 0
     }
 }
 
@@ -123,8 +134,7 @@ pub struct Batch<'a> {
 pub fn collate(rows: &[Row<'_>], pad_id: i64, batch: &mut Batch<'_>) -> Result<()> {
     let Shape { prompt_len, completion_len, .. } = Shape::of(rows);
     for (index, row) in rows.iter().enumerate() {
-        // Row by row: what was checked is still near when it is copied.
-        row.check(index)?;
+        row.check_lengths(index)?;
         let prompt = index * prompt_len..(index + 1) * prompt_len;
         let padding = prompt_len - row.prompt_ids.len();
         let (pad, ids) = batch.prompt_ids[prompt.clone()].split_at_mut(padding);
@@ -148,6 +158,8 @@ pub fn collate(rows: &[Row<'_>], pad_id: i64, batch: &mut Batch<'_>) -> Result<(
         let (mask, pad) = batch.env_mask[completion].split_at_mut(len);
         mask.copy_from_slice(row.env_mask);
         pad.fill(0);
+        // What was copied a moment ago is still near, and nothing fetches it as fast as a copy does.
+        row.check_values(index)?;
     }
     Ok(())
 }

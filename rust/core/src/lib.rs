@@ -47,7 +47,7 @@ mod tokenizer;
 mod trajectory;
 
 pub use columns::{Batch, Columns, Row, Shape, collate};
-pub use encode::Edge;
+pub use encode::{Edge, look_first_at};
 pub use error::{Error, Result, SampleOf};
 pub use file::{AddedToken, Overrides};
 pub use parts::{Part, PartKind};

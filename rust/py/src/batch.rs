@@ -1,4 +1,4 @@
-//! One call for many texts: all cores, one release of the GIL, answers in order.
+//! One call for many texts: all cores, the GIL released once at the most, answers in order.
 //!
 //! Invariant: the answers are those of one call after the other. Of several texts that fail, the
 //! first is named, whichever thread was done first.
@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use abut_core::Error;
+use abut_core::{Error, Tokenizer};
 use pyo3::prelude::*;
+
+use crate::detach::encoding;
 
 /// How often Ctrl-C is looked for; it is noticed between two texts.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -17,22 +19,30 @@ const SIGNALS: Duration = Duration::from_millis(50);
 const THREAD_BYTES: usize = 32 * 1024;
 
 /// As many threads as have something to do.
-pub fn threads(texts: usize, bytes: usize) -> usize {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    cores.min(texts).min(bytes / THREAD_BYTES).max(1)
+fn threads(texts: usize, bytes: usize) -> usize {
+    let busy = texts.min(bytes / THREAD_BYTES);
+    if busy < 2 {
+        // To ask how many cores there are reads files of the system: 25 us, a kilobyte of text.
+        return 1;
+    }
+    thread::available_parallelism().map_or(1, usize::from).min(busy)
 }
 
 /// The answers to `0..count`, or the first that is an error, with its index.
+///
+/// They are of `bytes` bytes of text in all, which `tokenizer` encodes.
 pub fn answers<T: Send>(
     py: Python<'_>,
+    tokenizer: &Tokenizer,
+    bytes: usize,
     count: usize,
-    threads: usize,
     answer: impl Fn(usize) -> Result<T, Error> + Sync,
 ) -> PyResult<Result<Vec<T>, (usize, Error)>> {
+    let threads = threads(count, bytes);
     let next = AtomicUsize::new(0);
     // Nothing from here on is wanted: behind the first error, nothing; after Ctrl-C, nothing at all.
     let end = AtomicUsize::new(count);
-    let work = |after_each: &mut dyn FnMut()| {
+    let work = &|after_each: &mut dyn FnMut()| {
         let mut answered = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +58,7 @@ pub fn answers<T: Send>(
         }
     };
     let mut interrupt = None;
-    let mut answered = py.detach(|| {
+    let mut answered = encoding(py, tokenizer, bytes, || {
         let mut looked = Instant::now();
         let mut look_for_signals = || {
             if looked.elapsed() >= SIGNALS {
@@ -60,7 +70,13 @@ pub fn answers<T: Send>(
             }
         };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut || {}))).collect();
+            let start = |place| {
+                scope.spawn(move || {
+                    abut_core::look_first_at(place);
+                    work(&mut || {})
+                })
+            };
+            let others: Vec<_> = (1..threads).map(start).collect();
             let mut answered = work(&mut look_for_signals);
             for other in others {
                 answered.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));

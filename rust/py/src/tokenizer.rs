@@ -195,8 +195,8 @@ impl PyTokenizer {
             .enumerate()
             .map(|(index, text)| mode_of(text, added).map_err(|e| error::in_text(py, index, &e)))
             .collect::<PyResult<Vec<_>>>()?;
-        let threads = batch::threads(texts.len(), texts.iter().map(|(text, _)| text.len()).sum());
-        let answers = batch::answers(py, texts.len(), threads, |index| {
+        let bytes = texts.iter().map(|(text, _)| text.len()).sum();
+        let answers = batch::answers(py, &self.core, bytes, texts.len(), |index| {
             let (text, mode) = texts[index];
             Ok(widened(&self.core.encode(text, mode)?))
         })?;

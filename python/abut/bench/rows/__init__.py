@@ -12,6 +12,7 @@ from abut.bench.rows import (
     async_rollouts,
     collate,
     encode,
+    encode_batch,
     engine_reply,
     gateway,
     load,
@@ -30,6 +31,7 @@ Measure: TypeAlias = Callable[[Workbench], Row]
 
 ROWS: dict[str, Measure] = {
     "encode": encode.measure,
+    "encode_batch": encode_batch.measure,
     "append": append.measure,
     "open_text": open_text.measure,
     "seam": seam.measure,

@@ -1,59 +1,156 @@
 """Encoding: one text after another, each seen for the first time, then once more."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from abut.bench.figures import Row, require_same
+from abut._native import Tokenizer
+from abut.bench.encoders import (
+    ABUT,
+    FAST,
+    GIGATOKEN,
+    SHAPES,
+    TIKTOKEN,
+    TOKENIZERS,
+    Encode,
+    peers_of,
+)
+from abut.bench.figures import ResultsDiffer, Row, require_same
+from abut.bench.peers import PeerMissing
 from abut.bench.texts import Corpus
 from abut.bench.timing import Check, Sides, interleave
 from abut.bench.workbench import Workbench
 
-PEER = "tokenizers encode"
-FIRST, AGAIN = "a text seen for the first time", "the same text again"
+MIXED, CODE = "mixed text", "code"
+_CASES = {
+    MIXED: ("a text seen for the first time", "the same text again"),
+    CODE: ("code seen for the first time", "the same code again"),
+}
 
 
 def measure(workbench: Workbench) -> Row:
-    """Encode mixed text."""
-    size = workbench.scale.encode_bytes
-    row = Row("encode", f"encode {size:,} bytes of mixed text (code, prose, CJK, JSON)")
-    ours, oracle, corpus = workbench.tokenizer, workbench.oracle, Corpus(1)
+    """Encode mixed text and code, by the tokenizer of the other rows and by each shape."""
+    scale = workbench.scale
+    row = Row(
+        "encode",
+        f"encode {scale.encode_bytes:,} bytes of mixed text (code, prose, CJK, JSON)",
+        equal="all token ids, in every round",
+        notes=[
+            "abut returns an int64 array, gigatoken one of uint32, tiktoken a list; `tokenizers` "
+            "an `Encoding`, of which `.ids` is taken.",
+            "Every round has another text, which no side has seen. Code and prose are those of "
+            "Python's standard library; Chinese, Japanese, Korean and JSON are written at random, "
+            "every tenth CJK word of random characters. Code alone is that of the library, "
+            f"{scale.encode_code_bytes:,} bytes.",
+            "tiktoken is built from the ranks and the pattern in tokenizer.json. It has no "
+            "normalizer, and knows no added tokens here.",
+        ],
+    )
+    corpus = Corpus(1)
+    shares = [0.1, *[1.0] * scale.encode_rounds]  # a short text warms up
+    texts = {
+        MIXED: [corpus.mixed(int(share * scale.encode_bytes)) for share in shares],
+        CODE: [corpus.code(int(share * scale.encode_code_bytes)) for share in shares],
+    }
+    measured = {"": (workbench.tokenizer_json, workbench.tokenizer, workbench.oracle)}
+    for shape in SHAPES:
+        try:
+            file = shape.file()
+        except PeerMissing as reason:
+            row.missing[shape.name] = str(reason)
+            continue
+        oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
+        measured[f", {shape.name}"] = (file, Tokenizer.from_file(file), oracle)
+    for suffix, (file, tokenizer, oracle) in measured.items():
+        _by_one_tokenizer(workbench, row, texts, suffix, file, tokenizer, oracle)
+    row.need_faster(TOKENIZERS, _CASES[MIXED][0], 20)
+    cases = [case + suffix for suffix in measured for cases in _CASES.values() for case in cases]
+    for case in cases:
+        row.need_faster(GIGATOKEN, case, 1)
+    for peer in (GIGATOKEN, TIKTOKEN):
+        _tell(row, peer, cases)
+    return row
+
+
+def _tell(row: Row, peer: str, cases: Sequence[str]) -> None:
+    """Say where abut is faster than a peer, and where it is slower."""
+    won: list[str] = []
+    lost: list[str] = []
+    for case in cases:
+        ours, theirs = row.median(ABUT, case), row.median(peer, case)
+        if ours is not None and theirs is not None:
+            (won if ours <= theirs else lost).append(case)
+    if won or lost:
+        row.notes.append(
+            f"Beside {peer} abut is faster in {len(won)} of {len(won) + len(lost)} cases; slower: "
+            f"{'; '.join(lost) or 'none'}."
+        )
+
+
+def _by_one_tokenizer(
+    workbench: Workbench,
+    row: Row,
+    texts: Mapping[str, Sequence[str]],
+    suffix: str,
+    file: Path,
+    tokenizer: Tokenizer,
+    oracle: Any,
+) -> None:
+    """Add the cases of one tokenizer.json, whose names end in `suffix`."""
+
+    def by_tokenizers(text: str) -> Any:
+        return oracle.encode(text, add_special_tokens=False).ids
+
+    def by_batch(text: str) -> Any:
+        return oracle.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    peers, missing = peers_of(workbench, file, tokenizer)
+    sides: dict[str, Encode] = {ABUT: tokenizer.encode, **peers, TOKENIZERS: by_tokenizers}
+    if not suffix:  # the slowest; once is enough
+        sides[FAST] = by_batch
+    for kind, (first, again) in _CASES.items():
+        taken = _timed(kind, texts[kind], sides, missing)
+        for side in sides.keys() & missing.keys():
+            del sides[side]
+        for prefix, case in (("", first), (_AGAIN, again)):
+            found = {side: taken[prefix + side] for side in sides if prefix + side in taken}
+            row.add(case + suffix, found)
+    for side, reason in missing.items():
+        row.missing[side + suffix] = reason
+
+
+_AGAIN = "again "
+
+
+def _timed(
+    kind: str, texts: Sequence[str], sides: Mapping[str, Encode], missing: dict[str, str]
+) -> dict[str, list[float]]:
+    """Take the times of all sides; of a peer that differs only the reason, into `missing`."""
 
     def prepare(number: int) -> tuple[Sides, Check]:
-        text = corpus.mixed(size if number >= 0 else size // 10)
+        text = texts[number + 1]
 
-        def abut() -> Any:
-            return ours.encode(text)
-
-        def tokenizers() -> Any:
-            return oracle.encode(text, add_special_tokens=False).ids
+        def encoding(encode: Encode) -> Any:
+            return lambda: encode(text)
 
         def check(results: dict[str, Any]) -> None:
-            for peer in (PEER, "again " + PEER, "encode_batch_fast"):
-                require_same("the tokens of mixed text", peer, results["abut"], results[peer])
-            require_same("the tokens, encoded again", PEER, results["again abut"], results[PEER])
+            what = f"the tokens of {kind}"
+            for name in results.keys() - {ABUT}:
+                side = name.removeprefix(_AGAIN)
+                try:
+                    require_same(what, side, results[ABUT], results[name])
+                except ResultsDiffer as differ:
+                    # `tokenizers` is who says what the tokens are: beside it abut is wrong.
+                    if side in (ABUT, TOKENIZERS, FAST):
+                        raise
+                    missing[side] = str(differ).partition("\n")[0]
 
-        return {
-            "abut": abut,
-            PEER: tokenizers,
-            "encode_batch_fast": lambda: (
-                oracle.encode_batch_fast([text], add_special_tokens=False)[0].ids
-            ),
-            "again abut": abut,
-            "again " + PEER: tokenizers,
-        }, check
+        # Who comes first changes from round to round: what a side leaves in the caches is part of
+        # what the next one takes.
+        names = [side for side in sides if side not in missing]
+        names = names[::-1] if number % 2 else names
+        timed = {name: encoding(sides[name]) for name in names}
+        once_more = {_AGAIN + name: side for name, side in timed.items() if name != FAST}
+        return timed | once_more, check
 
-    taken = interleave(prepare, workbench.scale.encode_rounds)
-    fast = "tokenizers encode_batch_fast"
-    row.add(
-        FIRST,
-        {"abut": taken["abut"], PEER: taken[PEER], fast: taken["encode_batch_fast"]},
-    )
-    row.add(AGAIN, {"abut": taken["again abut"], PEER: taken["again " + PEER]})
-    row.need_faster(PEER, FIRST, 20)
-    row.equal = "all token ids, in every round"
-    row.notes = [
-        "abut returns an int64 array; `tokenizers` an `Encoding`, of which `.ids` is taken.",
-        "Every round has another text, which neither side has seen. Code and prose are those of "
-        "Python's standard library; Chinese, Japanese, Korean and JSON are written at random, "
-        "every tenth CJK word of random characters.",
-    ]
-    return row
+    return interleave(prepare, len(texts) - 1)

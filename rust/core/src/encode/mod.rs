@@ -11,5 +11,6 @@ pub use edge::Edge;
 pub(crate) use edge::{normalizers, pre_tokenizers};
 pub(crate) use encoded::{Encoded, HardCut};
 pub(crate) use fast::Fast;
+pub use fast::look_first_at;
 pub(crate) use hf::Pipeline;
 pub(crate) use segment::Segment;

@@ -11,6 +11,7 @@ mod class;
 mod merges;
 mod neighbours;
 mod nfc;
+mod pool;
 mod scan;
 mod shape;
 mod words;
@@ -25,9 +26,11 @@ use super::segment::Segment;
 use crate::file::Loaded;
 use byte_level::ByteLevel;
 use char_level::CharLevel;
+use pool::Pool;
+pub use pool::look_first_at;
 use scan::Pattern;
 use shape::{Prefix, Shape};
-use words::{Pool, Scratch};
+use words::Scratch;
 
 /// What encoders are compared with each other on: every script, class of character and case that
 /// a pattern is about.
@@ -40,7 +43,7 @@ const BYTES_PER_TOKEN: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Fast {
     encoder: Encoder,
-    pool: Pool,
+    pool: Pool<Scratch>,
 }
 
 /// One for each [`Shape`].
@@ -86,7 +89,7 @@ impl Fast {
         }
         let text = composed.as_ref().map_or(segment.text, |composed| &composed.text);
         let (before, cuts_before) = (out.ids.len(), out.added.len());
-        self.pool.with(|scratch| {
+        self.pool.with(Scratch::new, |scratch| {
             let mut from = 0;
             for (cut, id) in segment.cuts_of_unchanged() {
                 self.encode_slice(text, from..cut.start, segment, scratch, out);
@@ -96,6 +99,7 @@ impl Fast {
                 from = cut.end;
             }
             self.encode_slice(text, from..text.len(), segment, scratch, out);
+            scratch.bench.clear();
         });
         if let Some(composed) = composed.filter(|_| out.with_spans) {
             for span in &mut out.spans[before..] {

@@ -6,7 +6,6 @@
 
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use rustc_hash::FxHasher;
 
@@ -70,7 +69,7 @@ struct Slot {
     ids: [u32; MOST_IDS],
 }
 
-/// What one thread works with.
+/// What one thread works with: a megabyte of slots.
 #[derive(Debug)]
 pub(super) struct Scratch {
     slots: Box<[Slot]>,
@@ -78,7 +77,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { slots: vec![Slot::default(); SLOTS].into_boxed_slice(), bench: Bench::default() }
     }
 
@@ -98,35 +97,6 @@ impl Scratch {
         slot.key = key;
         slot.count = u8::try_from(ids.len()).expect("few");
         slot.ids[..ids.len()].copy_from_slice(ids);
-    }
-}
-
-/// Scratches that no thread is using. Each has a megabyte of slots: they go with the tokenizer, where
-/// thread-locals would stay with every thread that once encoded.
-#[derive(Debug, Default)]
-pub(super) struct Pool(Mutex<Vec<Scratch>>);
-
-impl Pool {
-    /// Lends one to `work`, a new one where another thread is looking for one in this moment.
-    ///
-    /// It never waits: in a forked process a lock that another thread held is held for ever.
-    pub fn with<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
-        let taken = self.idle().and_then(|mut idle| idle.pop());
-        let mut scratch = taken.unwrap_or_else(Scratch::new);
-        let result = work(&mut scratch);
-        scratch.bench.clear();
-        if let Some(mut idle) = self.idle() {
-            idle.push(scratch);
-        }
-        result
-    }
-
-    fn idle(&self) -> Option<MutexGuard<'_, Vec<Scratch>>> {
-        match self.0.try_lock() {
-            Ok(idle) => Some(idle),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 }
 
@@ -260,18 +230,4 @@ fn hash(bytes: &[u8]) -> u32 {
     hasher.write(bytes);
     let hash = hasher.finish();
     u32::try_from((hash ^ (hash >> 32)) & u64::from(u32::MAX)).expect("the lower half")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_never_waits_for_who_holds_its_lock() {
-        let pool = Pool::default();
-        assert_eq!(pool.with(|_| 1), 1);
-        let held = pool.0.lock().expect("nobody else has it");
-        assert_eq!(pool.with(|_| 2), 2);
-        assert_eq!(held.len(), 1);
-    }
 }
