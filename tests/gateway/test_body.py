@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from abut.gateway.body import Beginning, Bodies, digest_of, read_body
 from abut.gateway.refusal import Refusal
+from abut.gateway.request import read_request
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
 
@@ -76,6 +77,26 @@ def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     assert second["tools"] is first["tools"]
     second["messages"].clear()
     assert read_body(json.dumps(longer).encode(), known)[0] == longer
+
+
+def test_equal_fields_are_read_once_and_say_the_same() -> None:
+    user = {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "look"}}
+    asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
+    body, known = read_body(json.dumps(asked).encode())
+    assert known is not None
+    first = known.fields.noted = read_request(body)
+    for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}):
+        longer = {**asked, "messages": [user, added]}
+        body, beginning = read_body(json.dumps(longer).encode(), known)
+        assert beginning is not None
+        again = read_request(body, like=beginning.fields.noted)
+        assert again == read_request(longer)
+        assert again.frame == read_request(longer).frame
+        assert again.tools is first.tools
+    _, other = read_body(json.dumps({**asked, "stop": "y"}).encode(), known)
+    assert other is not None
+    assert other.fields.noted is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'

@@ -50,7 +50,7 @@ class Beginning:
 
     whole: bytes
     end: int
-    digest: "hashlib._Hash"
+    digest: hashlib.blake2b
     messages: list[Message]
     fields: Fields
 
