@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abut.gateway.body import Beginning, Bodies, read_body
+from abut.gateway.body import Beginning, Bodies, digest_of, read_body
 from abut.gateway.refusal import Refusal
+from abut.gateway.request import read_request
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
 
@@ -56,18 +57,19 @@ def test_a_growing_body(
         body = {**head, "messages": messages[:cut], **tail}
         text = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii)
         content = text.encode("utf-8", "surrogatepass")
-        known = known if known is not None and content.startswith(known.content) else None
+        known = known if known is not None and known.begins(content) else None
         got, beginning = read(content, known)
         assert repr(got) == repr(json.loads(content)) or got == json.loads(content)
+        assert digest_of(content, beginning) == digest_of(content, None)
         if beginning is not None:
-            assert content.startswith(beginning.content)
+            assert beginning.begins(content)
             known = beginning
 
 
 def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     first, known = read_body(json.dumps(ASKED).encode())
     assert known is not None
-    assert known.content.endswith(b"}")
+    assert known.whole[: known.end].endswith(b"}")
     longer = {**ASKED, "messages": [*ASKED["messages"], {"role": "user", "content": "b"}]}  # type: ignore[misc]
     second, _ = read_body(json.dumps(longer).encode(), known)
     assert second == longer
@@ -75,6 +77,26 @@ def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     assert second["tools"] is first["tools"]
     second["messages"].clear()
     assert read_body(json.dumps(longer).encode(), known)[0] == longer
+
+
+def test_equal_fields_are_read_once_and_say_the_same() -> None:
+    user = {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "look"}}
+    asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
+    body, known = read_body(json.dumps(asked).encode())
+    assert known is not None
+    first = known.fields.noted = read_request(body)
+    for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}):
+        longer = {**asked, "messages": [user, added]}
+        body, beginning = read_body(json.dumps(longer).encode(), known)
+        assert beginning is not None
+        again = read_request(body, like=beginning.fields.noted)
+        assert again == read_request(longer)
+        assert again.frame == read_request(longer).frame
+        assert again.tools is first.tools
+    _, other = read_body(json.dumps({**asked, "stop": "y"}).encode(), known)
+    assert other is not None
+    assert other.fields.noted is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'
@@ -91,7 +113,7 @@ ENDS = [
 def test_what_follows_a_known_beginning(end: bytes) -> None:
     _, known = read_body(BEGUN + b"]}")
     assert known is not None
-    assert known.content == BEGUN
+    assert known.whole[: known.end] == BEGUN
     assert read(BEGUN + end, known)[0] == read_whole(BEGUN + end)
 
 
@@ -134,7 +156,7 @@ def test_random_bytes_in_a_known_beginning() -> None:
     signs = [b",", b"]", b"}", b"{", b"[", b'"', b" ", b"\\", b":", b"1", b'"messages"', b"\xc3"]
     for _ in range(3000):
         end = b"".join(rng.choice(signs) for _ in range(rng.randrange(8)))
-        content = known.content + end
+        content = known.whole[: known.end] + end
         assert read(content, known)[0] == read_whole(content)
 
 

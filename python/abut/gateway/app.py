@@ -16,7 +16,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from abut.address import said
 from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
-from abut.gateway.body import read_body
+from abut.gateway.body import digest_of, read_body
 from abut.gateway.call import Call
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
@@ -48,7 +48,7 @@ _PEERS = web.AppKey("peers", ClientSession)
 
 def make_app(desk: Desk) -> web.Application:
     """The application of a gateway."""
-    app = web.Application(client_max_size=_MOST_BYTES, middlewares=[_refuses])
+    app = web.Application(middlewares=[_refuses])
     app[_DESK] = desk
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
@@ -100,8 +100,6 @@ async def _refuses(
         return await handler(request)
     except Refusal as refusal:
         return web.json_response(refusal.body, status=refusal.status)
-    except web.HTTPRequestEntityTooLarge:
-        return _refused(_TOO_LARGE, 400)
     except web.HTTPException as error:
         return _refused(
             f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
@@ -137,7 +135,7 @@ async def _responses(request: web.Request) -> web.Response:
 
 async def _end(request: web.Request) -> web.Response:
     desk, serving = request.app[_DESK], request.app[_DESK].serving
-    body, _ = read_body(await request.read() or b"{}")
+    body, _ = read_body(await _content(request) or b"{}")
     rollout = _rollout_of(request, body, request.match_info.get("id"))
     desk.check_key(_key(request), rollout)
     if serving is None or rollout is None:
@@ -169,23 +167,27 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     desk = request.app[_DESK]
     key = _key(request)
     path_id = request.match_info.get("id")
-    if key is None or (path_id is not None and request.headers.get(ROLLOUT_HEADER) is None):
+    opened = path_id if request.headers.get(ROLLOUT_HEADER) is None else None
+    if key is None or opened is not None:
         desk.check_key(key, path_id)  # before anything is read
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
-    content = await request.read()
+    content = await _content(request)
     named = request.headers.get(ROLLOUT_HEADER) or path_id
     known = desk.bodies.beginning(named, content)
-    new_bytes = len(content) - (0 if known is None else len(known.content))
+    new_bytes = len(content) - (0 if known is None else known.end)
     body, beginning = await work_done(new_bytes <= _SMALL_BYTES, lambda: read_body(content, known))
     rollout = _rollout_of(request, body, path_id)
-    desk.check_key(key, rollout)
+    if rollout is None or rollout != opened:
+        desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
         return await _pass_on(request, desk, rank, content)
     seen = desk.seen(rollout, body.get("messages"))
-    chat = read_request(body, unenforced=desk.unenforced, seen=seen)
-    # With a key of the process; blake2b takes five times as long.
-    digest, retried = hash(content), _is_retry(request)
+    like = None if beginning is None else beginning.fields.noted
+    chat = read_request(body, unenforced=desk.unenforced, seen=seen, like=like)
+    if beginning is not None:
+        beginning.fields.noted = chat
+    digest, retried = digest_of(content, beginning), _is_retry(request)
     session = await desk.session_of(rollout, chat, digest, retried=retried)
     if beginning is not None and session.rollout_id == named:
         desk.bodies.keep(named, beginning)
@@ -207,6 +209,17 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _plain(request, session, call, model)
     finally:
         is_open.gone = True
+
+
+async def _content(request: web.Request) -> bytes:
+    """The body. `request.read()` copies it three times, each into memory of its own."""
+    chunks, size = [], 0
+    async for chunk in request.content.iter_any():
+        size += len(chunk)
+        if size > _MOST_BYTES:
+            raise Refusal(_TOO_LARGE)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _look_at(placing: asyncio.Future[Call]) -> None:

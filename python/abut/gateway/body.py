@@ -4,6 +4,7 @@ Invariant: what is read is what `json.loads` reads of the whole. What is equal b
 beginning of an earlier body is not parsed again, and its messages are the same objects.
 """
 
+import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,28 +19,49 @@ _UTF8 = ("utf-8", "surrogatepass")  # as `json.loads` decodes bytes
 _value_at = json.JSONDecoder().raw_decode
 
 
+@dataclass
+class Fields:
+    """What stands around the messages: the same object for all bodies in which it is the same.
+
+    Attributes:
+        head: what stands before them.
+        tail: what stands behind them, as text.
+        options: the same, read.
+        noted: what was made of them, by who reads them; None: nothing yet.
+    """
+
+    head: dict[str, Any]
+    tail: str
+    options: dict[str, Any]
+    noted: Any = None
+
+
 @dataclass(frozen=True)
 class Beginning:
     """A body up to its last message, and what was read of it.
 
     Attributes:
-        content: its bytes, the last message's included.
-        head: what stands before the messages.
+        whole: the body, which is not copied.
+        end: so many of its bytes, the last message's included.
+        digest: of these; one goes on from a copy.
         messages: one at least.
-        tail: what stood behind them, as text.
-        options: the same, read.
+        fields: all else, of the whole body.
     """
 
-    content: bytes
-    head: dict[str, Any]
+    whole: bytes
+    end: int
+    digest: hashlib.blake2b
     messages: list[Message]
-    tail: str
-    options: dict[str, Any]
+    fields: Fields
 
     @property
     def body(self) -> dict[str, Any]:
         """What was read in all."""
-        return {**self.head, "messages": [*self.messages], **self.options}
+        return {**self.fields.head, "messages": [*self.messages], **self.fields.options}
+
+    def begins(self, content: bytes) -> bool:
+        """Whether another body has the same beginning."""
+        return content.startswith(memoryview(self.whole)[: self.end])
 
 
 class Bodies:
@@ -58,20 +80,34 @@ class Bodies:
     def beginning(self, rollout: str | None, content: bytes) -> Beginning | None:
         """What of a body is known."""
         known = None if rollout is None else self._kept.get(rollout)
-        return known if known is not None and content.startswith(known.content) else None
+        return known if known is not None and known.begins(content) else None
 
     def keep(self, rollout: str, beginning: Beginning) -> None:
         """Know it when the next one comes."""
         self.forget(rollout)
         self._kept[rollout] = beginning
-        self._bytes += len(beginning.content)
+        self._bytes += len(beginning.whole)
         while self._bytes > self._most_bytes:
             self.forget(next(iter(self._kept)))
 
     def forget(self, rollout: str) -> None:
         """Know nothing of a rollout any more."""
         if (known := self._kept.pop(rollout, None)) is not None:
-            self._bytes -= len(known.content)
+            self._bytes -= len(known.whole)
+
+
+def digest_of(content: bytes, beginning: Beginning | None) -> bytes:
+    """By which equal bodies are known, in time that does not grow with what they repeat.
+
+    Args:
+        content: the body.
+        beginning: its own, where it has one.
+    """
+    if beginning is None:
+        return hashlib.blake2b(content).digest()
+    digest = beginning.digest.copy()
+    digest.update(memoryview(content)[beginning.end :])
+    return digest.digest()
 
 
 def read_body(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
@@ -117,9 +153,9 @@ def _read(content: bytes, known: Beginning | None) -> Beginning | None:
         if head is None or text[at] != "[":
             return None
         messages, end = _value_at(text, at)
+        digest, digested = hashlib.blake2b(), 0
     else:
-        head = known.head
-        text = content[len(known.content) :].decode(*_UTF8)
+        text = content[known.end :].decode(*_UTF8)
         at = _behind_space(text, 0)
         if text[at] == "]":
             messages, end = known.messages, at + 1
@@ -131,19 +167,22 @@ def _read(content: bytes, known: Beginning | None) -> Beginning | None:
             messages = known.messages + more
         else:
             return None
+        head, digest, digested = known.fields.head, known.digest.copy(), known.end
     if not messages:
         return None
     tail = text[end:]
-    if known is not None and tail == known.tail:
-        options = known.options
-    elif (read := _tail(tail)) is None:
+    if known is not None and tail == known.fields.tail:
+        fields = known.fields
+    elif (options := _tail(tail)) is None:
         return None
     else:
-        options = read
-    behind = text[len(text[: end - 1].rstrip(_SPACE)) :]
-    return Beginning(
-        content[: len(content) - len(behind.encode(*_UTF8))], head, messages, tail, options
-    )
+        fields = Fields(head, tail, options)
+    last = end - 1
+    while last and text[last - 1] in _SPACE:
+        last -= 1
+    ended = len(content) - len(text[last:].encode(*_UTF8))
+    digest.update(memoryview(content)[digested:ended])
+    return Beginning(content, ended, digest, messages, fields)
 
 
 def _head(text: str) -> tuple[dict[str, Any] | None, int]:

@@ -34,7 +34,7 @@ class Call:
     """
 
     number: int
-    body: int
+    body: bytes
     request: ChatRequest
     answered: asyncio.Future[Answer]
     is_open: Callable[[], bool]

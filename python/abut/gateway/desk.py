@@ -147,7 +147,7 @@ class Desk:
         return Seen() if session is None else session.seen(messages)
 
     async def session_of(
-        self, endpoint_id: str | None, request: ChatRequest, body: int, *, retried: bool
+        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
     ) -> Session:
         """The rollout that a request belongs to; arguments as of `Session.call`.
 

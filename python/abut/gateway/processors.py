@@ -74,7 +74,7 @@ class Processors:
                 self._made.popitem(last=False)
         self._made.move_to_end(frame)
         try:
-            return await asyncio.shield(made)
+            return made.result() if made.done() else await asyncio.shield(made)
         except (AbutError, TypeError, ValueError) as error:
             self._made.pop(frame, None)
             param = "tools" if request.tools else "chat_template_kwargs"

@@ -4,6 +4,7 @@ Invariant: each field is honoured, refused or named as ignored; none changes in 
 policy is asked.
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,19 @@ class ChatRequest:
         """What the whole conversation is written with; another one is another conversation."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
+    def again(self, messages: list[Message], *, token_ids: bool) -> "ChatRequest":
+        """The same with other messages; what was found of the rest, its frame, is kept."""
+        other = copy.copy(self)
+        vars(other).update(messages=messages, token_ids=token_ids)
+        return other
+
 
 def read_request(
-    body: Mapping[str, Any], *, unenforced: str = "refuse", seen: Seen = _NOTHING
+    body: Mapping[str, Any],
+    *,
+    unenforced: str = "refuse",
+    seen: Seen = _NOTHING,
+    like: ChatRequest | None = None,
 ) -> ChatRequest:
     """What a request asks.
 
@@ -100,10 +111,14 @@ def read_request(
         body: its JSON.
         unenforced: "accept" samples freely where a typed answer is asked for.
         seen: what of its messages was read before.
+        like: one that was read with the same fields, but for its messages; they are not read again.
 
     Raises:
         Refusal: names the field that is wrong, or that could not be exact.
     """
+    if like is not None:
+        messages = _messages(body, seen.messages)
+        return like.again(messages, token_ids=_wants_ids(body, messages, seen))
     _refuse_inexact(body)
     variables = _object(body, "chat_template_kwargs")
     if taken := sorted(_TAKEN & variables.keys()):
@@ -125,10 +140,7 @@ def read_request(
         stream=_flag(body, "stream"),
         usage=bool(options.get("include_usage")),
         logprobs=_flag(body, "logprobs"),
-        token_ids=_flag(body, "return_token_ids")
-        or _flag(body, "return_tokens_as_token_ids")
-        or seen.token_ids
-        or any(key in message for message in messages[seen.messages :] for key in TOKEN_FIELDS),
+        token_ids=_wants_ids(body, messages, seen),
         token_names=_flag(body, "return_tokens_as_token_ids"),
         template_kwargs=variables,
         sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
@@ -186,6 +198,15 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
             )
         unmet.append(name)
     return unmet
+
+
+def _wants_ids(body: Mapping[str, Any], messages: Sequence[Message], seen: Seen) -> bool:
+    return (
+        _flag(body, "return_token_ids")
+        or _flag(body, "return_tokens_as_token_ids")
+        or seen.token_ids
+        or any(key in message for message in messages[seen.messages :] for key in TOKEN_FIELDS)
+    )
 
 
 def _messages(body: Mapping[str, Any], seen: int) -> list[Message]:

@@ -153,7 +153,7 @@ class Serving:
             await THREADS.ask(flush)
 
     async def session_of(
-        self, id_: str | None, request: ChatRequest, body: int, *, retried: bool
+        self, id_: str | None, request: ChatRequest, body: bytes, *, retried: bool
     ) -> Session:
         """The rollout of a request; one that nobody has named is found by its history.
 
@@ -203,7 +203,7 @@ class Serving:
     # ---- which rollout
 
     def _found(
-        self, request: ChatRequest, body: int, retried: bool
+        self, request: ChatRequest, body: bytes, retried: bool
     ) -> tuple[Hashable, Session | None]:
         """What a request begins with, and the rollout that it goes on with."""
         history = History(request.messages)

@@ -57,7 +57,7 @@ class Session:
         self.left_out_calls = 0
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
-        self._by_body: defaultdict[int, list[Call]] = defaultdict(list)
+        self._by_body: defaultdict[bytes, list[Call]] = defaultdict(list)
         self._policy = policy
         self._rewrites = rewrites
         self._lock = asyncio.Lock()
@@ -82,7 +82,7 @@ class Session:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
-    def has_asked(self, body: int, retried: bool) -> bool:
+    def has_asked(self, body: bytes, retried: bool) -> bool:
         """Whether a request would get the sample of one that was before it."""
         return self._asked_before(body, retried) is not None
 
@@ -125,7 +125,7 @@ class Session:
         self,
         request: ChatRequest,
         *,
-        body: int,
+        body: bytes,
         retried: bool,
         is_open: Callable[[], bool],
     ) -> Call:
@@ -185,7 +185,7 @@ class Session:
 
     # ---- where a request goes on
 
-    def _asked_before(self, body: int, retried: bool) -> Call | None:
+    def _asked_before(self, body: bytes, retried: bool) -> Call | None:
         """The call whose sample this request is to get, where it is no new one."""
         same = [call for call in self._by_body.get(body, ()) if call.may_be_given]
         unheard = [call for call in same if not call.delivered]

@@ -14,6 +14,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -174,7 +175,12 @@ class Conversation:
             if type(content) is not str:
                 return False
             chars += len(content)
-        return chars <= _QUICK_CHARS[self._tokenizer.profile()["encoder"]] and knows(messages)
+        return chars <= self._quick_chars and knows(messages)
+
+    @cached_property
+    def _quick_chars(self) -> int:
+        """What the tokenizer encodes in about half a millisecond."""
+        return _QUICK_CHARS[self._tokenizer.profile()["encoder"]]
 
     def request(self) -> NDArray[np.int64]:
         """`(T,)` int64, read-only: what the engine gets, which nothing changes from here on.

@@ -178,8 +178,6 @@ impl OpenText {
     /// Takes over where the tokens came from, and settles all that nothing can change any more.
     pub fn settle(&mut self, tokenizer: &Tokenizer, tail: &Tail) -> Settled {
         let encoded = &tail.encoded;
-        self.spans.truncate(tail.kept);
-        self.spans.extend(encoded.spans.iter().cloned());
         self.apart = tail.apart.or(self.apart);
         let mut settled = Settled::default();
         let whole = self.bytes();
@@ -190,9 +188,15 @@ impl OpenText {
                 tokens: cut.tokens_before_end,
                 to_hard_token: Some(cut.tokens_before_end),
             };
-            self.forget(cut.bytes.end, cut.tokens_before_end);
+            // Of a long text only its end is looked at from here on.
+            self.spans.clear();
+            self.spans.extend_from_slice(&encoded.spans[cut.tokens_before_end - tail.kept..]);
+            self.forget(cut.bytes.end, 0);
             self.begin(Edge::Segment);
             from = 0;
+        } else {
+            self.spans.truncate(tail.kept);
+            self.spans.extend_from_slice(&encoded.spans);
         }
         let last_anchor = tokenizer.last_anchor(&self.text.as_str()[from..]);
         if let Some((anchor, before)) = last_anchor.and_then(|at| self.tokens_before(from + at)) {
