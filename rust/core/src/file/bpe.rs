@@ -3,8 +3,6 @@
 //! Invariant: **`tokenizers` reads the same file as [`Bpe::whole`].** Both halves of each merge and what
 //! they become are entries, which is all that it asks of them.
 
-use std::borrow::Cow;
-
 use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab as HfVocab};
 
 use super::entries::Entries;
@@ -34,7 +32,7 @@ pub(crate) struct Merge {
 impl Bpe {
     /// `None` where something in it is out of the ordinary: how `tokenizers` reads it then, or why it
     /// does not, only it can say.
-    pub fn new(file: &BpeFile<'_>) -> Option<Self> {
+    pub(super) fn new(file: &BpeFile<'_>) -> Option<Self> {
         // Chance is refused with its name, and a dropout below zero by `tokenizers`.
         if file.dropout.is_some_and(|dropout| dropout != 0.0) {
             return None;
@@ -53,7 +51,7 @@ impl Bpe {
     }
 
     /// The parts of a model that `tokenizers` has read, and does not hand out.
-    pub fn of(read: &BPE, file: &ModelFile<'_>) -> Option<Self> {
+    pub(super) fn of(read: &BPE, file: &ModelFile<'_>) -> Option<Self> {
         let is_marked = read.continuing_subword_prefix.as_ref().is_some_and(|p| !p.is_empty());
         let (entries, merges) = parts(&file.vocab, &file.merges).filter(|_| !is_marked)?;
         Some(Self {
@@ -135,10 +133,8 @@ fn parts(vocab: &Vocab<'_>, merges: &Merges<'_>) -> Option<(Entries, Vec<Merge>)
     Some((entries, found))
 }
 
-fn is_joined(whole: &str, left: &Cow<'_, str>, right: &Cow<'_, str>) -> bool {
-    whole.len() == left.len() + right.len()
-        && whole.starts_with(left.as_ref())
-        && whole.ends_with(right.as_ref())
+fn is_joined(whole: &str, left: &str, right: &str) -> bool {
+    whole.len() == left.len() + right.len() && whole.starts_with(left) && whole.ends_with(right)
 }
 
 /// The runs of four bytes of a text, by their hashes.

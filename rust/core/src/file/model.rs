@@ -112,12 +112,9 @@ impl Model {
 
     /// All entries with their ids, in no certain order.
     pub fn entries(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, u32)> + '_> {
-        match self.parts() {
-            Some(bpe) => Box::new(bpe.entries.iter().map(|(text, id)| (Cow::Borrowed(text), id))),
-            None => {
-                let vocab = self.hf().get_vocab();
-                Box::new(vocab.into_iter().map(|(text, id)| (Cow::Owned(text), id)))
-            }
+        if let Some(bpe) = self.parts() {
+            return Box::new(bpe.entries.iter().map(|(text, id)| (Cow::Borrowed(text), id)));
         }
+        Box::new(self.hf().get_vocab().into_iter().map(|(text, id)| (Cow::Owned(text), id)))
     }
 }

@@ -10,7 +10,7 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 /// the same in it: what it would refuse, or see otherwise, is an error here.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct BpeFile<'a> {
+pub(super) struct BpeFile<'a> {
     #[serde(rename = "type")]
     _kind: Kind,
     pub dropout: Option<f32>,
@@ -37,7 +37,7 @@ enum Kind {
 
 /// The two large fields alone, of a model that may have others.
 #[derive(Deserialize)]
-pub(crate) struct ModelFile<'a> {
+pub(super) struct ModelFile<'a> {
     #[serde(borrow)]
     pub vocab: Vocab<'a>,
     #[serde(borrow)]
