@@ -72,8 +72,9 @@ impl Bpe {
 
     /// The model of `tokenizers` without entries that no part of `text` spells. It writes each part of
     /// `text` as the whole one does: what merges there, and what comes of it, stands in `text`, but
-    /// for unknown tokens and bytes, which are kept with all that holds them. Of 150,000 entries
-    /// a page of text has some thousands.
+    /// for unknown tokens and bytes, which are kept with all that holds them. Only where characters
+    /// are dropped, because the model has neither them nor anything to put in their place, others
+    /// may meet. Of 150,000 entries a page of text has some thousands.
     pub fn narrowed(&self, text: &str) -> BPE {
         let runs = Runs::of(text);
         let unknown = self.unk_token.as_deref();

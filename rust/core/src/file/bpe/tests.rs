@@ -78,7 +78,8 @@ fn what_is_out_of_the_ordinary_is_read_by_tokenizers() {
 #[test]
 fn what_tokenizers_refuses_is_refused() {
     for (fields, reason) in [
-        (format!(r#"{TYPE}, {VOCAB}, "merges": [["a", "é"]]"#), "out of vocabulary"),
+        (format!(r#"{TYPE}, {VOCAB}, "merges": [["b", "a"]]"#), "out of vocabulary"),
+        (format!(r#"{TYPE}, {VOCAB}, "merges": [["a", "é"]]"#), "contradict each other"),
         (format!(r#"{TYPE}, {VOCAB}, "merges": ["a b", ["a", "b"]]"#), "did not match any variant"),
         (format!(r#"{TYPE}, {VOCAB}, "merges": [["a", "b", "b"]]"#), "did not match any variant"),
         (format!(r#"{TYPE}, {VOCAB}, "merges": ["a b b"]"#), "Merges text file invalid at line 1"),
@@ -97,6 +98,9 @@ fn a_narrowed_model_writes_its_text_as_the_whole_one_does() {
     let text = "TheĠquickĠbrownĠfox,ĠorĠaĠ▁▁▁▁fewĠofĠthem▁jump▁over▁the▁lazy▁dog.ĊĊĊ()<0x0A>é中";
     for model in models() {
         let bpe = Bpe::read(&model);
+        // Across a character that is dropped others meet that do not stand side by side.
+        let is_kept = |c: &char| bpe.byte_fallback || bpe.entries.id_of(&c.to_string()).is_some();
+        let text: &str = &text.chars().filter(is_kept).collect::<String>();
         let (whole, narrowed) = (bpe.whole(), bpe.narrowed(text));
         let (all, kept) = (whole.get_vocab_size(), narrowed.get_vocab_size());
         assert!(kept < all, "{kept} of {all}");
