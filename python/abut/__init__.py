@@ -6,8 +6,8 @@ What assembles tokens is here at once. All else is imported when it is first ask
 processes that import abut, as workers and tools, never ask.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import importlib
+import typing
 
 from abut._native import (
     Columns,
@@ -37,7 +37,7 @@ from abut.errors import (
 )
 from abut.parts import PROVENANCE, Content, Part, Scaffold
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from abut.agents import Agent, AgentResult, Endpoint, agent
     from abut.envs.env import AsyncEnv, Env
     from abut.envs.task import EnvPool
@@ -141,8 +141,8 @@ def __getattr__(name: str) -> object:
         module = f"{__name__}.{name}"
         if not any(f"{other}.".startswith(f"{module}.") for other in _MODULES):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        return import_module(module)
-    value: object = getattr(import_module(module), name)
+        return importlib.import_module(module)
+    value: object = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
