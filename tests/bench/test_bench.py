@@ -143,6 +143,14 @@ def test_every_row_has_its_peers_on_the_real_tokenizer(qwen3):
         assert not {peer for peer in row.missing if peer.startswith(("TRL", "apply"))}
 
 
+def test_loading_has_to_take_half_the_time_and_no_more_memory(workbench):
+    needs = {need.what: (need.how, need.bound) for need in ROWS["load"](workbench).needs}
+    assert needs.pop("abut ÷ tokenizers, time") == ("at most", 0.5)
+    # Where the system says what memory a process has.
+    assert needs.pop("abut ÷ tokenizers, memory", ("at most", 1.0)) == ("at most", 1.0)
+    assert not needs
+
+
 def test_a_peer_that_gives_another_result_fails_the_row(workbench, monkeypatch):
     right = workbench.oracle
 

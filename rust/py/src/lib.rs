@@ -12,6 +12,7 @@ mod columns;
 mod convert;
 mod detach;
 mod error;
+mod loaded;
 mod pickle;
 mod reply;
 mod requests;
@@ -44,7 +45,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // The first array loads NumPy's own API; where Ctrl-C falls into that, the process panics.
         numpy::PyArray1::<i64>::zeros(module.py(), 0, false);
-        crate::pickle::objects(module.py())?;
+        crate::loaded::tokenizers(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -5,8 +5,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -39,29 +38,4 @@ pub fn read<T: DeserializeOwned>(written: &[u8]) -> PyResult<T> {
 /// The error of a class that does not pickle.
 pub fn refused(why: &str, hint: &str) -> PyErr {
     PyTypeError::new_err(format!("{why}\nhint: {hint}"))
-}
-
-/// The object that pickles of `source` stand for in this process: `object`, where there is none.
-pub fn remember<'py>(
-    source: &Bound<'py, PyTuple>,
-    object: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    objects(source.py())?.call_method1("setdefault", (source, object))
-}
-
-/// The object of `remember`, as long as it lives.
-pub fn remembered<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let object = objects(source.py())?.call_method1("get", (source,))?;
-    Ok((!object.is_none()).then_some(object))
-}
-
-/// Objects by what they were made of. Made with the module: a process that is forked while another
-/// thread makes them would wait for that thread.
-pub fn objects(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
-    static OBJECTS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let objects = OBJECTS.get_or_try_init(py, || {
-        let class = py.import("weakref")?.getattr("WeakValueDictionary")?;
-        class.call0().map(Bound::unbind)
-    })?;
-    Ok(objects.bind(py))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use abut_core::{Edge, Overrides, Tokenizer};
 use numpy::PyArray1;
-use pyo3::exceptions::{PyOSError, PyUserWarning, PyValueError};
+use pyo3::exceptions::{PyOSError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
@@ -16,27 +16,50 @@ use crate::batch;
 use crate::convert::{Parts, mode_in, mode_of, overrides_in, text_in, texts_in};
 use crate::detach::{encoding, looking_up};
 use crate::error;
-use crate::pickle::{Reduced, reduce, remember, remembered};
+use crate::loaded::{kept, known};
+use crate::pickle::{Reduced, reduce};
 use crate::seam::PySeam;
 
 /// A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored.
 #[pyclass(name = "Tokenizer", module = "abut", frozen, weakref)]
 pub struct PyTokenizer {
     pub core: Arc<Tokenizer>,
-    /// What it was made of, for pickle: the UTF-8 of the file, and the overrides. The file may not
-    /// be where the pickle is read, and its text is a tenth of what the tokenizer takes.
-    source: Py<PyTuple>,
+    /// What it was made of: the UTF-8 of the file, and the overrides, sorted. A pickle holds it: the
+    /// file may not be where the pickle is read.
+    pub source: Py<PyTuple>,
 }
 
 impl PyTokenizer {
-    /// Warns where text will be encoded more slowly than its shape promises.
-    fn new(
-        json: &Bound<'_, PyBytes>,
+    /// The one of this text and these overrides. `located` makes an error of a message. Warns where
+    /// text will be encoded more slowly than its shape promises.
+    fn of<'py>(
+        json: &Bound<'py, PyBytes>,
         overrides: &Overrides,
-        tokenizer: Tokenizer,
-    ) -> PyResult<Self> {
+        located: impl Fn(String) -> PyErr,
+    ) -> PyResult<Bound<'py, Self>> {
         let py = json.py();
-        if let Some(reason) = &tokenizer.profile().demoted_because {
+        let sorted = |tokens: &HashSet<String>| {
+            let mut tokens: Vec<_> = tokens.iter().collect();
+            tokens.sort_unstable();
+            PyTuple::new(py, tokens)
+        };
+        let source = (json, sorted(&overrides.control)?, sorted(&overrides.textual)?);
+        let source = source.into_pyobject(py)?;
+        let tokenizer = if let Some(known) = known(&source)? {
+            known
+        } else {
+            let text = std::str::from_utf8(json.as_bytes()).map_err(|_| {
+                located(
+                    "not a tokenizer.json: it is not UTF-8 text\n\
+                     hint: a tokenizer.model of SentencePiece is loaded with from_pretrained(folder)"
+                        .to_owned(),
+                )
+            })?;
+            let core = py.detach(|| Tokenizer::from_json(text, overrides));
+            let core = Arc::new(core.map_err(|e| located(e.to_string()))?);
+            kept(Bound::new(py, Self { core, source: source.unbind() })?)?
+        };
+        if let Some(reason) = &tokenizer.get().core.profile().demoted_because {
             let message = format!(
                 "the fast encoder is not used for this tokenizer: {reason}. Its tokens are exact, but \
                  encoding is slower\nhint: please report the tokenizer, so that the encoder can learn it"
@@ -44,13 +67,7 @@ impl PyTokenizer {
             let message = CString::new(message.replace('\0', "\u{fffd}"))?;
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;
         }
-        let sorted = |tokens: &HashSet<String>| {
-            let mut tokens: Vec<_> = tokens.iter().collect();
-            tokens.sort_unstable();
-            PyTuple::new(py, tokens)
-        };
-        let source = (json, sorted(&overrides.control)?, sorted(&overrides.textual)?);
-        Ok(Self { core: Arc::new(tokenizer), source: source.into_pyobject(py)?.unbind() })
+        Ok(tokenizer)
     }
 }
 
@@ -67,17 +84,14 @@ impl PyTokenizer {
     ///     TokenizerError: it is not one, or its tokens are drawn at random.
     #[staticmethod]
     #[pyo3(signature = (json, *, control = None, textual = None))]
-    fn from_str(
-        py: Python<'_>,
-        json: &Bound<'_, PyString>,
-        control: Option<&Bound<'_, PyAny>>,
-        textual: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let json = text_in(json)?;
-        let overrides = overrides_in(control, textual)?;
-        let tokenizer = py.detach(|| Tokenizer::from_json(json, &overrides));
-        let tokenizer = tokenizer.map_err(|e| error::to_py(&e))?;
-        Self::new(&PyBytes::new(py, json.as_bytes()), &overrides, tokenizer)
+    fn from_str<'py>(
+        py: Python<'py>,
+        json: &Bound<'py, PyString>,
+        control: Option<&Bound<'py, PyAny>>,
+        textual: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
+        let json = PyBytes::new(py, text_in(json)?.as_bytes());
+        Self::of(&json, &overrides_in(control, textual)?, error::tokenizer)
     }
 
     /// Read a `tokenizer.json`.
@@ -92,12 +106,12 @@ impl PyTokenizer {
     ///     TokenizerError: as `from_str`, with the path.
     #[staticmethod]
     #[pyo3(signature = (path, *, control = None, textual = None))]
-    fn from_file(
-        py: Python<'_>,
+    fn from_file<'py>(
+        py: Python<'py>,
         path: PathBuf,
-        control: Option<&Bound<'_, PyAny>>,
-        textual: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+        control: Option<&Bound<'py, PyAny>>,
+        textual: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
         let read = py.detach(|| std::fs::read(&path)).map_err(|e| {
             // With the path, as Python's own open() has it; OSError picks its subclass.
             let reason = e.to_string();
@@ -106,18 +120,10 @@ impl PyTokenizer {
             let code = e.raw_os_error();
             PyOSError::new_err((code, reason, path.display().to_string(), code))
         })?;
+        let json = PyBytes::new(py, &read);
+        drop(read);
         let located = |message: String| error::tokenizer(format!("{}: {message}", path.display()));
-        let json = String::from_utf8(read).map_err(|_| {
-            located(
-                "not a tokenizer.json: it is not UTF-8 text\n\
-                 hint: a tokenizer.model of SentencePiece is loaded with from_pretrained(folder)"
-                    .to_owned(),
-            )
-        })?;
-        let overrides = overrides_in(control, textual)?;
-        let tokenizer = py.detach(|| Tokenizer::from_json(&json, &overrides));
-        let tokenizer = tokenizer.map_err(|e| located(e.to_string()))?;
-        Self::new(&PyBytes::new(py, json.as_bytes()), &overrides, tokenizer)
+        Self::of(&json, &overrides_in(control, textual)?, located)
     }
 
     /// Take over a transformers tokenizer, or load one by name or folder with transformers.
@@ -132,13 +138,13 @@ impl PyTokenizer {
     ///     TokenizerError: it has no `tokenizers` backend.
     #[staticmethod]
     #[pyo3(signature = (source, *, control = None, textual = None))]
-    fn from_pretrained(
-        source: &Bound<'_, PyAny>,
-        control: Option<&Bound<'_, PyAny>>,
-        textual: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    fn from_pretrained<'py>(
+        source: &Bound<'py, PyAny>,
+        control: Option<&Bound<'py, PyAny>>,
+        textual: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
         let py = source.py();
-        let empty = PyTuple::empty(py);
+        let empty = PyTuple::empty(py).into_any();
         let (control, textual) = (control.unwrap_or(&empty), textual.unwrap_or(&empty));
         let (json, control): (Bound<'_, PyString>, Bound<'_, PyAny>) = py
             .import("abut.pretrained")?
@@ -365,27 +371,16 @@ impl PyTokenizer {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Bound<'py, PyTuple>>> {
-        let source = slf.get().source.bind(slf.py());
-        remember(source, slf)?;
-        reduce(slf, source.clone())
+        reduce(slf, slf.get().source.bind(slf.py()).clone())
     }
 
     /// One for all pickles of it that a process reads: it is large, and takes a while to make.
     #[staticmethod]
     #[pyo3(signature = (*source))]
-    fn _unpickled<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(known) = remembered(source)? {
-            return Ok(known);
-        }
-        let py = source.py();
+    fn _unpickled<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Self>> {
         let (json, control, textual): (Bound<'_, PyBytes>, Bound<'_, PyAny>, Bound<'_, PyAny>) =
             source.extract()?;
-        let overrides = overrides_in(Some(&control), Some(&textual))?;
-        let text = std::str::from_utf8(json.as_bytes())
-            .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let tokenizer = py.detach(|| Tokenizer::from_json(text, &overrides));
-        let made = Self::new(&json, &overrides, tokenizer.map_err(|e| error::to_py(&e))?)?;
-        remember(source, Bound::new(py, made)?.as_any())
+        Self::of(&json, &overrides_in(Some(&control), Some(&textual))?, error::tokenizer)
     }
 
     fn __repr__(&self) -> String {

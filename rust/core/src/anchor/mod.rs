@@ -19,9 +19,8 @@ mod walk;
 mod word;
 
 use rustc_hash::FxHashSet;
-use tokenizers::models::ModelWrapper;
 
-use crate::file::{AddedToken, Loaded};
+use crate::file::{AddedToken, Loaded, Model};
 use normal::Normal;
 use pieces::{Pieces, Place};
 use vocabulary::Vocabulary;
@@ -41,7 +40,7 @@ pub(crate) struct Anchors {
 
 impl Anchors {
     /// `Err` names the stage that has no anchors.
-    pub fn new(loaded: &Loaded<'_>, raw: Reach, normalized: Reach) -> Result<Self, String> {
+    pub fn new(loaded: &Loaded, raw: Reach, normalized: Reach) -> Result<Self, String> {
         let normal = Normal::new(&loaded.normalizer)?;
         let pieces = Pieces::new(&loaded.pre_tokenizer)?;
         // The bytes of a byte-level vocabulary stand beside each other in nearly every way.
@@ -59,13 +58,13 @@ impl Anchors {
     }
 
     /// The last anchor inside `text`, in bytes.
-    pub fn last_in(&self, text: &str, model: &ModelWrapper) -> Option<usize> {
+    pub fn last_in(&self, text: &str, model: &Model) -> Option<usize> {
         let places = text.char_indices().rev().map(|(at, _)| at);
         places.take_while(|at| *at > 0).find(|at| self.holds(text, *at, model))
     }
 
     /// The first anchor inside `text`, in bytes, and where the character after it ends.
-    pub fn first_in(&self, text: &str, model: &ModelWrapper) -> Option<(usize, usize)> {
+    pub fn first_in(&self, text: &str, model: &Model) -> Option<(usize, usize)> {
         let places = text.char_indices().skip(1);
         let mut anchors = places.filter(|(at, _)| self.holds(text, *at, model));
         anchors.next().map(|(at, c)| (at, at + c.len_utf8()))
@@ -119,7 +118,7 @@ impl Anchors {
         self.pieces.between(left, right, may_end)
     }
 
-    fn holds(&self, text: &str, at: usize, model: &ModelWrapper) -> bool {
+    fn holds(&self, text: &str, at: usize, model: &Model) -> bool {
         let Some(place) = self.place(text, at) else { return false };
         let parted = |vocabulary: &Vocabulary| vocabulary.parts(model, place.left, place.right);
         place.cut || self.vocabulary.as_ref().is_some_and(parted)

@@ -3,12 +3,12 @@
 //! Invariant: where [`Vocabulary::parts`] is true no token of the model crosses the two, and the
 //! tokens of each side are those that it has alone.
 
+use std::borrow::Cow;
+
 use once_cell::race::OnceBox;
 use rustc_hash::FxHashSet;
-use tokenizers::Model;
-use tokenizers::models::ModelWrapper;
 
-use crate::file::ModelSettings;
+use crate::file::{Model, ModelSettings};
 
 /// The pairs that stand side by side somewhere in the vocabulary.
 #[derive(Debug)]
@@ -32,20 +32,21 @@ struct Table {
 impl Vocabulary {
     /// `None` where what a token is depends on more than its own text: whole words that skip the
     /// merges, marks at the edges of words, scores whose sums are rounded.
-    pub fn new(model: &ModelWrapper, settings: &ModelSettings) -> Option<Self> {
+    pub fn new(model: &Model, settings: &ModelSettings) -> Option<Self> {
         let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
-        let sound = match model {
-            ModelWrapper::BPE(bpe) => {
-                !bpe.ignore_merges
+        let ignores_merges = model.ignores_merges();
+        let sound = match (ignores_merges, model.unigram()) {
+            (Some(ignores_merges), _) => {
+                !ignores_merges
                     && !marked(&settings.continuing_subword_prefix)
                     && !marked(&settings.end_of_word_suffix)
             }
-            ModelWrapper::Unigram(unigram) => unigram.iter().all(|(_, score)| sums_exactly(*score)),
-            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+            (None, Some(unigram)) => unigram.iter().all(|(_, score)| sums_exactly(*score)),
+            (None, None) => false,
         };
         sound.then(|| Self {
             table: OnceBox::new(),
-            merges: matches!(model, ModelWrapper::BPE(_)),
+            merges: ignores_merges.is_some(),
             unk: unk_piece(model, settings),
             byte_fallback: settings.byte_fallback,
         })
@@ -57,7 +58,7 @@ impl Vocabulary {
     }
 
     /// Whether no token can hold both characters, side by side.
-    pub fn parts(&self, model: &ModelWrapper, left: char, right: char) -> bool {
+    pub fn parts(&self, model: &Model, left: char, right: char) -> bool {
         let table = self.table.get_or_init(|| Box::new(Table::new(model)));
         let Some(table) = table else { return false };
         !table.pairs.contains(&(left, right)) && self.knows(table, left) && self.knows(table, right)
@@ -73,15 +74,15 @@ impl Vocabulary {
 
 impl Table {
     /// `None` where byte tokens take part in merges.
-    fn new(model: &ModelWrapper) -> Option<Self> {
+    fn new(model: &Model) -> Option<Self> {
         let mut table = Self {
             pairs: FxHashSet::default(),
             singles: FxHashSet::default(),
             all_bytes: (0..=255u8)
                 .all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some()),
         };
-        for piece in model.get_vocab().keys() {
-            if piece.len() > 6 && holds_byte(piece) {
+        for (piece, _) in model.entries() {
+            if piece.len() > 6 && holds_byte(&piece) {
                 return None;
             }
             let mut chars = piece.chars();
@@ -106,8 +107,8 @@ fn holds_byte(piece: &str) -> bool {
 }
 
 /// The text of the unknown token.
-fn unk_piece(model: &ModelWrapper, settings: &ModelSettings) -> Option<String> {
-    let by_id = || settings.unk_id.and_then(|id| model.id_to_token(id));
+fn unk_piece(model: &Model, settings: &ModelSettings) -> Option<String> {
+    let by_id = || settings.unk_id.and_then(|id| model.id_to_token(id).map(Cow::into_owned));
     settings.unk_token.clone().or_else(by_id)
 }
 

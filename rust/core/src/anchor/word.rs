@@ -9,12 +9,10 @@
 //! is followed through the text as a [`Walk`], goes on from there in the state in which it is anyway.
 
 use once_cell::race::OnceBox;
-use tokenizers::Model;
-use tokenizers::models::ModelWrapper;
 
 use super::pieces::Pieces;
 use super::walk::{Meeting, Path, Walk};
-use crate::file::{Loaded, kind, stages};
+use crate::file::{Loaded, Model, kind, stages};
 
 /// Between the longest added token that may still come and the place up to which text is walked.
 const MARGIN: usize = 4;
@@ -45,8 +43,8 @@ pub(crate) enum Restart {
 
 impl Words {
     /// `None` where no place inside a word is known.
-    pub fn new(loaded: &Loaded<'_>, pieces: &Pieces) -> Option<Self> {
-        let ModelWrapper::BPE(bpe) = &loaded.model else { return None };
+    pub fn new(loaded: &Loaded, pieces: &Pieces) -> Option<Self> {
+        let ignores_merges = loaded.model.ignores_merges()?;
         let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
         let settings = &loaded.settings;
         let is_marked =
@@ -74,7 +72,7 @@ impl Words {
                     _ => false,
                 },
             ),
-            ignores_merges: bpe.ignore_merges,
+            ignores_merges,
             are_bytes: pieces.are_bytes(),
             longest: OnceBox::new(),
         })
@@ -107,7 +105,7 @@ impl Words {
         &self,
         whole: &Walk,
         tail: &str,
-        model: &ModelWrapper,
+        model: &Model,
         rest: impl FnOnce() -> Option<String>,
     ) -> Option<Restart> {
         let mut from_place = self.path.begin();
@@ -125,9 +123,9 @@ impl Words {
         }
     }
 
-    fn longest(&self, model: &ModelWrapper) -> usize {
-        let len = |entry: &String| if self.are_bytes { entry.chars().count() } else { entry.len() };
-        let longest = || model.get_vocab().keys().map(len).max().unwrap_or(0);
+    fn longest(&self, model: &Model) -> usize {
+        let len = |entry: &str| if self.are_bytes { entry.chars().count() } else { entry.len() };
+        let longest = || model.entries().map(|(entry, _)| len(&entry)).max().unwrap_or(0);
         *self.longest.get_or_init(|| Box::new(longest()))
     }
 }

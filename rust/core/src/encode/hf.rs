@@ -6,19 +6,19 @@ use std::ops::Range;
 use tokenizers::models::ModelWrapper;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::tokenizer::normalizer::Range as Span;
-use tokenizers::{Model, NormalizedString, Normalizer};
+use tokenizers::{Model as _, NormalizedString, Normalizer};
 
 use super::edge::{Edge, EdgePreTokenizer};
 use super::encoded::Encoded;
 use super::segment::Segment;
 use crate::error::{Error, Result};
-use crate::file::caught;
+use crate::file::{Model, caught};
 
 /// The three stages, the first two once for each [`Edge`].
 pub(crate) struct Pipeline {
     pub normalizers: [Option<NormalizerWrapper>; 4],
     pub pre_tokenizers: [EdgePreTokenizer; 4],
-    pub model: ModelWrapper,
+    pub model: Model,
 }
 
 impl Pipeline {
@@ -150,7 +150,7 @@ impl Pipeline {
 
     /// The model's tokens of a word, and the bytes of the word that each stands for.
     fn tokens_of(&self, word: &str) -> Result<Vec<(u32, Range<usize>)>> {
-        let tokens = run("model", word, || self.model.tokenize(word))?;
+        let tokens = run("model", word, || self.model.hf().tokenize(word))?;
         let covered = tokens.last().map_or(0, |token| token.offsets.1);
         if covered == word.len() {
             return Ok(tokens.into_iter().map(|t| (t.id, t.offsets.0..t.offsets.1)).collect());
@@ -166,7 +166,7 @@ impl Pipeline {
     /// The bytes of a word, without those of characters that BPE drops: it has neither them, nor
     /// bytes for them, nor an unknown token.
     fn kept_bytes(&self, word: &str) -> Vec<usize> {
-        let ModelWrapper::BPE(bpe) = &self.model else { return (0..word.len()).collect() };
+        let ModelWrapper::BPE(bpe) = self.model.hf() else { return (0..word.len()).collect() };
         let mark = |mark: &Option<String>| mark.clone().unwrap_or_default();
         let (prefix, suffix) =
             (mark(&bpe.continuing_subword_prefix), mark(&bpe.end_of_word_suffix));

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokenizers::Model;
 use tokenizers::models::ModelWrapper;
 
 use super::added::{AddedToken, Overrides, RawAddedToken};
+use super::bpe::Bpe;
 use super::guard::caught;
-use super::model_file::ModelFile;
+use super::model::Model;
+use super::model_file::{BpeFile, ModelFile};
 use super::vocab::Check;
 use crate::error::{Error, Result};
 
@@ -21,7 +22,7 @@ const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrai
 /// The parts of the file that matter here. Truncation, padding and the post-processor are left
 /// out on purpose: assembly never uses them.
 #[derive(Deserialize)]
-struct File<'a> {
+struct File<M> {
     version: Option<String>,
     #[serde(default)]
     added_tokens: Vec<RawAddedToken>,
@@ -31,8 +32,7 @@ struct File<'a> {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
-    #[serde(borrow)]
-    model: &'a RawValue,
+    model: M,
 }
 
 /// Settings of the model that decide how ids map to bytes, and whether it is deterministic.
@@ -54,10 +54,8 @@ pub(crate) struct ModelSettings {
 }
 
 /// Everything that was read.
-pub(crate) struct Loaded<'a> {
-    pub model: ModelWrapper,
-    /// The model as it stands in the file: `tokenizers` does not hand out its merges.
-    pub model_json: &'a RawValue,
+pub(crate) struct Loaded {
+    pub model: Model,
     pub settings: ModelSettings,
     pub added: Vec<AddedToken>,
     pub normalizer: Value,
@@ -65,15 +63,19 @@ pub(crate) struct Loaded<'a> {
     pub decoder: Value,
 }
 
-pub(crate) fn load<'a>(json: &'a str, overrides: &Overrides) -> Result<Loaded<'a>> {
+pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
     // Places in it are held as `u32`.
     if u32::try_from(json.len()).is_err() {
         return Err(unreadable(format!("it has {} bytes, more than 4 GiB", json.len())));
     }
-    let file: File<'_> = serde_json::from_str(json).map_err(|e| unreadable(e.to_string()))?;
-    if let Some(version) = file.version.filter(|version| version != "1.0") {
-        return Err(unreadable(format!("version {version:?}, expected \"1.0\"")));
+    // In one pass where its model is BPE with nothing strange in it, as in nearly all files. What is
+    // wrong with others is found, and said, by those who read them part by part.
+    if let Some(loaded) = plain_bpe(json, overrides) {
+        return loaded;
     }
+    let file: File<&RawValue> =
+        serde_json::from_str(json).map_err(|e| unreadable(e.to_string()))?;
+    check_version(file.version.as_deref())?;
     let in_model = |e| unreadable(format!("model: {e}"));
     let mut settings: ModelSettings = serde_json::from_str(file.model.get()).map_err(in_model)?;
     if let Some((reason, hint)) = settings.vocab.0.take() {
@@ -87,16 +89,52 @@ pub(crate) fn load<'a>(json: &'a str, overrides: &Overrides) -> Result<Loaded<'a
             unreadable("model: the vocabulary and the merges contradict each other".to_owned())
         })?
         .map_err(in_model)?;
+    let parts = match &model {
+        ModelWrapper::BPE(bpe) => {
+            serde_json::from_str(file.model.get()).ok().and_then(|file| Bpe::of(bpe, &file))
+        }
+        _ => None,
+    };
+    put_together(file, Model::read(model, parts), settings, overrides)
+}
+
+/// `None` where the model is none of them.
+fn plain_bpe(json: &str, overrides: &Overrides) -> Option<Result<Loaded>> {
+    let file: File<BpeFile<'_>> = serde_json::from_str(json).ok()?;
+    check_version(file.version.as_deref()).ok()?;
+    let bpe = Bpe::new(&file.model)?;
+    let settings = ModelSettings {
+        kind: Some("BPE".to_owned()),
+        byte_fallback: bpe.byte_fallback,
+        unk_token: bpe.unk_token.clone(),
+        end_of_word_suffix: bpe.end_of_word_suffix.clone(),
+        ..ModelSettings::default()
+    };
+    Some(put_together(file, Model::of_parts(bpe), settings, overrides))
+}
+
+fn put_together<M>(
+    file: File<M>,
+    model: Model,
+    settings: ModelSettings,
+    overrides: &Overrides,
+) -> Result<Loaded> {
     check_overrides(overrides, &file.added_tokens)?;
     Ok(Loaded {
         added: number_added_tokens(file.added_tokens, &model, overrides),
         model,
-        model_json: file.model,
         settings,
         normalizer: file.normalizer,
         pre_tokenizer: file.pre_tokenizer,
         decoder: file.decoder,
     })
+}
+
+fn check_version(version: Option<&str>) -> Result<()> {
+    match version {
+        None | Some("1.0") => Ok(()),
+        Some(other) => Err(unreadable(format!("version {other:?}, expected \"1.0\""))),
+    }
 }
 
 /// What to say of a file that is none, or has something in it that nobody knows.
@@ -126,7 +164,8 @@ fn check_prefix(settings: &ModelSettings, model: &RawValue) -> Result<()> {
     else {
         return Ok(());
     };
-    let Ok(ModelFile { merges, .. }) = ModelFile::new(model) else { return Ok(()) };
+    let Ok(ModelFile { merges, .. }) = serde_json::from_str(model.get()) else { return Ok(()) };
+    let merges = merges.0;
     match merges.iter().position(|(_, second)| !second.is_char_boundary(prefix.len())) {
         None => Ok(()),
         Some(index) => Err(unreadable(format!(
@@ -159,10 +198,10 @@ fn check_overrides(overrides: &Overrides, added: &[RawAddedToken]) -> Result<()>
 /// token, else the next free one; a later entry with the same id replaces an earlier one.
 fn number_added_tokens(
     raw: Vec<RawAddedToken>,
-    model: &ModelWrapper,
+    model: &Model,
     overrides: &Overrides,
 ) -> Vec<AddedToken> {
-    let mut next = u32::try_from(model.get_vocab_size()).expect("ids are u32");
+    let mut next = u32::try_from(model.vocab_size()).expect("ids are u32");
     let mut by_id: BTreeMap<u32, AddedToken> = BTreeMap::new();
     let mut ids: BTreeMap<String, u32> = BTreeMap::new();
     for token in raw.into_iter().filter(|token| !token.content.is_empty()) {

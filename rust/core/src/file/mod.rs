@@ -1,16 +1,20 @@
 //! What is read of a `tokenizer.json`, before anything is made of it.
 
 mod added;
+mod bpe;
 mod charsmap;
+mod entries;
 mod guard;
 mod load;
+mod model;
 mod model_file;
 mod stage;
 mod vocab;
 
 pub use added::{AddedToken, Overrides};
+pub(crate) use bpe::Bpe;
 pub(crate) use charsmap::check_charsmaps;
 pub(crate) use guard::{caught, guarded};
 pub(crate) use load::{Loaded, ModelSettings, load, unreadable};
-pub(crate) use model_file::ModelFile;
+pub(crate) use model::Model;
 pub(crate) use stage::{kind, stages};

@@ -1,47 +1,47 @@
-//! Vocabulary and merges of a BPE model, borrowed from its file: `tokenizers` reads them as well,
-//! but does not hand out the merges.
+//! A BPE model as it stands in its file: read in one pass, and borrowed from it.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Tokens and their ids, as they stand in the file, and the merges by rank.
-pub(crate) struct ModelFile<'a> {
-    pub vocab: Vec<(Cow<'a, str>, u32)>,
-    pub merges: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-}
-
-impl<'a> ModelFile<'a> {
-    pub fn new(model: &'a RawValue) -> serde_json::Result<Self> {
-        let Fields { vocab, merges } = serde_json::from_str(model.get())?;
-        let pair = |(Text(left), Text(right))| (left, right);
-        if let Ok(pairs) = serde_json::from_str::<Vec<_>>(merges.get()) {
-            return Ok(Self { vocab: vocab.0, merges: pairs.into_iter().map(pair).collect() });
-        }
-        // The older way: one string with a space between the two.
-        let lines: Vec<Text<'a>> = serde_json::from_str(merges.get())?;
-        let split = |Text(line): Text<'a>| match line {
-            Cow::Borrowed(line) => {
-                line.split_once(' ').map(|(a, b)| (Cow::Borrowed(a), Cow::Borrowed(b)))
-            }
-            Cow::Owned(line) => line
-                .split_once(' ')
-                .map(|(a, b)| (Cow::Owned(a.to_owned()), Cow::Owned(b.to_owned()))),
-        };
-        let merges = lines.into_iter().filter(|Text(line)| !line.starts_with("#version"));
-        Ok(Self { vocab: vocab.0, merges: merges.filter_map(split).collect() })
-    }
+/// A model with nothing in it but what is read here. `tokenizers` reads each such file too, and finds
+/// the same in it: what it would refuse, or see otherwise, is an error here.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BpeFile<'a> {
+    #[serde(rename = "type")]
+    _kind: Kind,
+    pub dropout: Option<f32>,
+    pub unk_token: Option<String>,
+    pub continuing_subword_prefix: Option<String>,
+    pub end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    pub fuse_unk: bool,
+    #[serde(default)]
+    pub byte_fallback: bool,
+    #[serde(default)]
+    pub ignore_merges: bool,
+    #[serde(borrow)]
+    pub vocab: Vocab<'a>,
+    #[serde(borrow)]
+    pub merges: Merges<'a>,
 }
 
 #[derive(Deserialize)]
-struct Fields<'a> {
+enum Kind {
+    #[serde(rename = "BPE")]
+    Bpe,
+}
+
+/// The two large fields alone, of a model that may have others.
+#[derive(Deserialize)]
+pub(super) struct ModelFile<'a> {
     #[serde(borrow)]
-    vocab: Vocab<'a>,
+    pub vocab: Vocab<'a>,
     #[serde(borrow)]
-    merges: &'a RawValue,
+    pub merges: Merges<'a>,
 }
 
 /// A string of the file, borrowed where it has no escapes.
@@ -72,4 +72,93 @@ impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
         let Vocab(entries): Vocab<'de> = deserializer.deserialize_map(Entries)?;
         Ok(Vocab(entries))
     }
+}
+
+/// The merges by rank, each with its two halves.
+pub(super) struct Merges<'a>(pub Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merges<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Merges<'de>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a list of merges")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                let mut all_are_lines = None;
+                while let Some(merge) = list.next_element()? {
+                    let is_line = matches!(merge, Merge::Line(_));
+                    if *all_are_lines.get_or_insert(is_line) != is_line {
+                        return Err(A::Error::custom("merges of two kinds"));
+                    }
+                    match merge {
+                        Merge::Pair(left, right) => pairs.push((left, right)),
+                        Merge::Line(line) if line.starts_with("#version") => {}
+                        Merge::Line(line) => pairs.push(halves(line).ok_or_else(|| {
+                            A::Error::custom("a merge is two tokens with a space between them")
+                        })?),
+                    }
+                }
+                Ok(Merges(pairs))
+            }
+        }
+        let Merges(pairs): Merges<'de> = deserializer.deserialize_seq(Pairs)?;
+        Ok(Merges(pairs))
+    }
+}
+
+/// One merge, in either way of writing it.
+enum Merge<'a> {
+    Pair(Cow<'a, str>, Cow<'a, str>),
+    /// The older way: one string with a space between the two.
+    Line(Cow<'a, str>),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a merge")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, line: &'de str) -> Result<Self::Value, E> {
+                Ok(Merge::Line(Cow::Borrowed(line)))
+            }
+
+            fn visit_str<E: Error>(self, line: &str) -> Result<Self::Value, E> {
+                Ok(Merge::Line(Cow::Owned(line.to_owned())))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Self::Value, A::Error> {
+                let short = || A::Error::custom("a merge has two halves");
+                let Text(left) = pair.next_element()?.ok_or_else(short)?;
+                let Text(right) = pair.next_element()?.ok_or_else(short)?;
+                Ok(Merge::Pair(left, right))
+            }
+        }
+        let merge: Merge<'de> = deserializer.deserialize_any(Either)?;
+        Ok(merge)
+    }
+}
+
+/// The two halves of a line that has one space.
+fn halves(line: Cow<'_, str>) -> Option<(Cow<'_, str>, Cow<'_, str>)> {
+    let split = |line: &str| {
+        let at = line.find(' ')?;
+        (!line[at + 1..].contains(' ')).then_some(at)
+    };
+    let at = split(&line)?;
+    Some(match line {
+        Cow::Borrowed(line) => (Cow::Borrowed(&line[..at]), Cow::Borrowed(&line[at + 1..])),
+        Cow::Owned(line) => {
+            (Cow::Owned(line[..at].to_owned()), Cow::Owned(line[at + 1..].to_owned()))
+        }
+    })
 }

@@ -22,9 +22,14 @@ const LONGEST_PIECE: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Check(pub Option<(String, &'static str)>);
 
+/// Ids of a vocabulary of this size are below it.
+pub(super) fn id_limit(entries: usize) -> usize {
+    ANY_ID.max(MOST_HOLES * entries)
+}
+
 impl Vocab<'_> {
     fn fault(&self) -> Option<(String, &'static str)> {
-        let limit = ANY_ID.max(MOST_HOLES * self.0.len());
+        let limit = id_limit(self.0.len());
         if let Some((token, id)) = self.0.iter().find(|(_, id)| *id as usize >= limit) {
             let count = self.0.len();
             return Some((

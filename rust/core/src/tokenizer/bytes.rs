@@ -2,11 +2,9 @@
 
 use rustc_hash::FxHashMap;
 use serde_json::Value;
-use tokenizers::Model;
-use tokenizers::models::ModelWrapper;
 
 use crate::byte_chars::byte_chars;
-use crate::file::{AddedToken, ModelSettings};
+use crate::file::{AddedToken, Model, ModelSettings};
 
 /// How the vocabulary spells bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +30,18 @@ impl Spelling {
                 continuing: settings.continuing_subword_prefix.clone().filter(|s| !s.is_empty()),
                 end: settings.end_of_word_suffix.clone().filter(|s| !s.is_empty()),
             }
+        }
+    }
+
+    /// A text as the vocabulary spells it, at the beginning of a word.
+    pub fn spelled(&self, text: &str) -> String {
+        match self {
+            Self::ByteLevel => {
+                let chars = byte_chars();
+                text.bytes().map(|byte| chars[usize::from(byte)]).collect()
+            }
+            Self::SentencePiece => format!("▁{}", text.replace(' ', "▁")),
+            Self::Words { .. } => text.to_owned(),
         }
     }
 
@@ -72,10 +82,10 @@ pub(crate) struct ByteTable {
 const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
 
 impl ByteTable {
-    pub fn new(spelling: &Spelling, model: &ModelWrapper, added: &[AddedToken]) -> Self {
+    pub fn new(spelling: &Spelling, model: &Model, added: &[AddedToken]) -> Self {
         let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
         let mut table = Self::default();
-        for (token, id) in model.get_vocab() {
+        for (token, id) in model.entries() {
             table.put(id, &spelling.bytes(&token, &inverse));
         }
         // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
@@ -105,7 +115,7 @@ impl ByteTable {
 
 /// Whether a textual added token stands in the model's vocabulary under the same id: text may
 /// become it either way.
-pub(crate) fn is_own(token: &AddedToken, model: &ModelWrapper) -> bool {
+pub(crate) fn is_own(token: &AddedToken, model: &Model) -> bool {
     !token.control && model.token_to_id(&token.content) == Some(token.id)
 }
 

@@ -42,7 +42,6 @@ impl Tokenizer {
     /// The id of a token by its text: an added token or an entry of the vocabulary.
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        use tokenizers::Model;
         self.added
             .iter()
             .find(|added| added.content == token)

@@ -1,7 +1,6 @@
 //! What is known about a tokenizer without encoding anything.
 
 use rustc_hash::FxHashMap;
-use tokenizers::Model;
 
 use crate::file::{AddedToken, Loaded, kind};
 
@@ -34,7 +33,7 @@ pub struct Profile {
 
 impl Profile {
     pub(super) fn new(
-        loaded: &Loaded<'_>,
+        loaded: &Loaded,
         raw: &[AddedToken],
         hard: &[bool],
         mintable: &FxHashMap<u32, String>,
@@ -45,7 +44,7 @@ impl Profile {
             loaded.added.iter().filter(|token| keep(token)).map(|t| t.content.clone()).collect()
         };
         Self {
-            model: loaded.settings.kind.clone().unwrap_or_else(|| model_kind(loaded)),
+            model: loaded.settings.kind.clone().unwrap_or_else(|| loaded.model.kind().to_owned()),
             normalizer: kind(&loaded.normalizer).map(str::to_owned),
             pre_tokenizer: kind(&loaded.pre_tokenizer).map(str::to_owned),
             vocab_size,
@@ -66,14 +65,14 @@ impl Profile {
 }
 
 /// How many ids there are; vocabularies have no holes.
-pub(super) fn vocab_size(loaded: &Loaded<'_>) -> usize {
-    let model = loaded.model.get_vocab_size();
+pub(super) fn vocab_size(loaded: &Loaded) -> usize {
+    let model = loaded.model.vocab_size();
     let added = loaded.added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
     model.max(added)
 }
 
 /// Control tokens that stand in the model's own vocabulary.
-pub(super) fn mintable(loaded: &Loaded<'_>) -> FxHashMap<u32, String> {
+pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
     loaded
         .added
         .iter()
@@ -84,19 +83,7 @@ pub(super) fn mintable(loaded: &Loaded<'_>) -> FxHashMap<u32, String> {
 }
 
 /// The id that the model gives to what it cannot write.
-pub(super) fn unk_id(loaded: &Loaded<'_>) -> Option<u32> {
+pub(super) fn unk_id(loaded: &Loaded) -> Option<u32> {
     let token = loaded.settings.unk_token.as_deref();
     loaded.settings.unk_id.or_else(|| loaded.model.token_to_id(token?))
-}
-
-/// Files from before the model had a type.
-fn model_kind(loaded: &Loaded<'_>) -> String {
-    use tokenizers::models::ModelWrapper;
-    match &loaded.model {
-        ModelWrapper::BPE(_) => "BPE",
-        ModelWrapper::WordPiece(_) => "WordPiece",
-        ModelWrapper::WordLevel(_) => "WordLevel",
-        ModelWrapper::Unigram(_) => "Unigram",
-    }
-    .to_owned()
 }

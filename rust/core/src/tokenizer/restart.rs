@@ -1,5 +1,7 @@
 //! Where text can be taken up again: the anchors, asked of a tokenizer.
 
+use tokenizers::Model as _;
+
 use super::Tokenizer;
 use crate::anchor::Anchors;
 
@@ -36,7 +38,6 @@ impl Tokenizer {
     /// crosses the place between them: up to the first that does, both sides are as on their own,
     /// and it would also happen between the two.
     pub(crate) fn stay_apart(&self, left: u32, right: u32) -> bool {
-        use tokenizers::Model;
         let model = &self.pipeline.model;
         let unknown = self.unk_id.and_then(|id| model.id_to_token(id));
         // One of a single character is merged as that character.
@@ -49,7 +50,9 @@ impl Tokenizer {
             text.filter(|text| !text.contains("<0x") && !unknown.is_some_and(|u| text.contains(u)))
         };
         let (Some(a), Some(b)) = (text(left), text(right)) else { return false };
-        let joined = model.tokenize(&(a + &b)).unwrap_or_default();
-        joined.iter().map(|token| token.id).eq([left, right])
+        self.fast.as_ref().and_then(|fast| fast.stay_apart(left, right)).unwrap_or_else(|| {
+            let joined = model.hf().tokenize(&[a, b].concat()).unwrap_or_default();
+            joined.iter().map(|token| token.id).eq([left, right])
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! The fast encoders against the general one: ids and spans, at every edge.
 
 mod char_level;
+mod made_late;
 
 use std::path::Path;
 

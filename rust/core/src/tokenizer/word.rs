@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 
-use tokenizers::models::ModelWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
 use super::Tokenizer;
 use crate::anchor::{Anchors, Words};
 use crate::cut::Cutter;
 use crate::encode::Edge;
-use crate::file::caught;
+use crate::file::{Model, caught};
 
 impl Tokenizer {
     /// What is known of places inside a word; `None` where none is.
@@ -17,7 +16,7 @@ impl Tokenizer {
         self.anchors.as_ref().and_then(Anchors::words)
     }
 
-    pub(crate) fn model(&self) -> &ModelWrapper {
+    pub(crate) fn model(&self) -> &Model {
         &self.pipeline.model
     }
 

@@ -1,15 +1,10 @@
 //! Byte-pair encoding over bytes: GPT-2's way of writing a vocabulary.
 
-use rustc_hash::FxHashMap;
-use serde_json::value::RawValue;
-
 use super::characters::{Characters, FirstMerges};
-use super::merges::Merges;
-#[cfg(test)]
-use super::merges::{Bench, Symbol};
+use super::merges::{Bench, Merges, Symbol};
 use super::words::{Key, Scratch, Vocabulary};
 use crate::byte_chars::byte_chars;
-use crate::file::ModelFile;
+use crate::file::Bpe;
 
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
@@ -21,40 +16,30 @@ pub(super) struct ByteLevel {
 }
 
 impl ByteLevel {
-    /// `None` where the model lacks a byte or has two tokens for one id.
-    pub fn new(model: &RawValue, ignore_merges: bool) -> Option<Self> {
-        let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
-        let mut buffer = Vec::new();
-        // Text never spells an entry with characters that stand for no byte.
-        let mut to_bytes = |entry: &str| -> Option<Vec<u8>> {
-            buffer.clear();
-            for c in entry.chars() {
-                buffer.push(*inverse.get(&c)?);
-            }
-            Some(buffer.clone())
-        };
-        let file = ModelFile::new(model).ok()?;
-        let mut vocabulary = Vocabulary::new(file.vocab.len());
-        for (entry, id) in &file.vocab {
-            if let Some(bytes) = to_bytes(entry) {
-                if !vocabulary.insert(&bytes, *id) {
-                    return None;
-                }
+    /// `None` where the model lacks a byte.
+    pub fn new(bpe: &Bpe) -> Option<Self> {
+        let mut vocabulary = Vocabulary::new(bpe.entries.len());
+        let spelled = Spelled::new();
+        let mut bytes = Vec::new();
+        for (entry, id) in bpe.entries.iter() {
+            // Text never spells an entry with characters that stand for no byte.
+            if spelled.bytes(entry, &mut bytes) && !vocabulary.insert(&bytes, id) {
+                return None;
             }
         }
         vocabulary.finish();
-        if ignore_merges {
+        if bpe.ignore_merges {
             vocabulary.ignore_merges();
         }
-        let mut merges = Merges::new(file.merges.len());
+        let mut merges = Merges::new(bpe.merges.len());
         let mut first_merges = FirstMerges::new(vocabulary.ids());
-        for (rank, (left, right)) in file.merges.iter().enumerate() {
-            let (Some(mut left), Some(right)) = (to_bytes(left), to_bytes(right)) else { continue };
-            let pair = (vocabulary.id_of(&left)?, vocabulary.id_of(&right)?);
-            let rank = u32::try_from(rank).ok()?;
-            first_merges.note((pair.0, &left), (pair.1, &right), rank);
-            left.extend_from_slice(&right);
-            merges.insert(pair, rank, vocabulary.id_of(&left)?);
+        for (rank, merge) in (0..).zip(&bpe.merges) {
+            let bytes = |id: u32| Some((id, vocabulary.known_bytes_of(id)?));
+            let (Some(left), Some(right)) = (bytes(merge.left), bytes(merge.right)) else {
+                continue;
+            };
+            first_merges.note(left, right, rank);
+            merges.insert((merge.left, merge.right), rank, merge.whole);
         }
         let mut bytes = Box::new([0; 256]);
         for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
@@ -62,6 +47,15 @@ impl ByteLevel {
         }
         let characters = Characters::new(vocabulary.entries(), &bytes, &merges, &first_merges);
         Some(Self { bytes, characters, merges, vocabulary })
+    }
+
+    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
+    /// never spells one of them.
+    pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
+        self.vocabulary.stay_apart(&self.merges, [left, right], bench, |word, symbols| {
+            let ids = word.iter().map(|&byte| self.bytes[usize::from(byte)]);
+            symbols.extend(ids.zip(1..).map(|(id, end)| Symbol { id, end }));
+        })
     }
 
     /// Writes the tokens of the word from `start` to `end`.
@@ -102,6 +96,32 @@ impl ByteLevel {
     /// How many bytes a token stands for.
     pub fn len_of(&self, id: u32) -> usize {
         self.vocabulary.bytes_of(id).len()
+    }
+}
+
+/// The bytes that the characters of a vocabulary stand for.
+struct Spelled([Option<u8>; Self::CHARS]);
+
+impl Spelled {
+    /// More than the highest code point that stands for a byte.
+    const CHARS: usize = 1 << 9;
+
+    fn new() -> Self {
+        let mut inverse = [None; Self::CHARS];
+        for (byte, c) in (0..=255).zip(byte_chars()) {
+            inverse[c as usize] = Some(byte);
+        }
+        Self(inverse)
+    }
+
+    /// Writes the bytes of an entry; `false` where a character stands for none.
+    fn bytes(&self, entry: &str, bytes: &mut Vec<u8>) -> bool {
+        bytes.clear();
+        entry.chars().all(|c| {
+            let byte = self.0.get(c as usize).copied().flatten();
+            bytes.extend(byte);
+            byte.is_some()
+        })
     }
 }
 

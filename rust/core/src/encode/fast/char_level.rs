@@ -6,14 +6,12 @@
 use std::ops::Range;
 
 use rustc_hash::FxHashSet;
-use serde_json::value::RawValue;
-use tokenizers::models::bpe::BPE;
 
-use super::merges::{Merges, Symbol};
+use super::merges::{Bench, Merges, Symbol};
 use super::neighbours::Neighbours;
 use super::words::{Key, Scratch, Vocabulary};
 use crate::encode::encoded::Encoded;
-use crate::file::ModelFile;
+use crate::file::Bpe;
 
 pub(super) const SPACE_MARK: char = '▁';
 
@@ -40,15 +38,14 @@ enum Unknown {
 impl CharLevel {
     /// `None` where a whole text can be one token whatever its merges are, where unknown characters
     /// are dropped or an error, where `▁` is one of them, or the vocabulary contradicts itself.
-    pub fn new(model: &RawValue, bpe: &BPE) -> Option<Self> {
+    pub fn new(bpe: &Bpe) -> Option<Self> {
         if bpe.ignore_merges {
             return None;
         }
-        let file = ModelFile::new(model).ok()?;
-        let mut vocabulary = Vocabulary::new(file.vocab.len());
-        for (entry, id) in &file.vocab {
+        let mut vocabulary = Vocabulary::new(bpe.entries.len());
+        for (entry, id) in bpe.entries.iter() {
             // Text never spells an entry with a space: it becomes `▁`.
-            if !entry.contains(' ') && !vocabulary.insert(with_spaces(entry).as_bytes(), *id) {
+            if !entry.contains(' ') && !vocabulary.insert(with_spaces(entry).as_bytes(), id) {
                 return None;
             }
         }
@@ -56,25 +53,31 @@ impl CharLevel {
         // Its bytes would not be those of the space that it stands for.
         vocabulary.id_of(b" ")?;
         let unknown = Unknown::new(&vocabulary, bpe)?;
-        let mut merges = Merges::new(file.merges.len());
+        let mut merges = Merges::new(bpe.merges.len());
         let mut pairs = FxHashSet::default();
         let written: FxHashSet<u32> = unknown.tokens().iter().copied().collect();
         let mut unknown_stands_apart = matches!(unknown, Unknown::Bytes(_));
-        for (rank, (left, right)) in file.merges.iter().enumerate() {
-            if left.contains(' ') || right.contains(' ') {
+        for (rank, merge) in (0..).zip(&bpe.merges) {
+            let entry = |id: u32| bpe.entries.text_of(id).filter(|entry| !entry.contains(' '));
+            let (Some(left), Some(right)) = (entry(merge.left), entry(merge.right)) else {
                 continue;
-            }
-            let (mut left, right) = (with_spaces(left), with_spaces(right));
-            let id = |entry: &str| vocabulary.id_of(entry.as_bytes());
-            let pair = (id(&left)?, id(&right)?);
+            };
+            let pair = (merge.left, merge.right);
             unknown_stands_apart &= !written.contains(&pair.0) && !written.contains(&pair.1);
-            pairs.insert((left.chars().next_back()?, right.chars().next()?));
-            left.push_str(&right);
-            merges.insert(pair, u32::try_from(rank).ok()?, id(&left)?);
+            pairs.insert((as_space(left.chars().next_back()?), as_space(right.chars().next()?)));
+            merges.insert(pair, rank, merge.whole);
         }
         let pairs: Vec<_> = pairs.into_iter().collect();
         let neighbours = Neighbours::new(&pairs);
         Some(Self { vocabulary, merges, neighbours, unknown, unknown_stands_apart })
+    }
+
+    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
+    /// never spells one of them.
+    pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
+        self.vocabulary.stay_apart(&self.merges, [left, right], bench, |word, symbols| {
+            self.lay_out(std::str::from_utf8(word).expect("two texts"), symbols);
+        })
     }
 
     /// Writes the tokens of a text. `span` says where in the whole text the bytes stand that a
@@ -178,7 +181,7 @@ impl CharLevel {
 }
 
 impl Unknown {
-    fn new(vocabulary: &Vocabulary, bpe: &BPE) -> Option<Self> {
+    fn new(vocabulary: &Vocabulary, bpe: &Bpe) -> Option<Self> {
         if !bpe.byte_fallback {
             let token = bpe.unk_token.as_ref().filter(|token| !token.contains(' '))?;
             let id = vocabulary.id_of(with_spaces(token).as_bytes())?;

@@ -125,6 +125,7 @@ mod tests {
 
     use super::super::byte_level::ByteLevel;
     use crate::byte_chars::byte_chars;
+    use crate::file::Bpe;
 
     const CHARS: [char; 9] = ['中', '丸', '业', '日', 'か', 'が', 'é', '©', 'a'];
 
@@ -176,9 +177,8 @@ mod tests {
         tokens.dedup();
         let vocab: serde_json::Map<String, Value> =
             tokens.into_iter().zip((0..).map(Value::from)).collect();
-        let file = json!({"vocab": vocab, "merges": merges}).to_string();
-        let file = serde_json::value::RawValue::from_string(file).expect("JSON");
-        ByteLevel::new(&file, false).expect("a model")
+        let file = json!({"type": "BPE", "vocab": vocab, "merges": merges}).to_string();
+        ByteLevel::new(&Bpe::read(&file)).expect("a model")
     }
 
     #[test]

@@ -18,8 +18,6 @@ mod words;
 
 use std::ops::Range;
 
-use tokenizers::models::ModelWrapper;
-
 use super::edge::Edge;
 use super::encoded::Encoded;
 use super::segment::Segment;
@@ -55,24 +53,19 @@ enum Encoder {
 
 impl Fast {
     /// `None` where the tokenizer has another shape.
-    pub fn new(loaded: &Loaded<'_>) -> Option<Self> {
-        let ModelWrapper::BPE(bpe) = &loaded.model else { return None };
-        let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
-        if marked(&bpe.continuing_subword_prefix) || marked(&bpe.end_of_word_suffix) {
+    pub fn new(loaded: &Loaded) -> Option<Self> {
+        let bpe = loaded.model.parts()?;
+        if bpe.end_of_word_suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return None;
         }
         let normalizes_added = loaded.added.iter().any(|token| token.normalized);
         let encoder = match Shape::of(&loaded.normalizer, &loaded.pre_tokenizer)? {
-            Shape::Words { composes, pattern } => Encoder::Words {
-                composes,
-                pattern,
-                model: ByteLevel::new(loaded.model_json, bpe.ignore_merges)?,
-            },
+            Shape::Words { composes, pattern } => {
+                Encoder::Words { composes, pattern, model: ByteLevel::new(bpe)? }
+            }
             // Where in marked text an added token stands only the general encoder can say.
             Shape::Whole { is_normalizer: true, .. } if normalizes_added => return None,
-            Shape::Whole { prefix, .. } => {
-                Encoder::Whole { prefix, model: CharLevel::new(loaded.model_json, bpe)? }
-            }
+            Shape::Whole { prefix, .. } => Encoder::Whole { prefix, model: CharLevel::new(bpe)? },
         };
         Some(Self { encoder, pool: Pool::default() })
     }
@@ -149,6 +142,15 @@ impl Fast {
                 base + range.start..base + range.end
             }),
         }
+    }
+
+    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where this
+    /// encoder does not write one of them.
+    pub fn stay_apart(&self, left: u32, right: u32) -> Option<bool> {
+        self.pool.with(|scratch| match &self.encoder {
+            Encoder::Words { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
+            Encoder::Whole { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
+        })
     }
 
     /// Text to compare encoders on: the probe, and some of the vocabulary.

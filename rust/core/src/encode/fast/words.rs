@@ -125,26 +125,35 @@ impl Vocabulary {
     /// Adds an entry; `false` where its id or its bytes are taken, or ids are far apart.
     pub fn insert(&mut self, bytes: &[u8], id: u32) -> bool {
         let index = id as usize;
-        if index >= self.table.len() || bytes.is_empty() || self.id_of(bytes).is_some() {
+        if index >= self.table.len() || bytes.is_empty() {
             return false;
         }
         if index >= self.places.len() {
             self.places.resize(index + 1, (0, 0));
         }
-        if self.places[index] != (0, 0) {
+        let hash = hash(bytes);
+        let slot = self.slot(bytes, hash);
+        if self.places[index] != (0, 0) || self.table[slot].0 != EMPTY {
             return false;
         }
+        self.table[slot] = (id, hash);
         let place = |len: usize| u32::try_from(len).expect("vocabularies are far smaller");
         self.places[index] = (place(self.bytes.len()), place(self.bytes.len() + bytes.len()));
         self.bytes.extend_from_slice(bytes);
-        let hash = hash(bytes);
+        true
+    }
+
+    /// Where an entry of this hash stands, or would stand.
+    fn slot(&self, bytes: &[u8], hash: u32) -> usize {
         let mask = self.table.len() - 1;
         let mut slot = hash as usize & mask;
-        while self.table[slot].0 != EMPTY {
+        loop {
+            let (id, found) = self.table[slot];
+            if id == EMPTY || (found == hash && self.bytes_of(id) == bytes) {
+                return slot;
+            }
             slot = (slot + 1) & mask;
         }
-        self.table[slot] = (id, hash);
-        true
     }
 
     /// No more entries will come.
@@ -178,20 +187,27 @@ impl Vocabulary {
         &self.bytes[start as usize..end as usize]
     }
 
+    /// The bytes of an id; `None` where no entry has it.
+    pub fn known_bytes_of(&self, id: u32) -> Option<&[u8]> {
+        let &(start, end) = self.places.get(id as usize).filter(|place| **place != (0, 0))?;
+        Some(&self.bytes[start as usize..end as usize])
+    }
+
+    /// Whether two entries that meet in a word stay as they are.
+    pub fn stay_apart(
+        &self,
+        merges: &Merges,
+        [left, right]: [u32; 2],
+        bench: &mut Bench,
+        lay_out: impl FnOnce(&[u8], &mut Vec<Symbol>),
+    ) -> Option<bool> {
+        let word = [self.known_bytes_of(left)?, self.known_bytes_of(right)?].concat();
+        let tokens = self.tokens(merges, &word, bench, |symbols| lay_out(&word, symbols));
+        Some(tokens.iter().map(|token| token.id).eq([left, right]))
+    }
+
     pub fn id_of(&self, bytes: &[u8]) -> Option<u32> {
-        let hash = hash(bytes);
-        let mask = self.table.len() - 1;
-        let mut slot = hash as usize & mask;
-        loop {
-            let (id, found) = self.table[slot];
-            if id == EMPTY {
-                return None;
-            }
-            if found == hash && self.bytes_of(id) == bytes {
-                return Some(id);
-            }
-            slot = (slot + 1) & mask;
-        }
+        Some(self.table[self.slot(bytes, hash(bytes))].0).filter(|id| *id != EMPTY)
     }
 
     /// Every word that is an entry is one token, whatever the merges would make of it.

@@ -1,0 +1,120 @@
+//! The model of a file: `tokenizers`' own, or the parts from which it is made when somebody asks for it.
+//!
+//! Most tokenizers never need `tokenizers`' own: an encoder of ours writes their text. To make it takes
+//! longer than all else that loading does, and most of the memory.
+
+use std::borrow::Cow;
+
+use once_cell::race::OnceBox;
+use tokenizers::Model as _;
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::unigram::Unigram;
+
+use super::bpe::Bpe;
+
+/// What writes words as tokens, and has a text for each of them.
+pub(crate) struct Model {
+    parts: Option<Box<Bpe>>,
+    /// Threads that ask for it at the same time each make one, of which one stays: a lock would
+    /// keep a forked process waiting for ever. Without parts it is here from the beginning.
+    hf: OnceBox<ModelWrapper>,
+}
+
+impl Model {
+    pub fn of_parts(bpe: Bpe) -> Self {
+        Self { parts: Some(Box::new(bpe)), hf: OnceBox::new() }
+    }
+
+    /// As `tokenizers` has read it, with its parts where they are known.
+    pub fn read(hf: ModelWrapper, bpe: Option<Bpe>) -> Self {
+        Self { parts: bpe.map(Box::new), hf: OnceBox::with_value(Box::new(hf)) }
+    }
+
+    /// The parts of a BPE model, where they are known.
+    pub fn parts(&self) -> Option<&Bpe> {
+        self.parts.as_deref()
+    }
+
+    /// Keeps that of `tokenizers` alone.
+    pub fn forget_parts(&mut self) {
+        self.hf();
+        self.parts = None;
+    }
+
+    /// That of `tokenizers`, which is made now where nobody has asked before.
+    pub fn hf(&self) -> &ModelWrapper {
+        self.hf.get_or_init(|| {
+            let bpe = self.parts().expect("without parts it is here from the beginning");
+            Box::new(ModelWrapper::BPE(bpe.whole()))
+        })
+    }
+
+    /// Whether that of `tokenizers` has been made.
+    #[cfg(test)]
+    pub fn has_hf(&self) -> bool {
+        self.hf.get().is_some()
+    }
+
+    /// One that writes `text`, as the model sees it, as this one does, and may not know other text;
+    /// `None` where there is no smaller one.
+    pub fn narrowed(&self, text: &str) -> Option<Self> {
+        self.parts().map(|bpe| Self::read(ModelWrapper::BPE(bpe.narrowed(text)), None))
+    }
+
+    /// Its type, as files name it.
+    pub fn kind(&self) -> &'static str {
+        match self.parts {
+            Some(_) => "BPE",
+            None => match self.hf() {
+                ModelWrapper::BPE(_) => "BPE",
+                ModelWrapper::WordPiece(_) => "WordPiece",
+                ModelWrapper::WordLevel(_) => "WordLevel",
+                ModelWrapper::Unigram(_) => "Unigram",
+            },
+        }
+    }
+
+    /// Of a BPE model, whether a word that is an entry skips the merges; `None` of others.
+    pub fn ignores_merges(&self) -> Option<bool> {
+        match (self.parts(), self.hf.get()) {
+            (Some(bpe), _) => Some(bpe.ignore_merges),
+            (None, Some(ModelWrapper::BPE(bpe))) => Some(bpe.ignore_merges),
+            _ => None,
+        }
+    }
+
+    /// A Unigram model; `None` of others.
+    pub fn unigram(&self) -> Option<&Unigram> {
+        match (self.parts(), self.hf.get()) {
+            (None, Some(ModelWrapper::Unigram(unigram))) => Some(unigram),
+            _ => None,
+        }
+    }
+
+    /// How many entries its vocabulary has.
+    pub fn vocab_size(&self) -> usize {
+        self.parts().map_or_else(|| self.hf().get_vocab_size(), |bpe| bpe.entries.len())
+    }
+
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self.parts() {
+            Some(bpe) => bpe.entries.id_of(token),
+            None => self.hf().token_to_id(token),
+        }
+    }
+
+    pub fn id_to_token(&self, id: u32) -> Option<Cow<'_, str>> {
+        match self.parts() {
+            Some(bpe) => bpe.entries.text_of(id).map(Cow::Borrowed),
+            None => self.hf().id_to_token(id).map(Cow::Owned),
+        }
+    }
+
+    /// All entries with their ids, in no certain order.
+    pub fn entries(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, u32)> + '_> {
+        if let Some(bpe) = self.parts() {
+            return Box::new(bpe.entries.iter().map(|(text, id)| (Cow::Borrowed(text), id)));
+        }
+        Box::new(self.hf().get_vocab().into_iter().map(|(text, id)| (Cow::Owned(text), id)))
+    }
+}
