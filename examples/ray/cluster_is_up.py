@@ -1,0 +1,48 @@
+"""Say by the exit status whether a Ray cluster is up.
+
+    python cluster_is_up.py HOST:PORT [--nodes N]
+
+Without --nodes: whether its head takes connections. With it: whether so many nodes are in it, as a
+process on this machine sees it, which must be one of them.
+"""
+
+import argparse
+import logging
+import socket
+import sys
+
+_CONNECT_S = 5.0
+
+
+def answers(address: str) -> bool:
+    """Whether the head takes a connection; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def nodes_of(address: str) -> int:
+    """How many nodes are alive in the cluster."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def main() -> int:
+    """Look; returns the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("address", help="of the head")
+    parser.add_argument("--nodes", type=int, help="how many there have to be, at least")
+    given = parser.parse_args()
+    if not answers(given.address):
+        return 1
+    return 0 if given.nodes is None or nodes_of(given.address) >= given.nodes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
