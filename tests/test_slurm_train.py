@@ -29,7 +29,7 @@ from stage import eventually
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm is for Linux")
 
 NODES = ("t0", "t1", "v0", "e0", "e1")
-LIMIT_S = 120
+LIMIT_S = 300
 SCRIPTS = sorted(path for path in EXAMPLES.rglob("*") if path.suffix in (".sh", ".sbatch"))
 
 
@@ -67,7 +67,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             stub = [sys.executable, str(KIT / "stub_part.py")]
             commands = {kind: [*stub, kind] for kind in ("vllm", "accelerate")}
             # A node has a folder of its own, as it has where nodes are machines: they start at once.
-            node = f'exec {Path(sys.executable).parent}/ray "$@" --temp-dir={temp}/$SLURMD_NODENAME'
+            own = Path(sys.executable).parent / "ray"
+            node = f'exec {own} "$@" --temp-dir={temp}/$SLURMD_NODENAME'
             commands["ray"] = ["sh", "-c", node, "ray"]
             given = {
                 "NODES_HERE": "1",
@@ -77,6 +78,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
                 "VLLM_PORT": str(free_port()),
                 "RAY_PORT": str(port_of_head()),
                 "RAY_FLAGS": "--object-store-memory=80000000",
+                "RAY_raylet_start_wait_time_s": str(LIMIT_S),
                 "END_GRACE_S": "5",
                 MARK: temp,
             }

@@ -1,12 +1,12 @@
-r"""Start the parts of a training job on a Ray cluster, wait for their health, and end them together.
+r"""Start the parts of a training job on a Ray cluster, and end them together.
 
     python parts.py --model Qwen/Qwen3-8B --train 2 --vllm 1 --env 2 -- grpo.yaml --max_steps 500
 
 Runs on the cluster's head. A part is an actor on a node that has its kind as a resource (`train`,
-`vllm`; train.yaml has such nodes), and its command runs there under on_node.py. Training starts when
-vLLM answers at /health and as many nodes have cores for environments as --env says. The first part that
-ends otherwise than well ends all, and its last lines are printed; so do Ctrl-C and SIGTERM, which
-`ray job stop` sends. What stands behind `--` is for train.py.
+`vllm`; train.yaml has such nodes), and its command runs there under on_node.py. Training starts
+when vLLM answers at /health and as many nodes have cores for environments as --env says. The first
+part that ends otherwise than well ends all, and its last lines are printed; so do Ctrl-C and
+SIGTERM, which `ray job stop` sends. What stands behind `--` is for train.py.
 """
 
 import argparse
@@ -104,7 +104,8 @@ class Job:
         there, _ = ray.wait(asked, num_returns=count, timeout=self._limit_s)
         if len(there) < count:
             fail(
-                f"{len(there)} of {count} nodes with the resource {kind!r}: {ray.cluster_resources()}"
+                f"{len(there)} of {count} nodes with the resource {kind!r} are there; the cluster "
+                f"has {ray.cluster_resources()}"
             )
         return [str(address) for address in ray.get(asked)]
 
