@@ -66,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         def start(*, nodes: Any = NODES, **settings: str) -> Job:
             stub = [sys.executable, str(KIT / "stub_part.py")]
             commands = {kind: [*stub, kind] for kind in ("vllm", "accelerate")}
-            # A node has a folder of its own, as it has where nodes are machines: they start at once.
+            # A node has a folder of its own, as where nodes are machines: they start at once.
             own = Path(sys.executable).parent / "ray"
             node = f'exec {own} "$@" --temp-dir={temp}/$SLURMD_NODENAME'
             commands["ray"] = ["sh", "-c", node, "ray"]
@@ -213,7 +213,7 @@ def test_it_trains(start: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(model)
     shutil.copy(EXAMPLES / "ray" / "guess.py", tmp_path)
     settings = {
-        "env": "guess:GuessTheDigit",
+        "environment": "guess:GuessTheDigit",
         "environments": 8,
         "slots": 4,
         "env_cpus": 0.01,

@@ -1,9 +1,9 @@
 """Say by the exit status whether a Ray cluster is up.
 
-    python cluster_is_up.py HOST:PORT [--nodes N]
+    python cluster_is_up.py HOST:PORT [NODES]
 
-Without --nodes: whether its head takes connections. With it: whether so many nodes are in it, as a
-process on this machine sees it, which must be one of them.
+It is where so many nodes are in it, one unless said, as a process on this machine sees it, which
+must be one of them.
 """
 
 import argparse
@@ -37,11 +37,9 @@ def main() -> int:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("address", help="of the head")
-    parser.add_argument("--nodes", type=int, help="how many there have to be, at least")
+    parser.add_argument("nodes", type=int, nargs="?", default=1, help="that have to be there")
     given = parser.parse_args()
-    if not answers(given.address):
-        return 1
-    return 0 if given.nodes is None or nodes_of(given.address) >= given.nodes else 1
+    return 0 if answers(given.address) and nodes_of(given.address) >= given.nodes else 1
 
 
 if __name__ == "__main__":

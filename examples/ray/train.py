@@ -26,7 +26,9 @@ from abut.trl import env_reward, make_rollout_func
 class EnvArguments:
     """What is played, and in how many actors."""
 
-    env: str = field(metadata={"help": "The environment's class, as MODULE:CLASS; on all nodes."})
+    environment: str = field(
+        metadata={"help": "The environment's class, as MODULE:CLASS; on all nodes."}
+    )
     environments: int = field(metadata={"help": "Environments at once, over all processes."})
     slots: int = field(default=16, metadata={"help": "Environments of one actor."})
     env_cpus: float = field(
@@ -84,7 +86,7 @@ def main() -> None:
         **(training.model_init_kwargs or {}),
     }
     pool = RayPool(
-        class_of(given.env),
+        class_of(given.environment),
         size=given.environments,
         slots=given.slots,
         num_cpus=given.env_cpus,
