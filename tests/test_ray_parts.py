@@ -46,10 +46,10 @@ def test_the_cluster_file_has_the_kinds_that_parts_ask_for() -> None:
 @pytest.mark.ray
 def test_ray_takes_the_cluster_file_and_refuses_a_wrong_one() -> None:
     pytest.importorskip("ray", reason="no ray: make test-ray")
-    from ray.autoscaler._private.util import validate_config
+    from ray.autoscaler._private.util import prepare_config, validate_config
 
-    validate_config(cluster_file())
-    wrong = cluster_file()
+    validate_config(prepare_config(cluster_file()))
+    wrong = prepare_config(cluster_file())
     wrong["available_node_types"]["train"]["min_nodes"] = 2
     with pytest.raises(Exception, match="min_nodes"):
         validate_config(wrong)
