@@ -77,7 +77,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
                 "GPUS": "1",
                 "VLLM_PORT": str(free_port()),
                 "RAY_PORT": str(port_of_head()),
-                "RAY_FLAGS": "--object-store-memory=80000000",
+                # Ports that are free, where several nodes are one machine.
+                "RAY_FLAGS": "--object-store-memory=80000000 --dashboard-agent-listen-port=0 "
+                "--min-worker-port=0 --max-worker-port=0",
                 "RAY_raylet_start_wait_time_s": str(LIMIT_S),
                 "END_GRACE_S": "5",
                 MARK: temp,
