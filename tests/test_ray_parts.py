@@ -149,7 +149,7 @@ def test_a_part_that_dies_ends_the_job_with_what_it_said(
     assert job.wait(LIMIT_S) == 1, said.read_text()
     text = said.read_text()
     assert "vllm-0 has ended with status 137; the end of what it said:\nvllm runs on n" in text
-    assert text.rstrip().endswith("all parts have ended")
+    assert "all parts have ended" in text  # Ray shows what it forwards when it likes
     check_ended(trainer, vllm)
 
 
