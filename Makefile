@@ -193,7 +193,8 @@ RAY := .venv-ray
 ray-env: $(RAY)/deps.stamp
 
 test-ray: build $(RAY)/deps.stamp
-	PYTHONPATH=$(abspath python) $(RAY)/bin/python -m pytest -m ray tests/ray
+	PYTHONPATH=$(abspath python) $(RAY)/bin/python -m pytest -m ray tests/ray \
+		tests/test_slurm_train.py tests/test_ray_parts.py tests/bench/test_environments_row.py
 
 $(RAY)/deps.stamp: tests/ray/requirements.txt
 	$(PYTHON) -m venv --clear $(RAY)
@@ -231,6 +232,7 @@ demo: build
 # The page is of all rows at full size: with flags other than --strict nothing is written.
 bench: build
 	$(BIN)/abut bench --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/performance.md --json docs/performance.json) $(BENCH_FLAGS)
+	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python scripts/write_scale.py docs/performance.json docs/scale.md)
 
 bench-core:
 	cargo bench --locked -p abut-core

@@ -24,7 +24,9 @@ EVAL_PROTOCOL = [
     "eval_protocol_grpo.py",
     "eval_protocol_sums.py",
 ]  # tests/eval_protocol/test_example.py
-FOLDERS = {"nemo_gym", "slurm"}  # tests/nemo_gym/test_submit.py, tests/test_slurm_parts.py
+# tests/nemo_gym/test_submit.py, tests/test_ray_parts.py, tests/test_slurm_*.py
+FOLDERS = {"nemo_gym", "ray", "slurm"}
+IN_FOLDERS = ["nemo_gym/train.py", "ray/train.py", "ray/cluster_is_up.py"]
 TRAINING = [
     "agent_openai.py",
     "async_grpo.py",
@@ -140,7 +142,22 @@ def test_training_on_gym_takes_what_its_file_says() -> None:
     assert (training.vllm_mode, training.temperature, model.dtype) == ("server", 0.5, "bfloat16")
 
 
-@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST, "nemo_gym/train.py"])
+def test_training_on_a_cluster_takes_what_its_file_says(monkeypatch: Any) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "ray"))
+    script = runpy.run_path(str(EXAMPLES / "ray" / "train.py"))
+    words = ["--config", str(EXAMPLES / "ray" / "grpo.yaml"), "--bf16", "false", "--use_cpu"]
+    given, limits, training, model = script["make_parser"]().parse_args_and_config(words)
+    env = script["class_of"](given.environment)()
+    assert env.reset("seed", episode_seed=1)[1] == "I think of a digit. Which?"
+    assert isinstance(limits, abut.RolloutConfig)
+    assert (limits.retries, limits.max_failed_frac) == (2, 0.2)
+    assert (given.environments, given.slots, given.env_cpus) == (256, 32, 0.5)
+    assert (training.vllm_mode, model.dtype) == ("server", "bfloat16")
+    assert set(script["rows_of"](given)["prompt"]) == {"Begin."}
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST, *IN_FOLDERS])
 def test_help_is_printed_and_nothing_is_run(name: str, tmp_path: Path) -> None:
     if name not in [*ALONE, *UNDER_PYTEST]:
         pytest.importorskip("trl")

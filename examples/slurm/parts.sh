@@ -54,6 +54,9 @@ ready() {
 # answers URL: whether it does, with 200.
 answers() { curl --silent --fail --max-time 3 --noproxy '*' --output /dev/null "$1"; }
 
+# on NODE COMMAND…: run it there, to its end.
+on() { srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap --cpu-bind=none "${@:2}" 3>&-; }
+
 # ended NAME STATUS: say which part has ended, and what it said last.
 ended() {
     say "$1 on ${PART_NODE[$1]} has ended with status $2; the end of $LOGS/$1.log:"

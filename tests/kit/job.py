@@ -1,4 +1,4 @@
-"""`examples/nemo_gym/submit.sbatch` without Slurm: a process in a session of its own."""
+"""A job of `examples/` without Slurm: its script is a process in a session of its own."""
 
 import os
 import shlex
@@ -23,6 +23,7 @@ class Job:
         nodes: of the job, in order.
         commands: what runs instead of `vllm` and others: words before those of the script.
         before: words before the script, such as those that choose a node.
+        script: below `examples`.
         settings: of the script.
         arguments: of the script.
     """
@@ -34,11 +35,13 @@ class Job:
         commands: Mapping[str, Sequence[str]],
         *arguments: str,
         before: Sequence[str] = (),
+        script: str = "nemo_gym/submit.sbatch",
         **settings: str,
     ) -> None:
         self.folder, self.logs = folder, folder / "logs"
         self.output = folder / "job.out"
         self._before, self._arguments = before, arguments
+        self._script = str(EXAMPLES / script)
         own = folder / "bin"
         own.mkdir(parents=True)
         for name, words in commands.items():
@@ -60,10 +63,9 @@ class Job:
         }
 
     def __enter__(self) -> Self:
-        script = str(EXAMPLES / "nemo_gym" / "submit.sbatch")
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*self._before, "bash", script, *self._arguments],
+                [*self._before, "bash", self._script, *self._arguments],
                 env=self._environment,
                 cwd=self.folder,
                 stdout=output,

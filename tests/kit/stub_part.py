@@ -41,7 +41,7 @@ def main() -> int:
     folder, node = Path(os.environ["STUB_FOLDER"]), os.environ["SLURMD_NODENAME"]
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
     note = {"pid": os.getpid(), "left": left.pid, "words": words, "cwd": os.getcwd()}
-    note["key"] = os.environ["ABUT_GATEWAY_KEY"]
+    note["key"] = os.environ.get("ABUT_GATEWAY_KEY") or os.environ.get("RAY_AUTH_TOKEN")
     file = folder / f"{kind}-{node}.json"
     file.with_suffix(".new").write_text(json.dumps(note), encoding="utf-8")
     file.with_suffix(".new").replace(file)

@@ -1,7 +1,7 @@
-"""`examples/nemo_gym/train.py` where there is no GPU: TRL's weights go to `small_vllm.py` by HTTP.
+"""A `train.py` of `examples/` where there is no GPU: TRL's weights go to `small_vllm.py` by HTTP.
 
 Stands for TRL's client of vLLM, whose weights take NCCL. What the trainer logs is appended to
-$TRAINING_LOG.
+$TRAINING_LOG. $TRAINS is the folder of the script; `nemo_gym` unless set.
 """
 
 import json
@@ -56,4 +56,6 @@ if __name__ == "__main__":
     vllm_generation.is_vllm_available = lambda *_, **__: True
     vllm_generation.VLLMClient = Client
     log, Trainer.log = Trainer.log, keep
-    runpy.run_path(str(EXAMPLES / "nemo_gym" / "train.py"), run_name="__main__")
+    runpy.run_path(
+        str(EXAMPLES / os.environ.get("TRAINS", "nemo_gym") / "train.py"), run_name="__main__"
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from abut.errors import AbutError
 
-Unit: TypeAlias = Literal["s", "B", "B/token"]
+Unit: TypeAlias = Literal["s", "B", "B/token", "/s"]
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
 Bound: TypeAlias = Literal["at least", "at most"]
 

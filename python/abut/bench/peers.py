@@ -43,6 +43,8 @@ PEERS = {
         Peer("gigatoken", ("gigatoken==0.10.0",)),
         Peer("tiktoken", ("tiktoken>=0.14",)),
         Peer("trl", ("trl>=1.16", "jinja2>=3.1")),
+        Peer("openenv", ("openenv==0.10.0", "websockets>=16.1")),
+        Peer("ray", ("ray>=2.60",)),
         # It imports httpx and does not require it.
         Peer("renderers", ("renderers==0.1.12", "httpx")),
         # It imports torch and does not require it.

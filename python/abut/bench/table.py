@@ -14,6 +14,7 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "B": ((1e9, "GB"), (1e6, "MB"), (1.0, "B")),
     "B/token": ((1.0, "B/token"),),
+    "/s": ((1.0, "/s"),),
 }
 
 

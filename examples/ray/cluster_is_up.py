@@ -1,0 +1,46 @@
+"""Say by the exit status whether a Ray cluster is up.
+
+    python cluster_is_up.py HOST:PORT [NODES]
+
+It is where so many nodes are in it, one unless said, as a process on this machine sees it, which
+must be one of them.
+"""
+
+import argparse
+import logging
+import socket
+import sys
+
+_CONNECT_S = 5.0
+
+
+def answers(address: str) -> bool:
+    """Whether the head takes a connection; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def nodes_of(address: str) -> int:
+    """How many nodes are alive in the cluster."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def main() -> int:
+    """Look; returns the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("address", help="of the head")
+    parser.add_argument("nodes", type=int, nargs="?", default=1, help="that have to be there")
+    given = parser.parse_args()
+    return 0 if answers(given.address) and nodes_of(given.address) >= given.nodes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

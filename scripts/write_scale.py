@@ -1,0 +1,218 @@
+"""Write the tables of `docs/scale.md` anew, from what `make bench` has measured.
+
+    python scripts/write_scale.py docs/performance.json docs/scale.md
+
+What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written; all else stays.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from abut.bench.table import number
+
+NOT_YET = "not measured yet"
+"""Where the whole row is not in the file: `make bench` writes it."""
+
+AT_ONCE, ALONE = "128 at once", "one alone"
+WORKS = "32 that work 5 ms in a step"
+CROWD = "10,240 rollouts of 20 turns, delays of 0.5 s"
+# What a rollout of the row `records` has, and how many there are.
+RECORDED = 64
+
+
+@dataclass(frozen=True)
+class Cited:
+    """A figure of `performance.json`."""
+
+    row: str
+    case: str
+    side: str
+
+
+ENGINE = Cited("turns", "512 rollouts of 20 turns, all at once", "abut, synchronous environments")
+SPREAD = Cited("turns", "256 rollouts of 20 turns, delays of 0.1 s", ENGINE.side)
+MEMORY = Cited("turns", CROWD, "memory of a rollout, at most")
+BATCH, SLOWEST = (
+    Cited("turns", CROWD, side) for side in ("the batch", "the slowest rollout by itself")
+)
+TOKEN = Cited("memory", "a token", "abut")
+CALL = Cited("gateway", "to 30,000 tokens", "abut")
+RECORDS, SIZE = (Cited("records", case, "Parquet") for case in ("time", "size"))
+POOLS = ("threads", "OpenEnv", "RayPool")
+
+
+def of_pool(case: str, pool: str) -> Cited:
+    """A figure of the row `environments`."""
+    return Cited("environments", case, pool)
+
+
+class Measured:
+    """The medians of `performance.json`.
+
+    Raises:
+        KeyError: of a row that is there, for a figure that it has not.
+    """
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._rows = {row["name"] for row in found["rows"] if row["figures"]}
+        self._medians = {
+            Cited(row["name"], figure["case"], figure["side"]): float(figure["median"])
+            for row in found["rows"]
+            for figure in row["figures"]
+        }
+
+    def median(self, cited: Cited) -> float | None:
+        """The median; None where its row has not been measured."""
+        return self._medians[cited] if cited.row in self._rows else None
+
+
+def tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """All tables, by their names."""
+    measured = Measured(found)
+    return {"limits": limits(measured), "pools": pools(measured), "plan": plan(measured)}
+
+
+def limits(measured: Measured) -> str:
+    """What one process does."""
+
+    def time_of(cited: Cited) -> tuple[str, float | None]:
+        return said(value := measured.median(cited), "s"), value
+
+    def line(part: str, cited: Cited, what: str) -> tuple[str, ...]:
+        text, value = time_of(cited)
+        return part, text, f"{rate(value)} {what}" if value else NOT_YET, f"`{cited.row}`"
+
+    recorded, size = measured.median(RECORDS), measured.median(SIZE)
+    one = None if recorded is None else recorded / RECORDED
+    lines = [
+        line("engine, all turns at once", ENGINE, "turns/s"),
+        line("engine, turns that come one by one", SPREAD, "turns/s"),
+        line("gateway, beyond the engine, to 30,000 tokens", CALL, "calls/s"),
+        (
+            "recorder (Parquet), 8,192 tokens",
+            said(one, "s"),
+            f"{rate(one)} rollouts/s" if one else NOT_YET,
+            "`records`",
+        ),
+    ]
+    memory = [
+        ("memory of a rollout in flight", said(measured.median(MEMORY), "B"), "", "`turns`"),
+        ("memory of a token that is held", said(measured.median(TOKEN), "B/token"), "", "`memory`"),
+        (
+            "file of a rollout of 8,192 tokens",
+            said(None if size is None else size / RECORDED, "B"),
+            "",
+            "`records`",
+        ),
+    ]
+    return table(("part", "of a core, or bytes", "one process", "row"), [*lines, *memory])
+
+
+def pools(measured: Measured) -> str:
+    """One environment in three places."""
+    lines = []
+    for what, case, unit in (
+        ("a turn, our process", f"{AT_ONCE}, our process", "s"),
+        ("so at most, for one process that trains", f"{AT_ONCE}, our process", "turns/s"),
+        ("a turn, all processes", f"{AT_ONCE}, all processes", "s"),
+        ("a turn of one rollout alone, by the clock", f"{ALONE}, the clock", "s"),
+        ("steps of 5 ms of Python: our process, a turn", f"{WORKS}, our process", "s"),
+        ("128 environments are there after", "start", "s"),
+        ("processes that host them, in all", "memory of what hosts them", "B"),
+        ("one more environment, which keeps 1 MB", "memory of an environment", "B"),
+    ):
+        values = [measured.median(of_pool(case, pool)) for pool in POOLS]
+        cells = [
+            (f"{rate(value)} turns/s" if value else NOT_YET)
+            if unit == "turns/s"
+            else said(value, unit)
+            for value in values
+        ]
+        lines.append((what, *cells))
+    return table(("", *POOLS), lines)
+
+
+# The plan's machine and policy: assumed, and the first thing to replace by figures of your own.
+TRAINERS, ENGINES = 512, 480
+IN_FLIGHT_PER_ENGINE = 64
+TURN_TOKENS, TOKENS_PER_S, STEP_S = 250, 40, 2.0
+ROLLOUT_TURNS = 20
+ENV_BYTES, NODE_BYTES, SLOTS = 300e6, 512e9, 8
+
+
+def plan(measured: Measured) -> str:
+    """What a thousand GPUs ask of each part, beside what one process of it does."""
+    in_flight = ENGINES * IN_FLIGHT_PER_ENGINE
+    turns_s = in_flight / (TURN_TOKENS / TOKENS_PER_S + STEP_S)
+    per_rank = turns_s / TRAINERS
+    lines: list[tuple[str, str, str, str]] = [
+        ("rollouts in flight", f"{in_flight:,}", f"{in_flight / TRAINERS:.0f} on a rank", ""),
+        ("turns", f"{turns_s:,.0f} /s", f"{per_rank:.1f} /s on a rank", ""),
+    ]
+
+    def share(part: str, asked_s: float, where: str, cited: Cited, divided: int = 1) -> None:
+        value = measured.median(cited)
+        used = NOT_YET if value is None else f"{asked_s * value / divided:.2%} of a core"
+        lines.append((part, f"{asked_s:,.1f} /s", where, used))
+
+    share("engine and threads", per_rank, "each rank", SPREAD)
+    share("pool on Ray", per_rank, "each rank", of_pool(f"{AT_ONCE}, our process", "RayPool"))
+    share("gateway", per_rank, "each rank, asked itself", CALL)
+    share("gateway", turns_s, "one for all, if nothing is changed", CALL)
+    share("recorder", per_rank / ROLLOUT_TURNS, "each rank", RECORDS, RECORDED)
+    memory = measured.median(MEMORY)
+    held = NOT_YET if memory is None else f"{in_flight / TRAINERS * memory / 1e6:,.0f} MB"
+    lines.append(("memory of rollouts", "", "each rank", held))
+    nodes = in_flight * ENV_BYTES / NODE_BYTES
+    lines.append(
+        (
+            "environments of 300 MB",
+            f"{in_flight:,}",
+            f"{in_flight // SLOTS:,} actors of {SLOTS} slots",
+            f"{nodes:.0f} nodes of {NODE_BYTES / 1e9:.0f} GB",
+        )
+    )
+    return table(("part", "asked in all, or of one", "where", "takes"), lines)
+
+
+def said(value: float | None, unit: Any) -> str:
+    """A figure with its unit."""
+    return NOT_YET if value is None else number(value, unit)
+
+
+def rate(seconds: float) -> str:
+    """How often a second, in two digits: more would promise what the next machine breaks."""
+    return f"{float(f'{1 / seconds:.2g}'):,.0f}"
+
+
+def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """As Markdown."""
+    lines = [head, ["---"] * len(head), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def written(page: str, found: Mapping[str, Any]) -> str:
+    """The page with its tables.
+
+    Raises:
+        ValueError: it has no place for one.
+    """
+    for name, text in tables(found).items():
+        place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if not place.search(page):
+            raise ValueError(f"the page has no <!-- begin {name} --> and <!-- end {name} -->")
+        page = place.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
+    return page
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    figures, target = map(Path, sys.argv[1:])
+    told = json.loads(figures.read_text(encoding="utf-8"))
+    target.write_text(written(target.read_text(encoding="utf-8"), told), encoding="utf-8")
