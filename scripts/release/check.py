@@ -121,6 +121,7 @@ def checks(dist: Path, pythons: list[tuple[str, str]]) -> list[Check]:
 
 def run(check: Check) -> tuple[int, str, float]:
     """Run one, and print all that it says at once; returns its status, name and seconds."""
+    sys.stderr.write(f"begins: {check.name}\n")
     began = time.monotonic()
     environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
     with tempfile.TemporaryFile() as said:
