@@ -26,6 +26,9 @@ from ray_envs import Far  # noqa: E402
 from stage import LIMIT_S, Stage, eventually  # noqa: E402
 
 BOTH = pytest.mark.parametrize("of", [talks, talks_sync], ids=["async", "sync"])
+HANG_S = 2 * LIMIT_S
+"""The limit of whole rollouts, of which one hangs and the others must not reach it."""
+
 COLUMNS = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
 
 
@@ -146,13 +149,13 @@ def test_an_asynchronous_agent_that_hangs_is_cancelled_and_its_actor_stays(
 ) -> None:
     (tmp_path / "hang").touch()
     pool = pool_of(talks, size=2, slots=2)
-    limits = {"rollout_timeout_s": LIMIT_S, "retries": 1}
+    limits = {"rollout_timeout_s": HANG_S, "retries": 1}
     played = play(stage, *[pool] * 4, folder=tmp_path, **limits)
     check_rows(played)
     rollout_id, pid, _ = done(tmp_path, "hang")
     (again,) = [rollout for rollout in played.rollouts if rollout.attempts > 1]
     assert rollout_id == f"{again.rollout_id}.0"
-    assert f"longer than rollout_timeout_s={LIMIT_S:g}" in again.attempt_errors[0]
+    assert f"longer than rollout_timeout_s={HANG_S:g}" in again.attempt_errors[0]
     assert "ray_agents.py" in again.attempt_tracebacks[0], "where the agent begins"
     assert {str(rollout.extras["pid"]) for rollout in played.rollouts} == {pid}
 
@@ -165,7 +168,7 @@ def test_an_actor_whose_agent_hangs_is_condemned(
 ) -> None:
     (tmp_path / what).touch()
     pool = pool_of(of, size=2, slots=1)
-    played = play(stage, *[pool] * 4, folder=tmp_path, rollout_timeout_s=LIMIT_S, retries=1)
+    played = play(stage, *[pool] * 4, folder=tmp_path, rollout_timeout_s=HANG_S, retries=1)
     check_rows(played)
     rollout_id, pid, _ = done(tmp_path, what)
     (again,) = [rollout for rollout in played.rollouts if rollout.attempts > 1]
@@ -223,7 +226,7 @@ def test_who_waits_for_a_slot_loses_no_time(pool_of: Any, stage: Stage, tmp_path
     """One slot: the second rollout waits for the whole limit of the first, and has its own."""
     (tmp_path / "hang").touch()
     pool = pool_of(talks)
-    played = play(stage, pool, pool, folder=tmp_path, rollout_timeout_s=LIMIT_S, retries=1)
+    played = play(stage, pool, pool, folder=tmp_path, rollout_timeout_s=HANG_S, retries=1)
     check_rows(played)
     assert sorted(rollout.attempts for rollout in played.rollouts) == [1, 2]
 
