@@ -9,9 +9,10 @@ use rustc_hash::FxHashSet;
 use serde_json::value::RawValue;
 use tokenizers::models::bpe::BPE;
 
+use super::memo::{Key, Scratch};
 use super::merges::{Merges, Symbol};
 use super::neighbours::Neighbours;
-use super::words::{Key, Scratch, Vocabulary};
+use super::words::Vocabulary;
 use crate::encode::encoded::Encoded;
 use crate::file::ModelFile;
 
@@ -88,7 +89,7 @@ impl CharLevel {
     ) {
         self.runs(text, |start, end| {
             let key = Key::of(text.as_bytes(), start, end);
-            match key.and_then(|key| scratch.recall(key)) {
+            match scratch.recall(key, text[start..end].as_bytes()) {
                 Some(&[id]) => {
                     out.ids.push(id);
                     if out.with_spans {
@@ -112,9 +113,7 @@ impl CharLevel {
                     at = start + token.end;
                 }
             }
-            if let Some(key) = key {
-                scratch.remember(key, &out.ids[from..]);
-            }
+            scratch.remember(key, run.as_bytes(), &out.ids[from..]);
         });
     }
 

@@ -102,7 +102,7 @@ impl Classes {
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
     /// of the text.
-    #[inline]
+    #[inline(always)]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let first = *text.as_bytes().get(at)?;
         if first < 128 {
@@ -111,6 +111,7 @@ impl Classes {
         self.beyond_ascii(text, at)
     }
 
+    #[inline(never)]
     fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
