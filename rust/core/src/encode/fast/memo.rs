@@ -195,7 +195,8 @@ impl LongWords {
         let hash = hash(word);
         let place = self.places[hash as usize % Self::PLACES];
         let start = place.byte as usize;
-        let is_it = place.hash == hash && self.bytes[start..start + usize::from(place.bytes)] == *word;
+        let is_it =
+            place.hash == hash && self.bytes[start..start + usize::from(place.bytes)] == *word;
         let first = place.id as usize;
         is_it.then(|| &self.ids[first..first + usize::from(place.ids)])
     }

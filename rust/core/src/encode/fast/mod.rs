@@ -5,10 +5,12 @@
 //! know, segment by segment, and is compared with the general encoder when a tokenizer is loaded.
 
 mod ascii;
+mod blocks;
 mod byte_level;
 mod char_level;
 mod characters;
 mod class;
+mod deepseek;
 mod memo;
 mod merges;
 mod neighbours;
@@ -200,8 +202,7 @@ fn spans_of_word(
         out.spans.push(base + span.start..base + span.end);
         at = next;
     }
-    let last =
-        if at == word.start { at } else { whole_characters(text, at..word.end).start };
+    let last = if at == word.start { at } else { whole_characters(text, at..word.end).start };
     out.spans.push(base + last..base + word.end);
 }
 

@@ -7,10 +7,11 @@
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
 use super::ascii::{capitals_end, letters_end, signs_end, small_letters_end, spaces_end};
+use super::blocks::{Contractions, Rules, words};
 use super::class::{
-    CASELESS, Classes, HAN_OR_KANA, LETTER, LOWER, MARK, NEWLINE, NUMBER, SIGN, SPACE, UPPER,
-    classes,
+    CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER, classes,
 };
+use super::deepseek::deepseek_v3;
 
 /// A pattern that is known by its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,43 +83,39 @@ impl Pattern {
     }
 
     /// Hands the words of the text to `each`, many at once: where the first of them begins, and where
-    /// each of them ends. Cutting and looking up are two loops that each fit the processor better than
-    /// one around both.
+    /// each of them ends.
     pub fn words(self, text: &str, each: &mut dyn FnMut(usize, &[usize])) {
+        self.cut(text, true, each);
+    }
+
+    /// The same with blocks or without.
+    pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
         let classes = classes();
+        let blocks = |rules: Rules| by_blocks.then_some(rules);
         match self {
-            Self::Gpt2 => words(text, each, |at| gpt2(classes, text, at)),
-            Self::Cl100k { digits, marks_are_letters: false, long_s } => {
-                words(text, each, |at| cl100k::<LETTER>(classes, text, at, digits, long_s));
-            }
-            Self::Cl100k { digits, marks_are_letters: true, long_s } => {
-                words(text, each, |at| {
-                    cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
-                });
+            Self::Gpt2 => words(text, each, None, |at| gpt2(classes, text, at)),
+            Self::Cl100k { digits, marks_are_letters, long_s } => {
+                let contractions = Contractions::Before;
+                let rules = blocks(Rules { digits, contractions, cased: false });
+                if marks_are_letters {
+                    words(text, each, rules, |at| {
+                        cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
+                    });
+                } else {
+                    words(text, each, rules, |at| {
+                        cl100k::<LETTER>(classes, text, at, digits, long_s)
+                    });
+                }
             }
             Self::O200k { digits, contractions } => {
-                words(text, each, |at| o200k(classes, text, at, digits, contractions));
+                let behind = if contractions { Contractions::Behind } else { Contractions::None };
+                let rules = blocks(Rules { digits, contractions: behind, cased: true });
+                words(text, each, rules, |at| o200k(classes, text, at, digits, contractions));
             }
             Self::DeepSeekV3 => {
                 deepseek_v3(classes, text, |start, end| each(start, &[end]));
             }
         }
-    }
-}
-
-#[inline(always)]
-fn words(text: &str, each: &mut dyn FnMut(usize, &[usize]), end_of: impl Fn(usize) -> usize) {
-    const AT_ONCE: usize = 128;
-    let mut ends = [0; AT_ONCE];
-    let mut at = 0;
-    while at < text.len() {
-        let (start, mut count) = (at, 0);
-        while count < AT_ONCE && at < text.len() {
-            at = end_of(at);
-            ends[count] = at;
-            count += 1;
-        }
-        each(start, &ends[..count]);
     }
 }
 
@@ -242,81 +239,6 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     }
 }
 
-/// Numbers first, then Han and kana, then the rest; each sees only what the one before left.
-fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize, usize)) {
-    let mut at = 0;
-    while let Some((class, next)) = classes.at(text, at) {
-        let end = if class & NUMBER != 0 {
-            numbers(classes, text, next, 3)
-        } else if class & HAN_OR_KANA != 0 {
-            classes.run(text, next, HAN_OR_KANA)
-        } else {
-            let end = classes.run_without(text, next, NUMBER | HAN_OR_KANA);
-            deepseek_v3_rest(classes, &text[..end], at, &mut each);
-            at = end;
-            continue;
-        };
-        // Kana can be marks and signs that the last pattern cuts further.
-        if class & HAN_OR_KANA == 0 {
-            each(at, end);
-        } else {
-            deepseek_v3_rest(classes, &text[..end], at, &mut each);
-        }
-        at = end;
-    }
-}
-
-/// Words of the last pattern from byte `at` on; what it does not match is a word too.
-fn deepseek_v3_rest(
-    classes: &Classes,
-    text: &str,
-    mut at: usize,
-    each: &mut impl FnMut(usize, usize),
-) {
-    let mut unmatched = at;
-    while let Some((_, next)) = classes.at(text, at) {
-        let Some(end) = deepseek_v3_word(classes, text, at) else {
-            at = next;
-            continue;
-        };
-        if unmatched < at {
-            each(unmatched, at);
-        }
-        each(at, end);
-        (at, unmatched) = (end, end);
-    }
-    if unmatched < at {
-        each(unmatched, at);
-    }
-}
-
-fn deepseek_v3_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
-    const WORD: u16 = LETTER | MARK;
-    let (class, next) = classes.at(text, at)?;
-    let bytes = text.as_bytes();
-    if bytes[at].is_ascii_punctuation() {
-        let letters = bytes[next..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
-        if letters > 0 {
-            return Some(next + letters);
-        }
-    }
-    if class & (NEWLINE | LETTER | SIGN) == 0 {
-        let end = classes.run(text, next, WORD);
-        if end > next {
-            return Some(end);
-        }
-    }
-    if class & WORD != 0 {
-        return Some(classes.run(text, next, WORD));
-    }
-    let signs = at + usize::from(bytes[at] == b' ');
-    let end = classes.run(text, signs, SIGN);
-    if end > signs {
-        return Some(classes.run(text, end, NEWLINE));
-    }
-    (class & SPACE != 0).then(|| spaces_and_newlines(classes, text, at))
-}
-
 /// Which letters a contraction may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Case {
@@ -340,7 +262,7 @@ fn contraction(text: &str, at: usize, case: Case) -> Option<usize> {
 }
 
 /// The end of at most `most` numbers, the first of which ends at byte `at`.
-fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
+pub(super) fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
     for _ in 1..most {
         match classes.at(text, at) {
             Some((class, end)) if class & NUMBER != 0 => at = end,
@@ -378,7 +300,7 @@ fn newlines(text: &str, mut at: usize) -> usize {
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+`
 #[inline(always)]
-fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
+pub(super) fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     match spaces_end(bytes, at) {
         Ok((_, Some(behind_newline))) => behind_newline,
