@@ -123,8 +123,9 @@ fn starts(block: &[u8; BLOCK], rules: Rules) -> u64 {
         Contractions::Before => possible(block, apostrophes & plain_signs & letters >> 1),
         Contractions::Behind => {
             let behind = apostrophes & letters << 1;
-            // What stands behind the last byte is not known.
-            possible(block, behind & letters >> 1) | behind & 1 << (BLOCK - 1)
+            // A long s may stand behind it, and what stands behind the last byte is not known.
+            let before_unknown = behind & (unknown >> 1 | 1 << (BLOCK - 1));
+            possible(block, behind & letters >> 1) | before_unknown
         }
     };
 
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn blocks_have_the_words_that_are_found_one_by_one() {
-        const PARTS: [&str; 44] = [
+        const PARTS: [&str; 45] = [
             "a",
             "b",
             "s",
@@ -235,6 +236,7 @@ mod tests {
             "中",
             "\u{301}",
             "\u{a0}",
+            "ſ",
         ];
         let mut patterns = Vec::new();
         for digits in [1, 3, usize::MAX] {

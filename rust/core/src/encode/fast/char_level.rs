@@ -89,6 +89,9 @@ impl CharLevel {
     ) {
         self.runs(text, |start, end| {
             let key = Key::of(text.as_bytes(), start, end);
+            if !out.with_spans && key.is_some_and(|key| scratch.write(key, &mut out.ids)) {
+                return;
+            }
             match scratch.recall(key, text[start..end].as_bytes()) {
                 Some(&[id]) => {
                     out.ids.push(id);
