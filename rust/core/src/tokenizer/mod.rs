@@ -122,8 +122,6 @@ impl Tokenizer {
     fn encode_segments(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
         let cuts = cut_joined(&self.raw, joined);
         let mut out = Encoded { with_spans: joined.with_spans, ..Encoded::default() };
-        // About what text has; what is too much goes with the result.
-        out.ids.reserve(joined.text.len() / 3);
         let mut from = 0;
         for cut in cuts {
             self.encode_segment(joined, from..cut.range.start, edge, &mut out)?;

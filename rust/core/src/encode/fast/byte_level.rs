@@ -1,8 +1,9 @@
 //! Byte-pair encoding over bytes: GPT-2's way of writing a vocabulary.
 
 use super::characters::{Characters, FirstMerges};
+use super::memo::{Key, Scratch};
 use super::merges::{Bench, Merges, Symbol};
-use super::words::{Key, Scratch, Vocabulary};
+use super::words::Vocabulary;
 use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
 
@@ -58,34 +59,37 @@ impl ByteLevel {
         })
     }
 
-    /// Writes the tokens of the word from `start` to `end`.
-    #[inline]
+    /// Writes the tokens of words that follow each other: the first from byte `start` on, each up to
+    /// its end.
     pub fn encode(
         &self,
         text: &str,
-        start: usize,
-        end: usize,
+        mut start: usize,
+        ends: &[usize],
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
-        let key = Key::of(text.as_bytes(), start, end);
-        match key.and_then(|key| scratch.recall(key)) {
-            Some(&[id]) => ids.push(id),
-            Some(known) => ids.extend_from_slice(known),
-            None => self.encode_new(&text[start..end], key, scratch, ids),
+        for &end in ends {
+            let key = Key::of(text.as_bytes(), start, end);
+            if !key.is_some_and(|key| scratch.write(key, ids)) {
+                self.encode_new(&text[start..end], key, scratch, ids);
+            }
+            start = end;
         }
     }
 
+    #[inline(never)]
     fn encode_new(&self, word: &str, key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        if let Some(known) = scratch.recall(key, word.as_bytes()) {
+            return ids.extend_from_slice(known);
+        }
         let from = ids.len();
         let bench = &mut scratch.bench;
         let tokens = self.vocabulary.tokens(&self.merges, word.as_bytes(), bench, |symbols| {
             self.characters.lay_out(word, &self.bytes, symbols);
         });
         ids.extend(tokens.iter().map(|token| token.id));
-        if let Some(key) = key {
-            scratch.remember(key, &ids[from..]);
-        }
+        scratch.remember(key, word.as_bytes(), &ids[from..]);
     }
 
     /// The text of every so many entries, where they are text.

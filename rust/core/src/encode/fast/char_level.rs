@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
+use super::memo::{Key, Scratch};
 use super::merges::{Bench, Merges, Symbol};
 use super::neighbours::Neighbours;
-use super::words::{Key, Scratch, Vocabulary};
+use super::words::Vocabulary;
 use crate::encode::encoded::Encoded;
 use crate::file::Bpe;
 
@@ -91,7 +92,10 @@ impl CharLevel {
     ) {
         self.runs(text, |start, end| {
             let key = Key::of(text.as_bytes(), start, end);
-            match key.and_then(|key| scratch.recall(key)) {
+            if !out.with_spans && key.is_some_and(|key| scratch.write(key, &mut out.ids)) {
+                return;
+            }
+            match scratch.recall(key, &text.as_bytes()[start..end]) {
                 Some(&[id]) => {
                     out.ids.push(id);
                     if out.with_spans {
@@ -115,9 +119,7 @@ impl CharLevel {
                     at = start + token.end;
                 }
             }
-            if let Some(key) = key {
-                scratch.remember(key, &out.ids[from..]);
-            }
+            scratch.remember(key, run.as_bytes(), &out.ids[from..]);
         });
     }
 

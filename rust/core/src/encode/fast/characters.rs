@@ -75,6 +75,10 @@ impl Characters {
     /// Writes the symbols that a word begins with.
     pub fn lay_out(&self, word: &str, bytes: &[u32; 256], symbols: &mut Vec<Symbol>) {
         let id_of = |byte: u8| bytes[usize::from(byte)];
+        if word.is_ascii() {
+            let all = word.bytes().zip(1..);
+            return symbols.extend(all.map(|(byte, end)| Symbol { id: id_of(byte), end }));
+        }
         let is_ascii_at = |at: usize| word.as_bytes().get(at).is_some_and(u8::is_ascii);
         for (start, c) in word.char_indices() {
             let end = start + c.len_utf8();

@@ -102,7 +102,8 @@ impl Classes {
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
     /// of the text.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each byte")]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let first = *text.as_bytes().get(at)?;
         if first < 128 {
@@ -111,6 +112,7 @@ impl Classes {
         self.beyond_ascii(text, at)
     }
 
+    #[inline(never)]
     fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))

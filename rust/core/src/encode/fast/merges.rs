@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Up to how many symbols all pairs are looked through for the next merge.
+/// Up to how many symbols all pairs are looked through for the next merge; fewer than a number has bits.
 const SHORT: usize = 48;
 const NONE: u64 = u64::MAX;
 
@@ -131,24 +131,45 @@ impl Merges {
         if bench.symbols.len() <= SHORT { self.apply_short(bench) } else { self.apply_long(bench) }
     }
 
+    /// All symbols keep their places, and what is left of them are bits of a number: to close gaps
+    /// would cost more than to look at them.
     fn apply_short(&self, bench: &mut Bench) {
-        let Bench { symbols, ranked, .. } = bench;
-        ranked.clear();
-        ranked.extend(symbols.windows(2).map(|pair| self.of(pair[0].id, pair[1].id)));
-        while let Some((at, &merge)) = ranked.iter().enumerate().min_by_key(|(_, merge)| **merge) {
+        let symbols = &mut bench.symbols[..];
+        let count = symbols.len();
+        let mut ranked = [NONE; SHORT];
+        for (at, pair) in symbols.windows(2).enumerate() {
+            ranked[at] = self.of(pair[0].id, pair[1].id);
+        }
+        let mut left = (1 << count) - 1_u64;
+        loop {
+            let (mut at, mut merge) = (0, NONE);
+            for (other, &ranked) in ranked[..count].iter().enumerate() {
+                if ranked < merge {
+                    (at, merge) = (other, ranked);
+                }
+            }
             if merge == NONE {
                 break;
             }
-            symbols[at] = Symbol { id: id_of(merge), end: symbols[at + 1].end };
-            symbols.remove(at + 1);
-            ranked.remove(at);
-            if at < ranked.len() {
-                ranked[at] = self.of(symbols[at].id, symbols[at + 1].id);
-            }
-            if at > 0 {
-                ranked[at - 1] = self.of(symbols[at - 1].id, symbols[at].id);
+            let gone = first_bit(left & (u64::MAX << (at + 1)));
+            symbols[at] = Symbol { id: id_of(merge), end: symbols[gone].end };
+            left &= !(1 << gone);
+            ranked[gone] = NONE;
+            let (before, after) = (left & !(u64::MAX << at), left & (u64::MAX << gone));
+            ranked[at] = match after {
+                0 => NONE,
+                _ => self.of(symbols[at].id, symbols[first_bit(after)].id),
+            };
+            if before != 0 {
+                let before = last_bit(before);
+                ranked[before] = self.of(symbols[before].id, symbols[at].id);
             }
         }
+        let mut at = 0;
+        bench.symbols.retain(|_| {
+            at += 1;
+            left >> (at - 1) & 1 != 0
+        });
     }
 
     /// The same with a queue: time grows as `n log n`.
@@ -199,6 +220,14 @@ impl Merges {
             links[at - 1].after != at - 1
         });
     }
+}
+
+fn first_bit(bits: u64) -> usize {
+    bits.trailing_zeros() as usize
+}
+
+fn last_bit(bits: u64) -> usize {
+    bits.ilog2() as usize
 }
 
 #[inline]

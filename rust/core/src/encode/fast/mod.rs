@@ -4,10 +4,14 @@
 //! Invariant: what it writes is what the general encoder would write. It says where it does not
 //! know, segment by segment, and is compared with the general encoder when a tokenizer is loaded.
 
+mod ascii;
+mod blocks;
 mod byte_level;
 mod char_level;
 mod characters;
 mod class;
+mod deepseek;
+mod memo;
 mod merges;
 mod neighbours;
 mod nfc;
@@ -24,11 +28,11 @@ use super::segment::Segment;
 use crate::file::Loaded;
 use byte_level::ByteLevel;
 use char_level::CharLevel;
+use memo::Scratch;
 use pool::Pool;
 pub use pool::look_first_at;
 use scan::Pattern;
 use shape::{Prefix, Shape};
-use words::Scratch;
 
 /// What encoders are compared with each other on: every script, class of character and case that
 /// a pattern is about.
@@ -147,7 +151,7 @@ impl Fast {
     /// Whether the model leaves two tokens of one word as they are when they meet; `None` where this
     /// encoder does not write one of them.
     pub fn stay_apart(&self, left: u32, right: u32) -> Option<bool> {
-        self.pool.with(|scratch| match &self.encoder {
+        self.pool.with(Scratch::new, |scratch| match &self.encoder {
             Encoder::Words { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
             Encoder::Whole { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
         })
@@ -172,23 +176,39 @@ fn encode_words(
     scratch: &mut Scratch,
     out: &mut Encoded,
 ) {
-    pattern.words(text, |start, end| {
-        let from = out.ids.len();
-        model.encode(text, start, end, scratch, &mut out.ids);
+    pattern.words(text, &mut |start, ends| {
+        let mut start = start;
         if !out.with_spans {
-            return;
+            return model.encode(text, start, ends, scratch, &mut out.ids);
         }
-        // A word begins and ends with whole characters, and most are one token.
-        let mut at = start;
-        for &id in &out.ids[from..out.ids.len() - 1] {
-            let next = at + model.len_of(id);
-            let span = whole_characters(text, at..next);
-            out.spans.push(base + span.start..base + span.end);
-            at = next;
+        for end in ends {
+            let from = out.ids.len();
+            model.encode(text, start, std::slice::from_ref(end), scratch, &mut out.ids);
+            spans_of_word(model, text, start..*end, base, from, out);
+            start = *end;
         }
-        let last = if at == start { start } else { whole_characters(text, at..end).start };
-        out.spans.push(base + last..base + end);
     });
+}
+
+/// Writes where the tokens of a word, from token `from` on, came from.
+fn spans_of_word(
+    model: &ByteLevel,
+    text: &str,
+    word: Range<usize>,
+    base: usize,
+    from: usize,
+    out: &mut Encoded,
+) {
+    // A word begins and ends with whole characters, and most are one token.
+    let mut at = word.start;
+    for &id in &out.ids[from..out.ids.len() - 1] {
+        let next = at + model.len_of(id);
+        let span = whole_characters(text, at..next);
+        out.spans.push(base + span.start..base + span.end);
+        at = next;
+    }
+    let last = if at == word.start { at } else { whole_characters(text, at..word.end).start };
+    out.spans.push(base + last..base + word.end);
 }
 
 /// The characters that a range of bytes touches: a token for some bytes of a character stands for

@@ -4,10 +4,14 @@
 //! the whole text. A regular expression takes the first of its alternatives that matches, each as
 //! long as it can with what follows; the functions here say where that ends.
 
+#![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
+
+use super::ascii::{capitals_end, letters_end, signs_end, small_letters_end, spaces_end};
+use super::blocks::{Contractions, Rules, words};
 use super::class::{
-    CASELESS, Classes, HAN_OR_KANA, LETTER, LOWER, MARK, NEWLINE, NUMBER, SIGN, SPACE, UPPER,
-    classes,
+    CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER, classes,
 };
+use super::deepseek::deepseek_v3;
 
 /// A pattern that is known by its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,35 +82,40 @@ impl Pattern {
         None
     }
 
-    /// Hands each word of the text to `each`, by its bytes.
-    #[inline]
-    pub fn words(self, text: &str, each: impl FnMut(usize, usize)) {
+    /// Hands the words of the text to `each`, many at once: where the first of them begins, and where
+    /// each of them ends.
+    pub fn words(self, text: &str, each: &mut dyn FnMut(usize, &[usize])) {
+        self.cut(text, true, each);
+    }
+
+    /// The same with blocks or without.
+    pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
         let classes = classes();
+        let blocks = |rules: Rules| by_blocks.then_some(rules);
         match self {
-            Self::Gpt2 => words(text, each, |at| gpt2(classes, text, at)),
-            Self::Cl100k { digits, marks_are_letters: false, long_s } => {
-                words(text, each, |at| cl100k::<LETTER>(classes, text, at, digits, long_s));
-            }
-            Self::Cl100k { digits, marks_are_letters: true, long_s } => {
-                words(text, each, |at| {
-                    cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
-                });
+            Self::Gpt2 => words(text, each, None, |at| gpt2(classes, text, at)),
+            Self::Cl100k { digits, marks_are_letters, long_s } => {
+                let contractions = Contractions::Before;
+                let rules = blocks(Rules { digits, contractions, cased: false });
+                if marks_are_letters {
+                    words(text, each, rules, |at| {
+                        cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
+                    });
+                } else {
+                    words(text, each, rules, |at| {
+                        cl100k::<LETTER>(classes, text, at, digits, long_s)
+                    });
+                }
             }
             Self::O200k { digits, contractions } => {
-                words(text, each, |at| o200k(classes, text, at, digits, contractions));
+                let behind = if contractions { Contractions::Behind } else { Contractions::None };
+                let rules = blocks(Rules { digits, contractions: behind, cased: true });
+                words(text, each, rules, |at| o200k(classes, text, at, digits, contractions));
             }
-            Self::DeepSeekV3 => deepseek_v3(classes, text, each),
+            Self::DeepSeekV3 => {
+                deepseek_v3(classes, text, |start, end| each(start, &[end]));
+            }
         }
-    }
-}
-
-#[inline]
-fn words(text: &str, mut each: impl FnMut(usize, usize), end_of: impl Fn(usize) -> usize) {
-    let mut at = 0;
-    while at < text.len() {
-        let end = end_of(at);
-        each(at, end);
-        at = end;
     }
 }
 
@@ -127,7 +136,7 @@ fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
 }
 
 /// `LETTERS`: the classes that make up a word.
-#[inline]
+#[inline(always)]
 fn cl100k<const LETTERS: u16>(
     classes: &Classes,
     text: &str,
@@ -136,26 +145,25 @@ fn cl100k<const LETTERS: u16>(
     long_s: bool,
 ) -> usize {
     let Some((class, next)) = classes.at(text, at) else { return at };
-    if class & LETTERS != 0 {
-        return classes.run(text, next, LETTERS);
-    }
     if class & NUMBER != 0 {
         return numbers(classes, text, next, digits);
     }
-    let case = if long_s { Case::AnyWithLongS } else { Case::Any };
-    if let Some(end) = contraction(text, at, case) {
-        return end;
-    }
-    if class & NEWLINE == 0 {
-        // One other character before letters belongs to them.
-        let end = classes.run(text, next, LETTERS);
-        if end > next {
+    if text.as_bytes()[at] == b'\'' {
+        let case = if long_s { Case::AnyWithLongS } else { Case::Any };
+        if let Some(end) = contraction(text, at, case) {
             return end;
         }
     }
-    let others = others(classes, text, at, LETTERS | NUMBER | SPACE);
+    if class & NEWLINE == 0 {
+        // One other character before letters belongs to them.
+        let end = letters::<LETTERS>(classes, text, next);
+        if end > next || class & LETTERS != 0 {
+            return end;
+        }
+    }
+    let others = others::<LETTERS>(classes, text, at);
     if others > at {
-        return classes.run(text, others, NEWLINE);
+        return newlines(text, others);
     }
     spaces_and_newlines(classes, text, at)
 }
@@ -181,7 +189,7 @@ fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: 
         let case = Case::AnyWithLongS;
         return contraction(text, end, case).filter(|_| contractions).unwrap_or(end);
     }
-    let others = others(classes, text, at, LETTER | NUMBER | SPACE);
+    let others = others::<LETTER>(classes, text, at);
     if others > at {
         let mut end = others;
         while text.as_bytes().get(end).is_some_and(|byte| matches!(byte, b'\r' | b'\n' | b'/')) {
@@ -204,6 +212,12 @@ struct CasedWord {
 fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     const CAPITALS: u16 = UPPER | CASELESS | MARK;
     const SMALL: u16 = LOWER | CASELESS | MARK;
+    let bytes = text.as_bytes();
+    if let Ok(capitals) = capitals_end(bytes, at) {
+        if let Ok(end) = small_letters_end(bytes, capitals) {
+            return (end > at).then_some(CasedWord { end, has_small: end > capitals });
+        }
+    }
     let mut capitals = at;
     let mut last_small = None;
     while let Some((class, end)) = classes.at(text, capitals) {
@@ -223,81 +237,6 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
         Some(end) => Some(CasedWord { end, has_small: true }),
         None => (capitals > at).then_some(CasedWord { end: capitals, has_small: false }),
     }
-}
-
-/// Numbers first, then Han and kana, then the rest; each sees only what the one before left.
-fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize, usize)) {
-    let mut at = 0;
-    while let Some((class, next)) = classes.at(text, at) {
-        let end = if class & NUMBER != 0 {
-            numbers(classes, text, next, 3)
-        } else if class & HAN_OR_KANA != 0 {
-            classes.run(text, next, HAN_OR_KANA)
-        } else {
-            let end = classes.run_without(text, next, NUMBER | HAN_OR_KANA);
-            deepseek_v3_rest(classes, &text[..end], at, &mut each);
-            at = end;
-            continue;
-        };
-        // Kana can be marks and signs that the last pattern cuts further.
-        if class & HAN_OR_KANA == 0 {
-            each(at, end);
-        } else {
-            deepseek_v3_rest(classes, &text[..end], at, &mut each);
-        }
-        at = end;
-    }
-}
-
-/// Words of the last pattern from byte `at` on; what it does not match is a word too.
-fn deepseek_v3_rest(
-    classes: &Classes,
-    text: &str,
-    mut at: usize,
-    each: &mut impl FnMut(usize, usize),
-) {
-    let mut unmatched = at;
-    while let Some((_, next)) = classes.at(text, at) {
-        let Some(end) = deepseek_v3_word(classes, text, at) else {
-            at = next;
-            continue;
-        };
-        if unmatched < at {
-            each(unmatched, at);
-        }
-        each(at, end);
-        (at, unmatched) = (end, end);
-    }
-    if unmatched < at {
-        each(unmatched, at);
-    }
-}
-
-fn deepseek_v3_word(classes: &Classes, text: &str, at: usize) -> Option<usize> {
-    const WORD: u16 = LETTER | MARK;
-    let (class, next) = classes.at(text, at)?;
-    let bytes = text.as_bytes();
-    if bytes[at].is_ascii_punctuation() {
-        let letters = bytes[next..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
-        if letters > 0 {
-            return Some(next + letters);
-        }
-    }
-    if class & (NEWLINE | LETTER | SIGN) == 0 {
-        let end = classes.run(text, next, WORD);
-        if end > next {
-            return Some(end);
-        }
-    }
-    if class & WORD != 0 {
-        return Some(classes.run(text, next, WORD));
-    }
-    let signs = at + usize::from(bytes[at] == b' ');
-    let end = classes.run(text, signs, SIGN);
-    if end > signs {
-        return Some(classes.run(text, end, NEWLINE));
-    }
-    (class & SPACE != 0).then(|| spaces_and_newlines(classes, text, at))
 }
 
 /// Which letters a contraction may have.
@@ -323,7 +262,7 @@ fn contraction(text: &str, at: usize, case: Case) -> Option<usize> {
 }
 
 /// The end of at most `most` numbers, the first of which ends at byte `at`.
-fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
+pub(super) fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
     for _ in 1..most {
         match classes.at(text, at) {
             Some((class, end)) if class & NUMBER != 0 => at = end,
@@ -333,16 +272,48 @@ fn numbers(classes: &Classes, text: &str, mut at: usize, most: usize) -> usize {
     at
 }
 
-/// The end of an optional space and characters of none of these classes; `at` where there are none.
-#[inline]
-fn others(classes: &Classes, text: &str, at: usize, classes_without: u16) -> usize {
-    let begin = at + usize::from(text.as_bytes()[at] == b' ');
-    let end = classes.run_without(text, begin, classes_without);
+/// The end of letters from byte `at` on.
+#[inline(always)]
+fn letters<const LETTERS: u16>(classes: &Classes, text: &str, at: usize) -> usize {
+    letters_end(text.as_bytes(), at).unwrap_or_else(|end| classes.run(text, end, LETTERS))
+}
+
+/// The end of an optional space and characters that are neither `LETTERS` nor numbers nor spaces;
+/// `at` where there are none.
+#[inline(always)]
+fn others<const LETTERS: u16>(classes: &Classes, text: &str, at: usize) -> usize {
+    let bytes = text.as_bytes();
+    let begin = at + usize::from(bytes[at] == b' ');
+    let end = signs_end(bytes, begin)
+        .unwrap_or_else(|end| classes.run_without(text, end, LETTERS | NUMBER | SPACE));
     if end > begin { end } else { at }
 }
 
+/// The end of newlines from byte `at` on.
+#[inline(always)]
+fn newlines(text: &str, mut at: usize) -> usize {
+    while text.as_bytes().get(at).is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {
+        at += 1;
+    }
+    at
+}
+
 /// `\s*[\r\n]+|\s+(?!\S)|\s+`
-fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
+#[inline(always)]
+pub(super) fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
+    let bytes = text.as_bytes();
+    match spaces_end(bytes, at) {
+        Ok((_, Some(behind_newline))) => behind_newline,
+        // The last of it goes with what follows.
+        Ok((end, None)) if end > at + 1 => end - 1,
+        Ok((end, None)) => end,
+        Err(_) => all_spaces_and_newlines(classes, text, at),
+    }
+}
+
+/// The same where it meets what is no ASCII, or the end of the text.
+#[cold]
+fn all_spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
     let end = classes.run(text, at, SPACE);
     match text[at..end].rfind(['\r', '\n']) {
         Some(last) => at + last + 1,

@@ -1,8 +1,8 @@
 //! The tokens of one word, found without merging where they are known.
 //!
 //! Invariant: a word's tokens depend on nothing but its bytes, so what was found once holds for
-//! good. What is remembered is bounded: one flag for each entry of the vocabulary, and a table of
-//! fixed size for each thread that encodes at the same time.
+//! good. What is remembered is bounded: one flag for each entry of the vocabulary, and a memo for
+//! each thread that encodes at the same time.
 
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,94 +11,7 @@ use rustc_hash::FxHasher;
 
 use super::merges::{Bench, Merges, Symbol};
 
-/// Words of at most as many bytes are remembered: with their length they are one number.
-const MOST_BYTES: usize = 15;
-/// With as many a slot has 32 bytes, half a cache line.
-const MOST_IDS: usize = 3;
-const SLOTS: usize = 1 << 15;
 const EMPTY: u32 = u32::MAX;
-
-/// The bytes of a short word and its length as a number; a longer one has none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Key(u128);
-
-/// For each length the bytes of a number that a word fills.
-const FILLED: [u128; MOST_BYTES + 1] = {
-    let mut filled = [0; MOST_BYTES + 1];
-    let mut len = 1;
-    while len <= MOST_BYTES {
-        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
-        len += 1;
-    }
-    filled
-};
-
-impl Key {
-    /// The word from `start` to `end`.
-    #[inline]
-    pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
-        let len = end - start;
-        let filled = FILLED.get(len)?;
-        let bytes = if let Some(chunk) = text[start..].first_chunk() {
-            u128::from_le_bytes(*chunk) & filled
-        } else {
-            let mut bytes = [0; size_of::<u128>()];
-            bytes[..len].copy_from_slice(&text[start..end]);
-            u128::from_le_bytes(bytes)
-        };
-        Some(Self(bytes | (len as u128) << (8 * MOST_BYTES)))
-    }
-
-    #[inline]
-    fn slot(self) -> usize {
-        const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
-        const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
-        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
-        let mixed = (half(self.0).wrapping_mul(FIRST) ^ half(self.0 >> 64))
-            .rotate_left(32)
-            .wrapping_mul(SECOND);
-        usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("less than all slots")
-    }
-}
-
-/// A word and its tokens.
-#[derive(Debug, Clone, Copy, Default)]
-struct Slot {
-    key: Key,
-    count: u8,
-    ids: [u32; MOST_IDS],
-}
-
-/// What one thread works with: a megabyte of slots.
-#[derive(Debug)]
-pub(super) struct Scratch {
-    slots: Box<[Slot]>,
-    pub bench: Bench,
-}
-
-impl Scratch {
-    pub fn new() -> Self {
-        Self { slots: vec![Slot::default(); SLOTS].into_boxed_slice(), bench: Bench::default() }
-    }
-
-    /// The tokens of a word that was remembered.
-    #[inline]
-    pub fn recall(&self, key: Key) -> Option<&[u32]> {
-        let slot = &self.slots[key.slot()];
-        (slot.key == key).then(|| &slot.ids[..usize::from(slot.count)])
-    }
-
-    /// Remembers a word in place of one that shares its slot, where there is room for its tokens.
-    pub fn remember(&mut self, key: Key, ids: &[u32]) {
-        if ids.len() > MOST_IDS {
-            return;
-        }
-        let slot = &mut self.slots[key.slot()];
-        slot.key = key;
-        slot.count = u8::try_from(ids.len()).expect("few");
-        slot.ids[..ids.len()].copy_from_slice(ids);
-    }
-}
 
 /// The entries of a vocabulary, by their bytes.
 #[derive(Debug)]
@@ -241,7 +154,8 @@ impl Vocabulary {
     }
 }
 
-fn hash(bytes: &[u8]) -> u32 {
+/// A hash of any word.
+pub(super) fn hash(bytes: &[u8]) -> u32 {
     let mut hasher = FxHasher::default();
     hasher.write(bytes);
     let hash = hasher.finish();

@@ -1,0 +1,270 @@
+//! The words of 64 bytes at once: kinds of characters as bits, and from them where words begin.
+//!
+//! Invariant: where a bit is set a word begins, if one begins at the first byte; of what stands before
+//! the last such bit none is missing. Whatever these rules do not know ends what is looked at: a
+//! character beyond ASCII, tabs, contractions. The function for one word at a time goes on there, and
+//! a test compares the two.
+
+#![allow(clippy::inline_always, reason = "called for each block, in loops that must stay small")]
+
+use super::ascii::{FLAGS, STEP, capitals, digits, is, letters, newlines, spaces};
+
+const BLOCK: usize = 64;
+
+/// What patterns differ in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// How many numbers are a word.
+    pub digits: usize,
+    pub contractions: Contractions,
+    /// Whether a word ends where a capital follows a small letter, and `/` stands behind newlines.
+    pub cased: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contractions {
+    None,
+    /// Words of their own.
+    Before,
+    /// The ends of words.
+    Behind,
+}
+
+/// For each byte of a block one bit of each kind.
+#[derive(Default)]
+struct Kinds {
+    letters: u64,
+    capitals: u64,
+    digits: u64,
+    spaces: u64,
+    newlines: u64,
+    apostrophes: u64,
+    slashes: u64,
+    unknown: u64,
+}
+
+/// Hands the words of a text to `each`, many at once: where the first of them begins, and where each
+/// of them ends. Cutting and looking up are two loops that each fit the processor better than one.
+///
+/// As many are cut as [`starts`] finds in a block, or else the one of which `end_of` says the end.
+#[inline(always)]
+pub(super) fn words(
+    text: &str,
+    each: &mut dyn FnMut(usize, &[usize]),
+    rules: Option<Rules>,
+    end_of: impl Fn(usize) -> usize,
+) {
+    const AT_ONCE: usize = 256;
+    /// In a block with fewer words they are looked for one by one, and so are as many that follow:
+    /// most likely it is text of another kind.
+    const FEW: u32 = 4;
+    const ONE_BY_ONE: u32 = 24;
+    let mut ends = [0; AT_ONCE];
+    let mut one_by_one = 0;
+    let mut at = 0;
+    while at < text.len() {
+        let (start, mut count) = (at, 0);
+        while count <= AT_ONCE - BLOCK && at < text.len() {
+            if one_by_one == 0 {
+                let block = text.as_bytes()[at..].first_chunk();
+                let mut found = rules.zip(block).map_or(0, |(rules, block)| starts(block, rules));
+                if found.count_ones() < FEW {
+                    one_by_one = ONE_BY_ONE;
+                }
+                let block_at = at;
+                while found != 0 {
+                    at = block_at + found.trailing_zeros() as usize;
+                    ends[count] = at;
+                    count += 1;
+                    found &= found - 1;
+                }
+                if at > block_at {
+                    continue;
+                }
+            } else {
+                one_by_one -= 1;
+            }
+            at = end_of(at);
+            ends[count] = at;
+            count += 1;
+        }
+        each(start, &ends[..count]);
+    }
+}
+
+/// Where words begin, the first byte left out.
+#[inline(always)]
+fn starts(block: &[u8; BLOCK], rules: Rules) -> u64 {
+    let Kinds { letters, capitals, digits, spaces, newlines, apostrophes, slashes, mut unknown } =
+        kinds(block, rules);
+    let signs = !(letters | digits | spaces | newlines | unknown);
+    let first = |kind: u64| kind & !(kind << 1);
+
+    // A sign that has no space before it takes the letters behind it, if it is one sign.
+    let plain_signs = first(signs) & !(spaces << 1);
+    let mut words = plain_signs | first(letters) & !((spaces | plain_signs) << 1);
+    if rules.cased {
+        words |= capitals & (letters & !capitals) << 1;
+        unknown |= slashes & newlines << 1;
+    }
+    words |= if rules.digits == 1 { digits } else { first(digits) };
+    if rules.digits == 3 {
+        unknown |= digits & digits << 1 & digits << 2 & digits << 3;
+    }
+    // The last space goes with what follows, but spaces before a newline stay together with it, and
+    // newlines behind signs with those.
+    words |= first(spaces) | spaces & !((spaces | newlines) >> 1);
+    words |= first(newlines) & !((signs | spaces) << 1);
+    // Spaces between newlines are part of a word that ends with the last newline of all.
+    let between = first(spaces) & newlines << 1;
+    unknown |= spaces.wrapping_add(between) & !spaces & newlines;
+    unknown |= match rules.contractions {
+        Contractions::None => 0,
+        Contractions::Before => possible(block, apostrophes & plain_signs & letters >> 1),
+        Contractions::Behind => {
+            let behind = apostrophes & letters << 1;
+            // A long s may stand behind it, and what stands behind the last byte is not known.
+            let before_unknown = behind & (unknown >> 1 | 1 << (BLOCK - 1));
+            possible(block, behind & letters >> 1) | before_unknown
+        }
+    };
+
+    // What whitespace at the end becomes depends on what follows.
+    let known = below(unknown.trailing_zeros()) & !(spaces | newlines);
+    words & below(u64::BITS - known.leading_zeros()) & !1
+}
+
+/// Those of these apostrophes that may begin a contraction.
+#[inline(always)]
+fn possible(block: &[u8; BLOCK], mut apostrophes: u64) -> u64 {
+    let mut found = 0;
+    while apostrophes != 0 {
+        let at = apostrophes.trailing_zeros();
+        // A letter stands behind it.
+        let letter = block[at as usize + 1] | 0x20;
+        found |= u64::from(matches!(letter, b's' | b't' | b'r' | b'v' | b'm' | b'l' | b'd')) << at;
+        apostrophes &= apostrophes - 1;
+    }
+    found
+}
+
+/// As many bits, the lowest.
+#[inline(always)]
+fn below(count: u32) -> u64 {
+    if count == u64::BITS { u64::MAX } else { (1 << count) - 1 }
+}
+
+#[inline(always)]
+fn kinds(block: &[u8; BLOCK], rules: Rules) -> Kinds {
+    let mut kinds = Kinds::default();
+    for (index, eight) in block.chunks_exact(STEP).enumerate() {
+        let bytes = u64::from_le_bytes(eight.try_into().expect("eight bytes"));
+        let at = STEP * index;
+        let newline = newlines(bytes);
+        let space = is(bytes, b' ');
+        kinds.letters |= gathered(letters(bytes)) << at;
+        kinds.digits |= gathered(digits(bytes)) << at;
+        kinds.spaces |= gathered(space) << at;
+        kinds.newlines |= gathered(newline) << at;
+        kinds.unknown |= gathered(bytes & FLAGS | spaces(bytes) & !space & !newline) << at;
+        if rules.contractions != Contractions::None {
+            kinds.apostrophes |= gathered(is(bytes, b'\'')) << at;
+        }
+        if rules.cased {
+            kinds.capitals |= gathered(capitals(bytes)) << at;
+            kinds.slashes |= gathered(is(bytes, b'/')) << at;
+        }
+    }
+    kinds
+}
+
+/// The flags of eight bytes as eight bits.
+#[inline(always)]
+fn gathered(flags: u64) -> u64 {
+    // Each factor shifts one flag to its place above all that the others leave behind.
+    (flags >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scan::Pattern;
+
+    #[test]
+    fn blocks_have_the_words_that_are_found_one_by_one() {
+        const PARTS: [&str; 45] = [
+            "a",
+            "b",
+            "s",
+            "T",
+            "l",
+            "L",
+            "r",
+            "e",
+            "E",
+            "v",
+            "m",
+            "D",
+            "Z",
+            "word",
+            "Word",
+            "WORD",
+            "camelCase",
+            "'",
+            "'",
+            "'s",
+            "'LL",
+            "0",
+            "7",
+            "12",
+            "345",
+            "6789",
+            " ",
+            " ",
+            " ",
+            "  ",
+            "    ",
+            "\n",
+            "\r\n",
+            "\n  \n",
+            "(",
+            "):",
+            "/",
+            "//",
+            "_",
+            "\t",
+            "é",
+            "中",
+            "\u{301}",
+            "\u{a0}",
+            "ſ",
+        ];
+        let mut patterns = Vec::new();
+        for digits in [1, 3, usize::MAX] {
+            for flag in [false, true] {
+                patterns.push(Pattern::O200k { digits, contractions: flag });
+                patterns.push(Pattern::Cl100k { digits, marks_are_letters: flag, long_s: true });
+            }
+        }
+        let mut state = 7u64;
+        let mut below = |most: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(state >> 33).expect("31 bits") % most
+        };
+        for _ in 0..4_000 {
+            // Few parts again and again, so that rare neighbours meet.
+            let kinds: Vec<&str> = (0..=below(8)).map(|_| PARTS[below(PARTS.len())]).collect();
+            let text: String = (0..below(200)).map(|_| kinds[below(kinds.len())]).collect();
+            for pattern in &patterns {
+                let cut = |by_blocks| {
+                    let mut words = vec![0];
+                    pattern.cut(&text, by_blocks, &mut |start, ends| {
+                        assert_eq!(words.last(), Some(&start));
+                        words.extend_from_slice(ends);
+                    });
+                    words
+                };
+                assert_eq!(cut(true), cut(false), "{pattern:?} {text:?}");
+            }
+        }
+    }
+}
