@@ -5,6 +5,7 @@ The cluster is Ray's, with nodes of each kind in this machine; vLLM and accelera
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,4 +170,7 @@ def test_who_ends_the_job_ends_all_of_it(start: Any, cluster: Any, tmp_path: Pat
 def test_too_few_nodes_are_said(start: Any, tmp_path: Path) -> None:
     assert start("--train", "2", "--limit-s", "1").wait(LIMIT_S) == 1
     text = (tmp_path / "said").read_text()
-    assert "1 of 2 nodes with the resource 'train' are there; the cluster has {" in text
+    # Which of them are there after a second depends on the machine: there is one in all.
+    assert re.search(r"[01] of 2 nodes with the resource 'train' are there; the cluster", text), (
+        text
+    )

@@ -241,9 +241,9 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Run the job."""
     given = parsed()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stopped)
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="ERROR")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stopped)  # in the place of Ray's, which ends this process at once
     with Job(given.limit_s) as job:
         vllm, train = job.place("vllm", given.vllm), job.place("train", given.train)
         for k, address in enumerate(vllm):
