@@ -168,9 +168,8 @@ def test_who_ends_the_job_ends_all_of_it(start: Any, cluster: Any, tmp_path: Pat
 
 @pytest.mark.ray
 def test_too_few_nodes_are_said(start: Any, tmp_path: Path) -> None:
-    assert start("--train", "2", "--limit-s", "1").wait(LIMIT_S) == 1
+    assert start("--train", "2", "--limit-s", "20").wait(LIMIT_S) == 1
     text = (tmp_path / "said").read_text()
-    # Which of them are there after a second depends on the machine: there is one in all.
-    assert re.search(r"[01] of 2 nodes with the resource 'train' are there; the cluster", text), (
-        text
-    )
+    # Which are there by then depends on the machine; of those that train there is one in all.
+    said = re.search(r"[01] of [12] nodes with the resource '\w+' are there; the cluster", text)
+    assert said, text

@@ -181,10 +181,14 @@ def fail(text: str) -> Any:
     raise SystemExit(1)
 
 
+_told: list[int] = []
+
+
 def stopped(number: int, frame: object) -> None:
     """As the shell says it of a script that a signal has ended."""
     say(f"the job was told to end ({signal.Signals(number).name})")
-    raise SystemExit(128 + number)
+    _told.append(128 + number)
+    raise SystemExit(_told[0])
 
 
 def vllm_command(given: argparse.Namespace, k: int, address: str, first: str) -> list[str]:
@@ -264,4 +268,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit:  # what is raised while Ray waits comes out of it with a status of 1
+        if _told:
+            sys.exit(_told[0])
+        raise
