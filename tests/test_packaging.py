@@ -122,6 +122,12 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return the_only(out, "*.tar.gz")
 
 
+def forget_our_builds() -> None:
+    """Have cargo build our crates anew: it takes those of the sdist and of the checkout for the same."""
+    for built in TARGET.glob("*/.fingerprint/abut-*"):
+        shutil.rmtree(built)
+
+
 @pytest.fixture(scope="module")
 def wheel_of_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Always the same folder, or cargo keeps a build of every run.
@@ -129,11 +135,13 @@ def wheel_of_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     shutil.rmtree(unpacked, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked, filter="data")
-    for file in unpacked.rglob("*"):
-        file.touch()  # cargo takes files that are older than its build for the built ones
     out = tmp_path_factory.mktemp("wheel_of_sdist")
     pip = [sys.executable, "-m", "pip", "--isolated", "wheel", "--no-index", "--no-deps"]
-    run(*pip, "--no-build-isolation", "-w", out, the_only(unpacked, "*"), cwd=out)
+    forget_our_builds()
+    try:
+        run(*pip, "--no-build-isolation", "-w", out, the_only(unpacked, "*"), cwd=out)
+    finally:
+        forget_our_builds()
     return the_only(out, "*.whl")
 
 
