@@ -102,6 +102,7 @@ impl Classes {
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
     /// of the text.
+    #[allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
     #[inline(always)]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let first = *text.as_bytes().get(at)?;
