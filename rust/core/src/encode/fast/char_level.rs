@@ -92,7 +92,7 @@ impl CharLevel {
             if !out.with_spans && key.is_some_and(|key| scratch.write(key, &mut out.ids)) {
                 return;
             }
-            match scratch.recall(key, text[start..end].as_bytes()) {
+            match scratch.recall(key, &text.as_bytes()[start..end]) {
                 Some(&[id]) => {
                     out.ids.push(id);
                     if out.with_spans {

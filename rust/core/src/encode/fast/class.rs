@@ -112,7 +112,6 @@ impl Classes {
         self.beyond_ascii(text, at)
     }
 
-    #[inline(never)]
     fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
