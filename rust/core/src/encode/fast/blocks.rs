@@ -58,7 +58,7 @@ pub(super) fn words(
     /// In a block with fewer words they are looked for one by one, and so are as many that follow:
     /// most likely it is text of another kind.
     const FEW: u32 = 4;
-    const ONE_BY_ONE: u32 = 24;
+    const ONE_BY_ONE: u32 = 64;
     let mut ends = [0; AT_ONCE];
     let mut one_by_one = 0;
     let mut at = 0;

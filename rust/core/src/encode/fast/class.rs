@@ -102,6 +102,7 @@ impl Classes {
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
     /// of the text.
+    #[allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each byte")]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
@@ -112,7 +113,6 @@ impl Classes {
         self.beyond_ascii(text, at)
     }
 
-    #[inline(never)]
     fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))

@@ -88,7 +88,7 @@ impl Slot {
 
     #[inline(always)]
     fn count(&self) -> usize {
-        (self.high >> COUNT) as usize
+        usize::try_from(self.high >> COUNT).expect("four bits")
     }
 }
 
