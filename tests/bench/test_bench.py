@@ -293,8 +293,8 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "# Performance\n\n"
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
         "**Only some rows were measured; not these: encode, encode_batch, append, open_text, seam, "
-        "rollouts, pace, turns, async_rollouts, stitch, engine_reply, gateway, load, memory, "
-        "records.**"
+        "rollouts, pace, turns, async_rollouts, environments, stitch, engine_reply, gateway, load, "
+        "memory, records.**"
         "\n\nHow fast"
     )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"

@@ -26,7 +26,7 @@ def test_what_is_loaded_again_is_what_is_there(tmp_path: Path) -> None:
 
 
 def test_nothing_keeps_a_tokenizer_that_nobody_holds() -> None:
-    tokenizer = abut.Tokenizer.from_str(word_level())
+    tokenizer = abut.Tokenizer.from_str(word_level("<nobody else has it>"))
     alive = weakref.ref(tokenizer)
     del tokenizer
     gc.collect()
