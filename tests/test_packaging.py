@@ -123,7 +123,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget_our_builds() -> None:
-    """Have cargo build our crates anew: it takes those of the sdist and of the checkout for the same."""
+    """Have cargo build our crates anew: it takes those of the sdist for those of the checkout."""
     for built in TARGET.glob("*/.fingerprint/abut-*"):
         shutil.rmtree(built)
 
