@@ -170,6 +170,6 @@ pub(crate) fn is_word(c: char) -> bool {
 }
 
 /// Cutting a whole joined text: scaffold runs from the parts.
-pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined) -> Vec<Cut> {
+pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined<'_>) -> Vec<Cut> {
     cutter.cut(&joined.text, joined.any_scaffold(), |range| joined.run_around(range).cloned())
 }

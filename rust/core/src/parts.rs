@@ -1,5 +1,6 @@
 //! Text with a memory of who wrote it: the template (scaffold) or somebody else (content).
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Who wrote a part.
@@ -36,15 +37,16 @@ impl<'a> Part<'a> {
 
 /// Parts joined to one text, with the byte ranges of its maximal scaffold runs, in order.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Joined {
-    pub text: String,
+pub(crate) struct Joined<'a> {
+    /// Borrowed where there is one part.
+    pub text: Cow<'a, str>,
     pub scaffold: Vec<Range<usize>>,
     /// Whether it matters which bytes a token came from: there is more than one part.
     pub with_spans: bool,
 }
 
-impl Joined {
-    pub fn new<'a>(parts: impl IntoIterator<Item = Part<'a>>) -> Self {
+impl<'a> Joined<'a> {
+    pub fn new(parts: impl IntoIterator<Item = Part<'a>>) -> Self {
         let mut joined = Self::default();
         for part in parts {
             joined.push(part);
@@ -52,13 +54,17 @@ impl Joined {
         joined
     }
 
-    pub fn push(&mut self, part: Part<'_>) {
+    pub fn push(&mut self, part: Part<'a>) {
         if part.text.is_empty() {
             return;
         }
         let start = self.text.len();
-        self.with_spans |= start > 0;
-        self.text.push_str(part.text);
+        if start == 0 {
+            self.text = Cow::Borrowed(part.text);
+        } else {
+            self.with_spans = true;
+            self.text.to_mut().push_str(part.text);
+        }
         if part.kind == PartKind::Scaffold {
             match self.scaffold.last_mut() {
                 Some(run) if run.end == start => run.end = self.text.len(),
@@ -68,27 +74,27 @@ impl Joined {
     }
 
     /// The text before byte `end`.
-    pub fn before(&self, end: usize) -> Self {
+    pub fn before(&self, end: usize) -> Joined<'_> {
         let runs = self.scaffold.iter().filter(|run| run.start < end);
-        Self {
-            text: self.text[..end].to_owned(),
+        Joined {
+            text: Cow::Borrowed(&self.text[..end]),
             scaffold: runs.map(|run| run.start..run.end.min(end)).collect(),
             with_spans: self.with_spans,
         }
     }
 
     /// The text from byte `start` on.
-    pub fn after(&self, start: usize) -> Self {
+    pub fn after(&self, start: usize) -> Joined<'_> {
         let runs = self.scaffold.iter().filter(|run| run.end > start);
-        Self {
-            text: self.text[start..].to_owned(),
+        Joined {
+            text: Cow::Borrowed(&self.text[start..]),
             scaffold: runs.map(|run| run.start.max(start) - start..run.end - start).collect(),
             with_spans: self.with_spans,
         }
     }
 
     /// Both texts; runs of scaffold that meet are one.
-    pub fn followed_by(mut self, next: &Self) -> Self {
+    pub fn followed_by(mut self, next: &'a Joined<'_>) -> Self {
         let mut at = 0;
         for run in &next.scaffold {
             self.push(Part::content(&next.text[at..run.start]));
@@ -97,6 +103,12 @@ impl Joined {
         }
         self.push(Part::content(&next.text[at..]));
         self
+    }
+
+    /// The same, of whatever it was made.
+    pub fn into_owned(self) -> Joined<'static> {
+        let Self { text, scaffold, with_spans } = self;
+        Joined { text: Cow::Owned(text.into_owned()), scaffold, with_spans }
     }
 
     pub fn any_scaffold(&self) -> bool {

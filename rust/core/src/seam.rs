@@ -98,12 +98,12 @@ impl Seam {
     }
 
     /// The seam between text and text: `before` became `after` when `right` arrived.
-    pub(crate) fn between_texts(
+    pub(crate) fn between_texts<'a>(
         tokenizer: &Tokenizer,
         before: &[u32],
         after: &[u32],
         barrier: bool,
-        right: impl FnOnce() -> Joined,
+        right: impl FnOnce() -> Joined<'a>,
     ) -> Result<Self> {
         let kept = common_prefix(before, after);
         let drop = before.len() - kept;
@@ -125,15 +125,16 @@ impl Seam {
     /// end, encoded from `edge`, and `right` is the text of what follows.
     pub(crate) fn after_frozen(
         tokenizer: &Tokenizer,
-        left: &Joined,
+        left: &Joined<'_>,
         edge: Edge,
-        right: &Joined,
+        right: &Joined<'_>,
         written: Vec<u32>,
     ) -> Self {
         let window = tokenizer.first_anchor(&right.text).map(|(_, end)| right.before(end));
         let near = window.as_ref().unwrap_or(right);
         let both = [left, near].into_iter().fold(Joined::default(), Joined::followed_by);
-        let encode = |joined: &Joined, edge| tokenizer.encode_joined(joined, edge).map(|e| e.ids);
+        let encode =
+            |joined: &Joined<'_>, edge| tokenizer.encode_joined(joined, edge).map(|e| e.ids);
         let (Ok(alone), Ok(after), Ok(joined)) =
             (encode(left, edge), encode(near, Edge::Continue), encode(&both, edge))
         else {

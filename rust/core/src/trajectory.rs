@@ -265,7 +265,7 @@ impl Trajectory {
         let mut tokens = 16;
         while tokens < right.len() {
             let near = self.tokenizer.parts_of_ids(&right[..tokens], false)?;
-            let anchored = |near: &Joined| self.tokenizer.first_anchor(&near.text).is_some();
+            let anchored = |near: &Joined<'_>| self.tokenizer.first_anchor(&near.text).is_some();
             if let Some(near) = near.filter(anchored) {
                 let seam = self.seam_after_frozen(&near, ids.to_vec())?;
                 if seam.exact {
@@ -283,14 +283,14 @@ impl Trajectory {
 
     /// Compares the canonical tokens of the text on both sides of a frozen edge. Text that
     /// continues gets no prefix: the prefix of the left side stands in its bytes.
-    fn seam_after_frozen(&self, right: &Joined, written: Vec<u32>) -> Result<Seam> {
+    fn seam_after_frozen(&self, right: &Joined<'_>, written: Vec<u32>) -> Result<Seam> {
         let Some((left, edge)) = self.frozen_tail()? else { return Ok(Seam::broken(written)) };
         Ok(Seam::after_frozen(&self.tokenizer, &left, edge, right, written))
     }
 
     /// The text of the frozen tokens from its last anchor on, or else since the last hard token;
     /// `None` where it ends inside a character.
-    fn frozen_tail(&self) -> Result<Option<(Joined, Edge)>> {
+    fn frozen_tail(&self) -> Result<Option<(Joined<'static>, Edge)>> {
         let frozen = &self.ids[self.barrier..self.open_start];
         let mut tokens = 16;
         loop {
@@ -298,7 +298,7 @@ impl Trajectory {
             let text = self.tokenizer.parts_of_ids(&frozen[from..], true)?;
             if let Some(text) = &text {
                 if let Some(anchor) = self.tokenizer.last_anchor(&text.text) {
-                    return Ok(Some((text.after(anchor), Edge::Interior)));
+                    return Ok(Some((text.after(anchor).into_owned(), Edge::Interior)));
                 }
             }
             if from == 0 {

@@ -92,7 +92,7 @@ impl OpenText {
         self.text.as_str().len()
     }
 
-    pub fn joined(&self) -> Joined {
+    pub fn joined(&self) -> Joined<'_> {
         self.text.after(0)
     }
 
@@ -251,7 +251,7 @@ impl OpenText {
 }
 
 /// The text and these parts behind it.
-fn with(mut joined: Joined, parts: &[Part<'_>]) -> Joined {
+fn with<'a>(mut joined: Joined<'a>, parts: &[Part<'a>]) -> Joined<'a> {
     for part in parts {
         joined.push(*part);
     }

@@ -50,7 +50,7 @@ impl WrittenText {
     }
 
     /// The text from byte `from` on.
-    pub fn after(&self, from: usize) -> Joined {
+    pub fn after(&self, from: usize) -> Joined<'_> {
         let first = self.runs.partition_point(|run| run.end <= from);
         let mut start = from;
         let parts = self.runs[first..].iter().map(|run| {

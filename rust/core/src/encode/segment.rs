@@ -23,7 +23,7 @@ pub(crate) struct Segment<'a> {
     pub mintable: &'a FxHashMap<u32, String>,
     pub unk_id: Option<u32>,
     /// The whole text, which knows where its scaffold is.
-    pub joined: &'a Joined,
+    pub joined: &'a Joined<'a>,
 }
 
 impl Segment<'_> {

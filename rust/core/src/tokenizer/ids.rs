@@ -52,7 +52,11 @@ impl Tokenizer {
     /// The text of ids: added tokens are scaffold, all else is content. Bytes that are not whole
     /// characters end it: with `suffix` the text after the last of them is given, otherwise the
     /// text before the first. `None` where that is empty.
-    pub(crate) fn parts_of_ids(&self, ids: &[u32], suffix: bool) -> Result<Option<Joined>> {
+    pub(crate) fn parts_of_ids(
+        &self,
+        ids: &[u32],
+        suffix: bool,
+    ) -> Result<Option<Joined<'static>>> {
         let mut runs: Vec<&[u32]> =
             ids.chunk_by(|a, b| self.is_added(*a) == self.is_added(*b)).collect();
         if suffix {
@@ -75,7 +79,7 @@ impl Tokenizer {
             Joined::new(parts.iter().map(|(added, text)| {
                 if *added { Part::scaffold(text) } else { Part::content(text) }
             }));
-        Ok((!joined.text.is_empty()).then_some(joined))
+        Ok((!joined.text.is_empty()).then(|| joined.into_owned()))
     }
 
     /// Whether the id is that of an added token, and of nothing else.

@@ -109,7 +109,7 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    pub(crate) fn encode_joined(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
+    pub(crate) fn encode_joined(&self, joined: &Joined<'_>, edge: Edge) -> Result<Encoded> {
         // What a file says that contradicts itself costs this text, and not the process.
         caught(|| self.encode_segments(joined, edge)).unwrap_or_else(|panic| {
             Err(Error::Encode {
@@ -119,7 +119,7 @@ impl Tokenizer {
         })
     }
 
-    fn encode_segments(&self, joined: &Joined, edge: Edge) -> Result<Encoded> {
+    fn encode_segments(&self, joined: &Joined<'_>, edge: Edge) -> Result<Encoded> {
         let cuts = cut_joined(&self.raw, joined);
         let mut out = Encoded { with_spans: joined.with_spans, ..Encoded::default() };
         let mut from = 0;
@@ -139,7 +139,7 @@ impl Tokenizer {
 
     fn encode_segment(
         &self,
-        joined: &Joined,
+        joined: &Joined<'_>,
         range: Range<usize>,
         edge: Edge,
         out: &mut Encoded,

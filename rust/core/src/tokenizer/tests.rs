@@ -154,7 +154,7 @@ fn load(file: &Value) -> Tokenizer {
     Tokenizer::from_json(&file.to_string(), &Overrides::default()).expect("a tokenizer")
 }
 
-fn encode(tokenizer: &Tokenizer, joined: &Joined, edge: Edge) -> Encoded {
+fn encode(tokenizer: &Tokenizer, joined: &Joined<'_>, edge: Edge) -> Encoded {
     tokenizer.encode_joined(joined, edge).expect("it can be written")
 }
 
