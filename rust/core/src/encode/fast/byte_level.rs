@@ -1,11 +1,16 @@
 //! Byte-pair encoding over bytes: GPT-2's way of writing a vocabulary.
 
+use std::ops::Range;
+
 use super::characters::{Characters, FirstMerges};
 use super::memo::{Key, Scratch};
 use super::merges::{Bench, Merges, Symbol};
 use super::words::Vocabulary;
 use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
+
+/// So many words are looked for in memory before the first of them is read.
+const AT_ONCE: usize = 32;
 
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
@@ -69,12 +74,44 @@ impl ByteLevel {
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
-        for &end in ends {
-            let key = Key::of(text.as_bytes(), start, end);
-            if !key.is_some_and(|key| scratch.write(key, ids)) {
-                self.encode_new(&text[start..end], key, scratch, ids);
+        for ends in ends.chunks(AT_ONCE) {
+            let mut keys = [None; AT_ONCE];
+            let mut at = start;
+            for (key, &end) in keys.iter_mut().zip(ends) {
+                *key = Key::of(text.as_bytes(), at, end);
+                at = end;
             }
-            start = end;
+            scratch.fetch(&keys[..ends.len()]);
+            for (&key, &end) in keys.iter().zip(ends) {
+                self.encode_keyed(&text[start..end], key, scratch, ids);
+                start = end;
+            }
+        }
+    }
+
+    /// Writes the tokens of one word.
+    pub fn encode_word(
+        &self,
+        text: &str,
+        word: Range<usize>,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        let key = Key::of(text.as_bytes(), word.start, word.end);
+        self.encode_keyed(&text[word], key, scratch, ids);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each word, in a loop that must stay small")]
+    fn encode_keyed(
+        &self,
+        word: &str,
+        key: Option<Key>,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        if !key.is_some_and(|key| scratch.write(key, ids)) {
+            self.encode_new(word, key, scratch, ids);
         }
     }
 

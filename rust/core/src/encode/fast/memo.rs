@@ -6,6 +6,9 @@
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
+use std::hint::black_box;
+use std::ops::BitXor;
+
 use super::merges::Bench;
 use super::words::hash;
 
@@ -17,7 +20,7 @@ const MOST_IDS: usize = 4;
 const LENGTH: u32 = u64::BITS - 8;
 /// Where that of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
-const SETS: usize = 1 << 15;
+const SETS: usize = 1 << 16;
 
 /// The bytes of a short word and its length as two numbers; a longer word has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +123,14 @@ impl Scratch {
         slot.is_of(key).then_some(slot)
     }
 
+    /// Has what is remembered of these words come from memory, which looks for all of them at once. Asked
+    /// for one by one each would wait for the one before: the table is larger than a core's own cache.
+    #[inline(always)]
+    pub fn fetch(&self, keys: &[Option<Key>]) {
+        let first = |key: &Key| self.sets[key.set()].0[0].low;
+        black_box(keys.iter().flatten().map(first).fold(0, BitXor::bitxor));
+    }
+
     /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
     #[inline(always)]
     pub fn write(&self, key: Key, ids: &mut Vec<u32>) -> bool {
@@ -180,11 +191,11 @@ struct Place {
 }
 
 impl LongWords {
-    const PLACES: usize = 1 << 13;
+    const PLACES: usize = 1 << 15;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
     /// When they have more, all are forgotten.
-    const MOST_BYTES: usize = 1 << 18;
+    const MOST_BYTES: usize = 1 << 20;
 
     fn new() -> Self {
         let places = vec![Place::default(); Self::PLACES].into_boxed_slice();

@@ -181,11 +181,11 @@ fn encode_words(
         if !out.with_spans {
             return model.encode(text, start, ends, scratch, &mut out.ids);
         }
-        for end in ends {
+        for &end in ends {
             let from = out.ids.len();
-            model.encode(text, start, std::slice::from_ref(end), scratch, &mut out.ids);
-            spans_of_word(model, text, start..*end, base, from, out);
-            start = *end;
+            model.encode_word(text, start..end, scratch, &mut out.ids);
+            spans_of_word(model, text, start..end, base, from, out);
+            start = end;
         }
     });
 }
