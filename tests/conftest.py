@@ -94,8 +94,9 @@ def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that the engine started is left running. Idle threads end sooner: tests are many."""
-    from stage import eventually, own_threads
+    from stage import eventually, overlook_recorders, own_threads
 
+    overlook_recorders()
     monkeypatch.setattr("abut.concurrency.threads._IDLE_S", 0.02)
 
     yield
