@@ -124,7 +124,7 @@ AGENT_VENV := .venv-agents
 
 test-agents: $(AGENT_CLIENTS:%=test-agents-%)
 
-test-agents-%: build $(AGENT_VENV)/%/deps.stamp
+$(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build $(AGENT_VENV)/%/deps.stamp
 	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python $(AGENT_VENV)/$*/bin/python -m pytest -W ignore \
 		-m agents tests/gateway/clients
 

@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -131,6 +132,15 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
     assert eventually(lambda: sockets() <= open_before)
 
 
+async def hang_up(client: Client, messages: list[Any], once: Callable[[], object]) -> None:
+    """Ask, and hang up once that holds."""
+    asking = asyncio.ensure_future(client.ask(messages))
+    while not once():
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
 def _is_of(request: SampleRequest, index: int) -> bool:
     return request.rollout_id.startswith(f"r{index}-")
 
@@ -227,11 +237,7 @@ def test_a_sample_that_nobody_got_is_given_to_who_asks_again(stage: Stage) -> No
     @agent
     async def breaks_off(endpoint: Any) -> float:
         async with Client(endpoint) as client:
-            asking = asyncio.ensure_future(client.ask([user("hi")]))
-            while not sampler.calls and not asked.is_set():
-                await asyncio.sleep(0.01)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await hang_up(client, [user("hi")], lambda: sampler.calls or asked.is_set())
             session = gateway.desk.sessions[endpoint.rollout_id]
             while session.calls[0].is_open():
                 await asyncio.sleep(0.01)
@@ -276,11 +282,7 @@ def test_a_sample_that_nobody_got_is_never_the_row(stage: Stage) -> None:
     async def leaves(endpoint: Any) -> float:
         async with Client(endpoint) as client:
             first = await client.ask([user("hi")])
-            asking = asyncio.ensure_future(client.ask([user("hi"), first, user("slow")]))
-            while sampler.loop is None:
-                await asyncio.sleep(0.01)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await hang_up(client, [user("hi"), first, user("slow")], lambda: sampler.loop)
         session = gateway.desk.sessions[endpoint.rollout_id]
         while session.calls[1].is_open():
             await asyncio.sleep(0.01)
