@@ -10,7 +10,7 @@ use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
 
 /// So many words are looked for in memory before the first of them is read.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 128;
 
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
@@ -76,12 +76,14 @@ impl ByteLevel {
     ) {
         for ends in ends.chunks(AT_ONCE) {
             let mut keys = [None; AT_ONCE];
+            let mut sets = [0; AT_ONCE];
             let mut at = start;
-            for (key, &end) in keys.iter_mut().zip(ends) {
+            for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
                 *key = Key::of(text.as_bytes(), at, end);
+                *set = key.map_or(0, Key::set);
                 at = end;
             }
-            scratch.fetch(&keys[..ends.len()]);
+            scratch.fetch(&sets[..ends.len()]);
             for (&key, &end) in keys.iter().zip(ends) {
                 self.encode_keyed(&text[start..end], key, scratch, ids);
                 start = end;

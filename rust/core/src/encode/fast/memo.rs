@@ -20,7 +20,9 @@ const MOST_IDS: usize = 4;
 const LENGTH: u32 = u64::BITS - 8;
 /// Where that of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
-const SETS: usize = 1 << 16;
+/// As many sets as such an index can name: to look one up needs no check.
+type SetIndex = u16;
+const SETS: usize = 1 << SetIndex::BITS;
 
 /// The bytes of a short word and its length as two numbers; a longer word has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub(super) struct Key {
     low: u64,
     /// Seven bytes, and the length above them.
     high: u64,
+    /// In which set of the table the word may stand.
+    set: SetIndex,
 }
 
 /// For each length the bytes of a number that a word fills.
@@ -53,17 +57,23 @@ impl Key {
             at_the_end(&text[start..end])
         };
         let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
-        Some(Self { low: half(bytes), high: half(bytes >> 64) | (len as u64) << LENGTH })
+        let (low, high) = (half(bytes), half(bytes >> 64) | (len as u64) << LENGTH);
+        Some(Self { low, high, set: set_of(low, high) })
     }
 
     /// The set of the table in which the word may stand.
     #[inline(always)]
-    fn set(self) -> usize {
-        const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
-        const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
-        let mixed = (self.low.wrapping_mul(FIRST) ^ self.high).rotate_left(32).wrapping_mul(SECOND);
-        usize::try_from(mixed >> (u64::BITS - SETS.ilog2())).expect("less than all sets")
+    pub fn set(self) -> SetIndex {
+        self.set
     }
+}
+
+#[inline(always)]
+fn set_of(low: u64, high: u64) -> SetIndex {
+    const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
+    const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
+    let mixed = (low.wrapping_mul(FIRST) ^ high).rotate_left(32).wrapping_mul(SECOND);
+    SetIndex::try_from(mixed >> (u64::BITS - SetIndex::BITS)).expect("its upper bits")
 }
 
 /// A word behind which the text has too few bytes to read a number from it.
@@ -117,18 +127,19 @@ impl Scratch {
 
     #[inline(always)]
     fn slot(&self, key: Key) -> Option<&Slot> {
-        let Set(both) = &self.sets[key.set()];
+        let Set(both) = &self.sets[usize::from(key.set)];
         // Which of the two it is changes from word to word: a branch on it would often go wrong.
         let slot = &both[usize::from(both[1].is_of(key))];
         slot.is_of(key).then_some(slot)
     }
 
-    /// Has what is remembered of these words come from memory, which looks for all of them at once. Asked
-    /// for one by one each would wait for the one before: the table is larger than a core's own cache.
+    /// Has these sets come from memory, which looks for many of them at once: the table is larger than
+    /// a core's own cache. Nothing else stands in this loop, so that a core sees as many of its loads
+    /// as it can before the first of them has come.
     #[inline(always)]
-    pub fn fetch(&self, keys: &[Option<Key>]) {
-        let first = |key: &Key| self.sets[key.set()].0[0].low;
-        black_box(keys.iter().flatten().map(first).fold(0, BitXor::bitxor));
+    pub fn fetch(&self, sets: &[SetIndex]) {
+        let first = |&set: &SetIndex| self.sets[usize::from(set)].0[0].low;
+        black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
     }
 
     /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
@@ -158,7 +169,7 @@ impl Scratch {
     pub fn remember(&mut self, key: Option<Key>, word: &[u8], ids: &[u32]) {
         let fits = ids.len() <= MOST_IDS;
         if let Some(key) = key {
-            let Set([first, second]) = &mut self.sets[key.set()];
+            let Set([first, second]) = &mut self.sets[usize::from(key.set)];
             *second = *first;
             let count = if fits { ids.len() } else { 0 };
             first.low = key.low;
