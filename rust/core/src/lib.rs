@@ -14,6 +14,7 @@
 //! - `parts`: text with a memory of who wrote it
 //! - `provenance`: who wrote a token
 //! - `byte_chars`: how byte-level vocabularies spell bytes
+//! - `by_bytes`: the words of a vocabulary
 //! - `logprob`: what a logprob of a sampled token can be
 //! - `columns`: trajectories as arrays, for a trainer
 //! - `reply`: what a server answers, read into arrays
@@ -31,6 +32,7 @@
 
 mod anchor;
 mod append;
+mod by_bytes;
 mod byte_chars;
 mod columns;
 mod cut;

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::characters::{Characters, FirstMerges};
-use super::memo::{Key, Scratch};
+use super::memo::{Scratch, set_of};
 use super::merges::{Bench, Merges, Symbol};
-use super::words::Vocabulary;
+use crate::by_bytes::{Key, Word, Words};
 use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
 
@@ -18,29 +18,29 @@ pub(super) struct ByteLevel {
     bytes: Box<[u32; 256]>,
     characters: Characters,
     merges: Merges,
-    vocabulary: Vocabulary,
+    entries: Words,
+    /// Whether a word that is an entry is one token, whatever the merges would make of it.
+    ignore_merges: bool,
 }
 
 impl ByteLevel {
     /// `None` where the model lacks a byte.
     pub fn new(bpe: &Bpe) -> Option<Self> {
-        let mut vocabulary = Vocabulary::new(bpe.entries.len());
+        let mut entries = Words::new(bpe.entries.len());
         let spelled = Spelled::new();
         let mut bytes = Vec::new();
         for (entry, id) in bpe.entries.iter() {
             // Text never spells an entry with characters that stand for no byte.
-            if spelled.bytes(entry, &mut bytes) && !vocabulary.insert(&bytes, id) {
+            let is_spelled = spelled.bytes(entry, &mut bytes);
+            if is_spelled && (bytes.is_empty() || !entries.insert(&bytes, id)) {
                 return None;
             }
         }
-        vocabulary.finish();
-        if bpe.ignore_merges {
-            vocabulary.ignore_merges();
-        }
+        entries.finish();
         let mut merges = Merges::new(bpe.merges.len());
-        let mut first_merges = FirstMerges::new(vocabulary.ids());
+        let mut first_merges = FirstMerges::new(entries.ids());
         for (rank, merge) in (0..).zip(&bpe.merges) {
-            let bytes = |id: u32| Some((id, vocabulary.known_bytes_of(id)?));
+            let bytes = |id: u32| Some((id, entries.bytes_of(id)?));
             let (Some(left), Some(right)) = (bytes(merge.left), bytes(merge.right)) else {
                 continue;
             };
@@ -49,19 +49,29 @@ impl ByteLevel {
         }
         let mut bytes = Box::new([0; 256]);
         for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
-            *id = vocabulary.id_of(&[byte])?;
+            *id = entries.id_of(Word::new(&[byte]))?;
         }
-        let characters = Characters::new(vocabulary.entries(), &bytes, &merges, &first_merges);
-        Some(Self { bytes, characters, merges, vocabulary })
+        let characters = Characters::new(entries.iter(), &bytes, &merges, &first_merges);
+        let ignore_merges = bpe.ignore_merges;
+        Some(Self { bytes, characters, merges, entries, ignore_merges })
     }
 
     /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
     pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
-        self.vocabulary.stay_apart(&self.merges, [left, right], bench, |word, symbols| {
-            let ids = word.iter().map(|&byte| self.bytes[usize::from(byte)]);
-            symbols.extend(ids.zip(1..).map(|(id, end)| Symbol { id, end }));
-        })
+        let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
+        if self.one_token(Word::new(&word)).is_some() {
+            return Some(false);
+        }
+        let ids = word.iter().map(|&byte| self.bytes[usize::from(byte)]);
+        let symbols = ids.zip(1..).map(|(id, end)| Symbol { id, end });
+        let merged = self.merges.tokens(bench, |bench| bench.extend(symbols));
+        Some(merged.iter().map(|token| token.id).eq([left, right]))
+    }
+
+    /// The token of a word that is never merged.
+    fn one_token(&self, word: Word<'_>) -> Option<u32> {
+        if self.ignore_merges { self.entries.id_of(word) } else { None }
     }
 
     /// Writes the tokens of words that follow each other: the first from byte `start` on, each up to
@@ -80,7 +90,7 @@ impl ByteLevel {
             let mut at = start;
             for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
                 *key = Key::of(text.as_bytes(), at, end);
-                *set = key.map_or(0, Key::set);
+                *set = key.map_or(0, set_of);
                 at = end;
             }
             scratch.fetch(&sets[..ends.len()]);
@@ -123,22 +133,25 @@ impl ByteLevel {
             return ids.extend_from_slice(known);
         }
         let from = ids.len();
-        let bench = &mut scratch.bench;
-        let tokens = self.vocabulary.tokens(&self.merges, word.as_bytes(), bench, |symbols| {
-            self.characters.lay_out(word, &self.bytes, symbols);
-        });
-        ids.extend(tokens.iter().map(|token| token.id));
+        if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
+            ids.push(id);
+        } else {
+            let tokens = self.merges.tokens(&mut scratch.bench, |symbols| {
+                self.characters.lay_out(word, &self.bytes, symbols);
+            });
+            ids.extend(tokens.iter().map(|token| token.id));
+        }
         scratch.remember(key, word.as_bytes(), &ids[from..]);
     }
 
     /// The text of every so many entries, where they are text.
     pub fn sample(&self) -> String {
-        self.vocabulary.sample()
+        self.entries.sample()
     }
 
     /// How many bytes a token stands for.
     pub fn len_of(&self, id: u32) -> usize {
-        self.vocabulary.bytes_of(id).len()
+        self.entries.bytes_of(id).expect("a token that was written").len()
     }
 }
 
@@ -174,9 +187,7 @@ impl ByteLevel {
     pub fn tokens_both_ways(&self, word: &str) -> (Vec<u32>, Vec<u32>) {
         let merged = |lay_out: &dyn Fn(&mut Vec<Symbol>)| {
             let mut bench = Bench::default();
-            lay_out(&mut bench.symbols);
-            self.merges.apply(&mut bench);
-            bench.symbols.iter().map(|symbol| symbol.id).collect()
+            self.merges.tokens(&mut bench, lay_out).iter().map(|token| token.id).collect()
         };
         let of_byte = |(byte, end): (u8, usize)| Symbol { id: self.bytes[usize::from(byte)], end };
         (

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
-use super::memo::{Key, Scratch};
+use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
 use super::neighbours::Neighbours;
-use super::words::Vocabulary;
+use crate::by_bytes::{Key, Word, Words};
 use crate::encode::encoded::Encoded;
 use crate::file::Bpe;
 
@@ -19,7 +19,7 @@ pub(super) const SPACE_MARK: char = '▁';
 /// A model whose smallest tokens are characters.
 #[derive(Debug)]
 pub(super) struct CharLevel {
-    vocabulary: Vocabulary,
+    entries: Words,
     merges: Merges,
     neighbours: Neighbours,
     unknown: Unknown,
@@ -43,17 +43,19 @@ impl CharLevel {
         if bpe.ignore_merges {
             return None;
         }
-        let mut vocabulary = Vocabulary::new(bpe.entries.len());
+        let mut entries = Words::new(bpe.entries.len());
         for (entry, id) in bpe.entries.iter() {
             // Text never spells an entry with a space: it becomes `▁`.
-            if !entry.contains(' ') && !vocabulary.insert(with_spaces(entry).as_bytes(), id) {
+            let is_spelled = !entry.contains(' ');
+            let spelled = with_spaces(entry);
+            if is_spelled && (spelled.is_empty() || !entries.insert(spelled.as_bytes(), id)) {
                 return None;
             }
         }
-        vocabulary.finish();
+        entries.finish();
         // Its bytes would not be those of the space that it stands for.
-        vocabulary.id_of(b" ")?;
-        let unknown = Unknown::new(&vocabulary, bpe)?;
+        entries.id_of(Word::new(b" "))?;
+        let unknown = Unknown::new(&entries, bpe)?;
         let mut merges = Merges::new(bpe.merges.len());
         let mut pairs = FxHashSet::default();
         let written: FxHashSet<u32> = unknown.tokens().iter().copied().collect();
@@ -70,15 +72,16 @@ impl CharLevel {
         }
         let pairs: Vec<_> = pairs.into_iter().collect();
         let neighbours = Neighbours::new(&pairs);
-        Some(Self { vocabulary, merges, neighbours, unknown, unknown_stands_apart })
+        Some(Self { entries, merges, neighbours, unknown, unknown_stands_apart })
     }
 
     /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
     pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
-        self.vocabulary.stay_apart(&self.merges, [left, right], bench, |word, symbols| {
-            self.lay_out(std::str::from_utf8(word).expect("two texts"), symbols);
-        })
+        let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
+        let word = std::str::from_utf8(&word).expect("two texts");
+        let tokens = self.merges.tokens(bench, |symbols| self.lay_out(word, symbols));
+        Some(tokens.iter().map(|token| token.id).eq([left, right]))
     }
 
     /// Writes the tokens of a text. `span` says where in the whole text the bytes stand that a
@@ -109,8 +112,7 @@ impl CharLevel {
             let from = out.ids.len();
             let run = &text[start..end];
             let lay_out = |symbols: &mut Vec<Symbol>| self.lay_out(run, symbols);
-            let bench = &mut scratch.bench;
-            let tokens = self.vocabulary.tokens(&self.merges, run.as_bytes(), bench, lay_out);
+            let tokens = self.merges.tokens(&mut scratch.bench, lay_out);
             out.ids.extend(tokens.iter().map(|token| token.id));
             if out.with_spans {
                 let mut at = start;
@@ -147,7 +149,7 @@ impl CharLevel {
 
     /// The token of one character.
     fn id_of(&self, c: &str) -> Option<u32> {
-        self.vocabulary.id_of(c.as_bytes())
+        self.entries.id_of(Word::new(c.as_bytes()))
     }
 
     /// The tokens of a run before any merge.
@@ -178,20 +180,20 @@ impl CharLevel {
 
     /// The text of every so many entries.
     pub fn sample(&self) -> String {
-        self.vocabulary.sample()
+        self.entries.sample()
     }
 }
 
 impl Unknown {
-    fn new(vocabulary: &Vocabulary, bpe: &Bpe) -> Option<Self> {
+    fn new(entries: &Words, bpe: &Bpe) -> Option<Self> {
         if !bpe.byte_fallback {
             let token = bpe.unk_token.as_ref().filter(|token| !token.contains(' '))?;
-            let id = vocabulary.id_of(with_spaces(token).as_bytes())?;
+            let id = entries.id_of(Word::new(with_spaces(token).as_bytes()))?;
             return Some(Self::Token { id, fused: bpe.fuse_unk });
         }
         let mut ids = Box::new([0; 256]);
         for (byte, id) in ids.iter_mut().enumerate() {
-            *id = vocabulary.id_of(format!("<0x{byte:02X}>").as_bytes())?;
+            *id = entries.id_of(Word::new(format!("<0x{byte:02X}>").as_bytes()))?;
         }
         Some(Self::Bytes(ids))
     }

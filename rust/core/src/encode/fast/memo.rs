@@ -10,78 +10,20 @@ use std::hint::black_box;
 use std::ops::BitXor;
 
 use super::merges::Bench;
-use super::words::hash;
+use crate::by_bytes::{Key, hash};
 
-/// Words of at most as many bytes are short: with their length they are one number.
-const MOST_BYTES: usize = 15;
 /// With as many tokens a slot has 32 bytes, and a set of two is one cache line.
 const MOST_IDS: usize = 4;
-/// Where the upper half of a key holds the length: above seven bytes.
-const LENGTH: u32 = u64::BITS - 8;
-/// Where that of a slot holds the number of tokens: above the length, which needs four bits.
+/// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
 /// As many sets as such an index can name: to look one up needs no check.
 type SetIndex = u16;
 const SETS: usize = 1 << SetIndex::BITS;
 
-/// The bytes of a short word and its length as two numbers; a longer word has none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Key {
-    low: u64,
-    /// Seven bytes, and the length above them.
-    high: u64,
-    /// In which set of the table the word may stand.
-    set: SetIndex,
-}
-
-/// For each length the bytes of a number that a word fills.
-const FILLED: [u128; MOST_BYTES + 1] = {
-    let mut filled = [0; MOST_BYTES + 1];
-    let mut len = 1;
-    while len <= MOST_BYTES {
-        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
-        len += 1;
-    }
-    filled
-};
-
-impl Key {
-    /// The word from `start` to `end`.
-    #[inline(always)]
-    pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
-        let len = end - start;
-        let filled = FILLED.get(len)?;
-        let bytes = if let Some(chunk) = text[start..].first_chunk() {
-            u128::from_le_bytes(*chunk) & filled
-        } else {
-            at_the_end(&text[start..end])
-        };
-        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
-        let (low, high) = (half(bytes), half(bytes >> 64) | (len as u64) << LENGTH);
-        Some(Self { low, high, set: set_of(low, high) })
-    }
-
-    /// The set of the table in which the word may stand.
-    #[inline(always)]
-    pub fn set(self) -> SetIndex {
-        self.set
-    }
-}
-
+/// The set of the table in which a word may stand.
 #[inline(always)]
-fn set_of(low: u64, high: u64) -> SetIndex {
-    const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
-    const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
-    let mixed = (low.wrapping_mul(FIRST) ^ high).rotate_left(32).wrapping_mul(SECOND);
-    SetIndex::try_from(mixed >> (u64::BITS - SetIndex::BITS)).expect("its upper bits")
-}
-
-/// A word behind which the text has too few bytes to read a number from it.
-#[cold]
-fn at_the_end(word: &[u8]) -> u128 {
-    let mut bytes = [0; size_of::<u128>()];
-    bytes[..word.len()].copy_from_slice(word);
-    u128::from_le_bytes(bytes)
+pub(super) fn set_of(key: Key) -> SetIndex {
+    SetIndex::try_from(key.hash >> (u32::BITS - SetIndex::BITS)).expect("its upper half")
 }
 
 /// A word and its tokens.
@@ -127,7 +69,7 @@ impl Scratch {
 
     #[inline(always)]
     fn slot(&self, key: Key) -> Option<&Slot> {
-        let Set(both) = &self.sets[usize::from(key.set)];
+        let Set(both) = &self.sets[usize::from(set_of(key))];
         // Which of the two it is changes from word to word: a branch on it would often go wrong.
         let slot = &both[usize::from(both[1].is_of(key))];
         slot.is_of(key).then_some(slot)
@@ -169,7 +111,7 @@ impl Scratch {
     pub fn remember(&mut self, key: Option<Key>, word: &[u8], ids: &[u32]) {
         let fits = ids.len() <= MOST_IDS;
         if let Some(key) = key {
-            let Set([first, second]) = &mut self.sets[usize::from(key.set)];
+            let Set([first, second]) = &mut self.sets[usize::from(set_of(key))];
             *second = *first;
             let count = if fits { ids.len() } else { 0 };
             first.low = key.low;

@@ -41,7 +41,7 @@ const LOW: u32 = 256;
 /// Room to merge in, used again and again.
 #[derive(Debug, Default)]
 pub(super) struct Bench {
-    pub symbols: Vec<Symbol>,
+    symbols: Vec<Symbol>,
     /// For each symbol but the last: the merge with the next one.
     ranked: Vec<u64>,
     queue: BinaryHeap<Reverse<(u64, usize)>>,
@@ -126,8 +126,20 @@ impl Merges {
         slot
     }
 
+    /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
+    pub fn tokens<'bench>(
+        &self,
+        bench: &'bench mut Bench,
+        lay_out: impl FnOnce(&mut Vec<Symbol>),
+    ) -> &'bench [Symbol] {
+        bench.clear();
+        lay_out(&mut bench.symbols);
+        self.apply(bench);
+        &bench.symbols
+    }
+
     /// Merges the symbols on the bench until nothing merges any more.
-    pub fn apply(&self, bench: &mut Bench) {
+    fn apply(&self, bench: &mut Bench) {
         if bench.symbols.len() <= SHORT { self.apply_short(bench) } else { self.apply_long(bench) }
     }
 

@@ -18,7 +18,6 @@ mod nfc;
 mod pool;
 mod scan;
 mod shape;
-mod words;
 
 use std::ops::Range;
 

@@ -1,0 +1,273 @@
+//! The words of a vocabulary: ids by their bytes, and bytes by their ids.
+//!
+//! Invariant: all bytes of a word are compared, so that none has the id of another one. Those of a
+//! short word are numbers that stand in the table itself: one look at memory finds its id.
+
+#![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
+
+use std::hash::Hasher;
+
+use rustc_hash::FxHasher;
+
+/// Words of at most as many bytes have a key: with their length they are one number.
+const MOST_BYTES: usize = 15;
+/// Where the upper half of a key holds the length: above seven bytes.
+pub(crate) const LENGTH: u32 = u64::BITS - 8;
+
+/// The bytes of a short word and its length as two numbers; a longer word has none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key {
+    pub low: u64,
+    /// Seven bytes, and the length above them.
+    pub high: u64,
+    pub hash: u32,
+}
+
+/// For each length the bytes of a number that a word fills.
+const FILLED: [u128; MOST_BYTES + 1] = {
+    let mut filled = [0; MOST_BYTES + 1];
+    let mut len = 1;
+    while len <= MOST_BYTES {
+        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
+        len += 1;
+    }
+    filled
+};
+
+impl Key {
+    /// The word from `start` to `end`.
+    #[inline(always)]
+    pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
+        let len = end - start;
+        let filled = FILLED.get(len)?;
+        let bytes = if let Some(chunk) = text[start..].first_chunk() {
+            u128::from_le_bytes(*chunk) & filled
+        } else {
+            at_the_end(&text[start..end])
+        };
+        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
+        let (low, high) = (half(bytes), half(bytes >> 64) | (len as u64) << LENGTH);
+        Some(Self { low, high, hash: mixed(low, high) })
+    }
+}
+
+/// A word behind which the text has too few bytes to read a number from it: its first and its last
+/// bytes, which may be the same ones.
+#[inline(never)]
+fn at_the_end(word: &[u8]) -> u128 {
+    let len = word.len();
+    if let (Some(first), Some(last)) = (word.first_chunk(), word.last_chunk()) {
+        let last = u128::from(u64::from_le_bytes(*last));
+        u128::from(u64::from_le_bytes(*first)) | last << (8 * (len - size_of::<u64>()))
+    } else if let (Some(first), Some(last)) = (word.first_chunk(), word.last_chunk()) {
+        let last = u128::from(u32::from_le_bytes(*last));
+        u128::from(u32::from_le_bytes(*first)) | last << (8 * (len - size_of::<u32>()))
+    } else {
+        word.iter().rev().fold(0, |number, &byte| number << 8 | u128::from(byte))
+    }
+}
+
+#[inline(always)]
+fn mixed(low: u64, high: u64) -> u32 {
+    const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
+    const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
+    let mixed = (low.wrapping_mul(FIRST) ^ high).rotate_left(32).wrapping_mul(SECOND);
+    u32::try_from(mixed >> u32::BITS).expect("the upper half")
+}
+
+/// A hash of any word.
+pub(crate) fn hash(word: &[u8]) -> u32 {
+    let mut hasher = FxHasher::default();
+    hasher.write(word);
+    mixed(hasher.finish(), word.len() as u64)
+}
+
+/// A word as the table compares it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Word<'a> {
+    bytes: &'a [u8],
+    hash: u32,
+    low: u64,
+    high: u32,
+}
+
+/// Words of at most as many bytes stand in a slot, with their length above them.
+const MOST_IN_SLOT: usize = 11;
+/// A length that no such word has. Of others the slot has the hash and the length.
+const ELSEWHERE: u32 = u32::MAX;
+const NO_ID: u32 = u32::MAX;
+
+impl<'a> Word<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self::with_key(bytes, Key::of(bytes, 0, bytes.len()))
+    }
+
+    /// A word whose key is known.
+    pub fn with_key(bytes: &'a [u8], key: Option<Key>) -> Self {
+        match key {
+            Some(Key { low, high, hash }) if bytes.len() <= MOST_IN_SLOT => {
+                let high = high & 0xFF_FFFF | high >> LENGTH << 24;
+                Self { bytes, hash, low, high: u32::try_from(high).expect("four bytes") }
+            }
+            _ => {
+                let hash = key.map_or_else(|| hash(bytes), |key| key.hash);
+                let low = (bytes.len() as u64) << u32::BITS | u64::from(hash);
+                Self { bytes, hash, low, high: ELSEWHERE }
+            }
+        }
+    }
+}
+
+/// Four of them are a cache line.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    low: u64,
+    high: u32,
+    id: u32,
+}
+
+const EMPTY: Slot = Slot { low: 0, high: 0, id: NO_ID };
+
+/// Words with their ids: each id has one word, and each word one id.
+#[derive(Debug)]
+pub(crate) struct Words {
+    /// All of them, one after the other.
+    bytes: Vec<u8>,
+    /// Of each id where its word begins and ends; [`HOLE`] where it has none.
+    places: Vec<(u32, u32)>,
+    /// By hash; a power of two, at most three quarters full.
+    slots: Box<[Slot]>,
+    count: usize,
+}
+
+const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
+
+impl Words {
+    /// Room for as many words.
+    pub fn new(words: usize) -> Self {
+        const BYTES_OF_WORD: usize = 8;
+        let slots = (words + words / 3 + 2).next_power_of_two();
+        Self {
+            bytes: Vec::with_capacity(BYTES_OF_WORD * words),
+            places: Vec::with_capacity(words),
+            slots: vec![EMPTY; slots].into_boxed_slice(),
+            count: 0,
+        }
+    }
+
+    /// Adds a word; `false` where it or its id is there already.
+    pub fn insert(&mut self, bytes: &[u8], id: u32) -> bool {
+        let index = id as usize;
+        if index >= self.places.len() {
+            self.places.resize(index + 1, HOLE);
+        }
+        let word = Word::new(bytes);
+        let slot = self.slot(word);
+        if self.slots[slot].id != NO_ID || self.places[index] != HOLE {
+            return false;
+        }
+        self.slots[slot] = Slot { low: word.low, high: word.high, id };
+        // Words are shorter than their file, which is shorter than 4 GiB.
+        let place = |len: usize| u32::try_from(len).expect("shorter than the file");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.places[index] = (place(start), place(self.bytes.len()));
+        self.count += 1;
+        true
+    }
+
+    /// No more words will come.
+    pub fn finish(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.places.shrink_to_fit();
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// One more than the highest id.
+    pub fn ids(&self) -> usize {
+        self.places.len()
+    }
+
+    #[inline]
+    pub fn id_of(&self, word: Word<'_>) -> Option<u32> {
+        let id = self.slots[self.slot(word)].id;
+        (id != NO_ID).then_some(id)
+    }
+
+    /// The bytes of an id; `None` where it has no word.
+    #[inline]
+    pub fn bytes_of(&self, id: u32) -> Option<&[u8]> {
+        let &(start, end) = self.places.get(id as usize).filter(|place| **place != HOLE)?;
+        Some(&self.bytes[start as usize..end as usize])
+    }
+
+    /// All of them, by id.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        (0..).zip(&self.places).filter_map(|(id, _)| Some((id, self.bytes_of(id)?)))
+    }
+
+    /// The text of every so many words, where they are text.
+    pub fn sample(&self) -> String {
+        const STEP: u32 = 251;
+        let words = (0..).step_by(STEP as usize).take(self.ids().div_ceil(STEP as usize));
+        let texts = words.filter_map(|id| std::str::from_utf8(self.bytes_of(id)?).ok());
+        texts.collect()
+    }
+
+    /// Where a word stands, or would stand.
+    #[inline]
+    fn slot(&self, word: Word<'_>) -> usize {
+        let bits = self.slots.len().ilog2();
+        let mut at = (word.hash >> (u32::BITS - bits)) as usize;
+        loop {
+            let Slot { low, high, id } = self.slots[at];
+            let is_alike = low == word.low && high == word.high;
+            let is_it = || high != ELSEWHERE || self.bytes_of(id) == Some(word.bytes);
+            if id == NO_ID || is_alike && is_it() {
+                return at;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words of all lengths, many of which differ in one byte, at all distances from the text's end.
+    #[test]
+    fn a_word_is_found_by_all_its_bytes() {
+        let text: Vec<u8> = (0..40).flat_map(|at: u8| [at % 7, 0, at % 3]).collect();
+        let mut all: Vec<&[u8]> = (0..text.len())
+            .flat_map(|start| (start..text.len().min(start + 40)).map(move |end| (start, end)))
+            .map(|(start, end)| &text[start..end])
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut words = Words::new(all.len());
+        for (id, word) in (0..).zip(&all) {
+            assert_eq!(words.id_of(Word::new(word)), None, "{word:?}");
+            assert!(words.insert(word, 2 * id));
+            assert!(!words.insert(word, 2 * id + 1), "the word is there");
+        }
+        assert!(!words.insert(b"another", 0), "the id is there");
+        assert_eq!(words.len(), all.len());
+        for (id, word) in (0..).zip(&all) {
+            assert_eq!(words.id_of(Word::new(word)), Some(2 * id), "{word:?}");
+            assert_eq!(words.bytes_of(2 * id), Some(*word));
+            assert_eq!(words.bytes_of(2 * id + 1), None);
+        }
+        assert!(words.iter().map(|(_, word)| word).eq(all.iter().copied()));
+        for start in 0..text.len() {
+            for end in start..text.len().min(start + 20) {
+                let word = Word::with_key(&text[start..end], Key::of(&text, start, end));
+                assert_eq!(words.id_of(word), words.id_of(Word::new(&text[start..end])));
+            }
+        }
+    }
+}
