@@ -6,9 +6,9 @@
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
-pub(super) const STEP: usize = size_of::<u64>();
+const STEP: usize = size_of::<u64>();
 /// The highest bit of each byte: set where the byte is of the kind that was asked for.
-pub(super) const FLAGS: u64 = repeated(0x80);
+const FLAGS: u64 = repeated(0x80);
 
 const fn repeated(byte: u8) -> u64 {
     u64::from_ne_bytes([byte; STEP])
@@ -23,12 +23,12 @@ const fn in_range(bytes: u64, first: u8, last: u8) -> u64 {
 
 /// `[A-Za-z]`; other flags are those of the complement.
 #[inline(always)]
-pub(super) const fn letters(bytes: u64) -> u64 {
+const fn letters(bytes: u64) -> u64 {
     in_range(bytes | repeated(0x20), b'a', b'z') & !bytes & FLAGS
 }
 
 #[inline(always)]
-pub(super) const fn capitals(bytes: u64) -> u64 {
+const fn capitals(bytes: u64) -> u64 {
     in_range(bytes, b'A', b'Z') & !bytes & FLAGS
 }
 
@@ -39,25 +39,19 @@ const fn small_letters(bytes: u64) -> u64 {
 
 /// `[0-9]`.
 #[inline(always)]
-pub(super) const fn digits(bytes: u64) -> u64 {
+const fn digits(bytes: u64) -> u64 {
     in_range(bytes, b'0', b'9') & !bytes & FLAGS
-}
-
-/// One character.
-#[inline(always)]
-pub(super) const fn is(bytes: u64, byte: u8) -> u64 {
-    in_range(bytes, byte, byte) & !bytes & FLAGS
 }
 
 /// `\s`.
 #[inline(always)]
-pub(super) const fn spaces(bytes: u64) -> u64 {
+const fn spaces(bytes: u64) -> u64 {
     (in_range(bytes, b'\t', b'\r') | in_range(bytes, b' ', b' ')) & !bytes & FLAGS
 }
 
 /// `[\r\n]`.
 #[inline(always)]
-pub(super) const fn newlines(bytes: u64) -> u64 {
+const fn newlines(bytes: u64) -> u64 {
     (in_range(bytes, b'\n', b'\n') | in_range(bytes, b'\r', b'\r')) & !bytes & FLAGS
 }
 

@@ -7,7 +7,7 @@
 
 #![allow(clippy::inline_always, reason = "called for each block, in loops that must stay small")]
 
-use super::ascii::{FLAGS, STEP, capitals, digits, is, letters, newlines, spaces};
+use wide::{CmpEq, CmpGt, i8x16};
 
 const BLOCK: usize = 64;
 
@@ -157,32 +157,67 @@ fn below(count: u32) -> u64 {
 #[inline(always)]
 fn kinds(block: &[u8; BLOCK], rules: Rules) -> Kinds {
     let mut kinds = Kinds::default();
-    for (index, eight) in block.chunks_exact(STEP).enumerate() {
-        let bytes = u64::from_le_bytes(eight.try_into().expect("eight bytes"));
-        let at = STEP * index;
-        let newline = newlines(bytes);
-        let space = is(bytes, b' ');
-        kinds.letters |= gathered(letters(bytes)) << at;
-        kinds.digits |= gathered(digits(bytes)) << at;
-        kinds.spaces |= gathered(space) << at;
-        kinds.newlines |= gathered(newline) << at;
-        kinds.unknown |= gathered(bytes & FLAGS | spaces(bytes) & !space & !newline) << at;
+    for (index, bytes) in block.chunks_exact(VECTOR).enumerate() {
+        let bytes = Bytes::new(bytes.try_into().expect("one vector"));
+        let at = VECTOR * index;
+        let newline = bytes.is(b'\n') | bytes.is(b'\r');
+        let other_space = bytes.are_in(b'\t', b'\r') & !newline;
+        kinds.letters |= Bytes(bytes.0 | i8x16::splat(0x20)).are_in(b'a', b'z') << at;
+        kinds.digits |= bytes.are_in(b'0', b'9') << at;
+        kinds.spaces |= bytes.is(b' ') << at;
+        kinds.newlines |= newline << at;
+        kinds.unknown |= (other_space | bytes.beyond_ascii()) << at;
         if rules.contractions != Contractions::None {
-            kinds.apostrophes |= gathered(is(bytes, b'\'')) << at;
+            kinds.apostrophes |= bytes.is(b'\'') << at;
         }
         if rules.cased {
-            kinds.capitals |= gathered(capitals(bytes)) << at;
-            kinds.slashes |= gathered(is(bytes, b'/')) << at;
+            kinds.capitals |= bytes.are_in(b'A', b'Z') << at;
+            kinds.slashes |= bytes.is(b'/') << at;
         }
     }
     kinds
 }
 
-/// The flags of eight bytes as eight bits.
+/// Bytes that are compared at once. One beyond ASCII is below all others.
+#[derive(Clone, Copy)]
+struct Bytes(i8x16);
+
+const VECTOR: usize = size_of::<i8x16>();
+
+impl Bytes {
+    #[inline(always)]
+    fn new(bytes: [u8; VECTOR]) -> Self {
+        Self(i8x16::new(bytes.map(signed)))
+    }
+
+    /// A bit for each byte that is this one, of ASCII.
+    #[inline(always)]
+    fn is(self, byte: u8) -> u64 {
+        bits(self.0.cmp_eq(i8x16::splat(signed(byte))))
+    }
+
+    /// A bit for each byte from `first` to `last`.
+    #[inline(always)]
+    fn are_in(self, first: u8, last: u8) -> u64 {
+        let above = self.0.cmp_gt(i8x16::splat(signed(first) - 1));
+        bits(above & i8x16::splat(signed(last) + 1).cmp_gt(self.0))
+    }
+
+    #[inline(always)]
+    fn beyond_ascii(self) -> u64 {
+        bits(self.0)
+    }
+}
+
+/// The highest bit of each byte.
 #[inline(always)]
-fn gathered(flags: u64) -> u64 {
-    // Each factor shifts one flag to its place above all that the others leave behind.
-    (flags >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
+fn bits(bytes: i8x16) -> u64 {
+    u64::try_from(bytes.move_mask()).expect("sixteen bits")
+}
+
+#[inline(always)]
+fn signed(byte: u8) -> i8 {
+    i8::from_ne_bytes([byte])
 }
 
 #[cfg(test)]
