@@ -90,7 +90,11 @@ impl ByteLevel {
             let mut at = start;
             for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
                 *key = Key::of(text.as_bytes(), at, end);
-                *set = key.map_or(0, set_of);
+                if let Some(key) = key {
+                    *set = set_of(*key);
+                } else {
+                    scratch.fetch_long(&text.as_bytes()[at..end]);
+                }
                 at = end;
             }
             scratch.fetch(&sets[..ends.len()]);

@@ -9,6 +9,8 @@
 use std::hint::black_box;
 use std::ops::BitXor;
 
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::merges::Bench;
 use crate::by_bytes::{Key, hash};
 
@@ -84,6 +86,11 @@ impl Scratch {
         black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
     }
 
+    /// The same for a word without a key.
+    pub fn fetch_long(&self, word: &[u8]) {
+        self.long.fetch(word);
+    }
+
     /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
     #[inline(always)]
     pub fn write(&self, key: Key, ids: &mut Vec<u32>) -> bool {
@@ -129,62 +136,63 @@ impl Scratch {
 struct LongWords {
     /// One place for each hash.
     places: Box<[Place]>,
-    bytes: Vec<u8>,
-    ids: Vec<u32>,
+    /// Of each word its tokens, and behind them its bytes: whoever finds one has the other.
+    records: Vec<u32>,
 }
 
-/// Where a word and its tokens begin, and how many bytes and tokens it has.
+/// Where the record of a word begins, and how many tokens and bytes it has.
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     hash: u32,
-    byte: u32,
-    id: u32,
-    bytes: u16,
+    start: u32,
     ids: u16,
+    bytes: u16,
 }
 
 impl LongWords {
     const PLACES: usize = 1 << 15;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
-    /// When they have more, all are forgotten.
-    const MOST_BYTES: usize = 1 << 20;
+    /// When all records have more numbers, all are forgotten.
+    const MOST_IN_RECORDS: usize = 1 << 19;
 
     fn new() -> Self {
         let places = vec![Place::default(); Self::PLACES].into_boxed_slice();
-        Self { places, bytes: Vec::new(), ids: Vec::new() }
+        Self { places, records: Vec::new() }
+    }
+
+    /// Has what is remembered of a word come from memory.
+    fn fetch(&self, word: &[u8]) {
+        let place = self.places[hash(word) as usize % Self::PLACES];
+        black_box(self.records.get(place.start as usize));
     }
 
     fn get(&self, word: &[u8]) -> Option<&[u32]> {
         let hash = hash(word);
         let place = self.places[hash as usize % Self::PLACES];
-        let start = place.byte as usize;
-        let is_it =
-            place.hash == hash && self.bytes[start..start + usize::from(place.bytes)] == *word;
-        let first = place.id as usize;
-        is_it.then(|| &self.ids[first..first + usize::from(place.ids)])
+        if place.hash != hash || usize::from(place.bytes) != word.len() {
+            return None;
+        }
+        let (ids, bytes) = self.records[place.start as usize..].split_at(usize::from(place.ids));
+        cast_slice(bytes).starts_with(word).then_some(ids)
     }
 
     fn remember(&mut self, word: &[u8], ids: &[u32]) {
         if word.len() > Self::MOST_BYTES_OF_WORD {
             return;
         }
-        if self.bytes.len() > Self::MOST_BYTES {
+        if self.records.len() > Self::MOST_IN_RECORDS {
             self.places.fill(Place::default());
-            self.bytes.clear();
-            self.ids.clear();
+            self.records.clear();
         }
         let hash = hash(word);
-        let number = |count: usize| u32::try_from(count).expect("bounded");
         let small = |count: usize| u16::try_from(count).expect("a word has few");
-        self.places[hash as usize % Self::PLACES] = Place {
-            hash,
-            byte: number(self.bytes.len()),
-            id: number(self.ids.len()),
-            bytes: small(word.len()),
-            ids: small(ids.len()),
-        };
-        self.bytes.extend_from_slice(word);
-        self.ids.extend_from_slice(ids);
+        let start = u32::try_from(self.records.len()).expect("bounded");
+        let (ids_len, bytes) = (small(ids.len()), small(word.len()));
+        self.places[hash as usize % Self::PLACES] = Place { hash, start, ids: ids_len, bytes };
+        self.records.extend_from_slice(ids);
+        let bytes_at = self.records.len();
+        self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);
+        cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);
     }
 }
