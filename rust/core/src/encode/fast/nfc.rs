@@ -9,7 +9,7 @@ use tokenizers::NormalizedString;
 use tokenizers::tokenizer::normalizer::Range as Span;
 use unicode_normalization_alignments::{IsNormalized, is_nfc_quick};
 
-use super::class::{COMPOSES, classes};
+use super::class::{ASCII, COMPOSES, classes};
 
 /// Text that NFC changed, and where its characters came from.
 #[derive(Debug, Default)]
@@ -95,19 +95,16 @@ pub(super) fn composed(text: &str) -> Option<Composed> {
 /// The first character from byte `at` on that NFC may change.
 fn next_composing(text: &str, mut at: usize) -> Option<usize> {
     const STEP: usize = 16;
-    let (bytes, classes) = (text.as_bytes(), classes());
+    let bytes = text.as_bytes();
     loop {
         // Most text is ASCII, or has long stretches of it.
         while bytes[at..].first_chunk::<STEP>().is_some_and(|chunk| chunk.is_ascii()) {
             at += STEP;
         }
         at += bytes[at..].iter().take_while(|byte| byte.is_ascii()).count();
-        while !bytes.get(at)?.is_ascii() {
-            let (class, end) = classes.at(text, at)?;
-            if class & COMPOSES != 0 {
-                return Some(at);
-            }
-            at = end;
+        at = classes().run_without(text, at, COMPOSES | ASCII);
+        if !bytes.get(at)?.is_ascii() {
+            return Some(at);
         }
     }
 }
