@@ -35,6 +35,9 @@ const FILLED: [u128; MOST_BYTES + 1] = {
 };
 
 impl Key {
+    /// That of no word.
+    pub const NONE: Self = Self { low: 0, high: 0, hash: 0 };
+
     /// The word from `start` to `end`.
     #[inline(always)]
     pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {

@@ -85,13 +85,13 @@ impl ByteLevel {
         ids: &mut Vec<u32>,
     ) {
         for ends in ends.chunks(AT_ONCE) {
-            let mut keys = [None; AT_ONCE];
+            let mut keys = [Key::NONE; AT_ONCE];
             let mut sets = [0; AT_ONCE];
             let mut at = start;
             for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
-                *key = Key::of(text.as_bytes(), at, end);
-                if let Some(key) = key {
-                    *set = set_of(*key);
+                if let Some(of_word) = Key::of(text.as_bytes(), at, end) {
+                    *key = of_word;
+                    *set = set_of(of_word);
                 } else {
                     scratch.fetch_long(&text.as_bytes()[at..end]);
                 }
@@ -99,7 +99,9 @@ impl ByteLevel {
             }
             scratch.fetch(&sets[..ends.len()]);
             for (&key, &end) in keys.iter().zip(ends) {
-                self.encode_keyed(&text[start..end], key, scratch, ids);
+                if !scratch.write(key, ids) {
+                    self.encode_new(text, start..end, scratch, ids);
+                }
                 start = end;
             }
         }
@@ -114,25 +116,21 @@ impl ByteLevel {
         ids: &mut Vec<u32>,
     ) {
         let key = Key::of(text.as_bytes(), word.start, word.end);
-        self.encode_keyed(&text[word], key, scratch, ids);
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always, reason = "called for each word, in a loop that must stay small")]
-    fn encode_keyed(
-        &self,
-        word: &str,
-        key: Option<Key>,
-        scratch: &mut Scratch,
-        ids: &mut Vec<u32>,
-    ) {
         if !key.is_some_and(|key| scratch.write(key, ids)) {
-            self.encode_new(word, key, scratch, ids);
+            self.encode_new(text, word, scratch, ids);
         }
     }
 
     #[inline(never)]
-    fn encode_new(&self, word: &str, key: Option<Key>, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+    fn encode_new(
+        &self,
+        text: &str,
+        word: Range<usize>,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        let key = Key::of(text.as_bytes(), word.start, word.end);
+        let word = &text[word];
         if let Some(known) = scratch.recall(key, word.as_bytes()) {
             return ids.extend_from_slice(known);
         }
