@@ -59,12 +59,12 @@ impl Key {
 #[inline(never)]
 fn at_the_end(word: &[u8]) -> u128 {
     let len = word.len();
-    if let (Some(first), Some(last)) = (word.first_chunk(), word.last_chunk()) {
+    if let (Some(first), Some(last)) = (word.first_chunk::<8>(), word.last_chunk::<8>()) {
         let last = u128::from(u64::from_le_bytes(*last));
-        u128::from(u64::from_le_bytes(*first)) | last << (8 * (len - size_of::<u64>()))
-    } else if let (Some(first), Some(last)) = (word.first_chunk(), word.last_chunk()) {
+        u128::from(u64::from_le_bytes(*first)) | last << (8 * (len - 8))
+    } else if let (Some(first), Some(last)) = (word.first_chunk::<4>(), word.last_chunk::<4>()) {
         let last = u128::from(u32::from_le_bytes(*last));
-        u128::from(u32::from_le_bytes(*first)) | last << (8 * (len - size_of::<u32>()))
+        u128::from(u32::from_le_bytes(*first)) | last << (8 * (len - 4))
     } else {
         word.iter().rev().fold(0, |number, &byte| number << 8 | u128::from(byte))
     }

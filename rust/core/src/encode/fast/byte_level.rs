@@ -3,14 +3,11 @@
 use std::ops::Range;
 
 use super::characters::{Characters, FirstMerges};
-use super::memo::{Scratch, set_of};
+use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
 use crate::by_bytes::{Key, Word, Words};
 use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
-
-/// So many words are looked for in memory before the first of them is read.
-const AT_ONCE: usize = 128;
 
 /// A model whose smallest tokens are the 256 bytes.
 #[derive(Debug)]
@@ -79,32 +76,14 @@ impl ByteLevel {
     pub fn encode(
         &self,
         text: &str,
-        mut start: usize,
+        start: usize,
         ends: &[usize],
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) {
-        for ends in ends.chunks(AT_ONCE) {
-            let mut keys = [Key::NONE; AT_ONCE];
-            let mut sets = [0; AT_ONCE];
-            let mut at = start;
-            for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
-                if let Some(of_word) = Key::of(text.as_bytes(), at, end) {
-                    *key = of_word;
-                    *set = set_of(of_word);
-                } else {
-                    scratch.fetch_long(&text.as_bytes()[at..end]);
-                }
-                at = end;
-            }
-            scratch.fetch(&sets[..ends.len()]);
-            for (&key, &end) in keys.iter().zip(ends) {
-                if !scratch.write(key, ids) {
-                    self.encode_new(text, start..end, scratch, ids);
-                }
-                start = end;
-            }
-        }
+        scratch.write_all(text, start, ends, ids, |word, scratch, ids| {
+            self.encode_new(text, word, scratch, ids);
+        });
     }
 
     /// Writes the tokens of one word.

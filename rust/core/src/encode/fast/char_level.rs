@@ -80,7 +80,7 @@ impl CharLevel {
     pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
         let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
         let word = std::str::from_utf8(&word).expect("two texts");
-        let tokens = self.merges.tokens(bench, |symbols| self.lay_out(word, symbols));
+        let tokens = self.tokens(word, bench);
         Some(tokens.iter().map(|token| token.id).eq([left, right]))
     }
 
@@ -93,50 +93,79 @@ impl CharLevel {
         out: &mut Encoded,
         span: impl Fn(Range<usize>) -> Range<usize>,
     ) {
-        self.runs(text, |start, end| {
-            let key = Key::of(text.as_bytes(), start, end);
-            if !out.with_spans && key.is_some_and(|key| scratch.write(key, &mut out.ids)) {
-                return;
-            }
-            match scratch.recall(key, &text.as_bytes()[start..end]) {
-                Some(&[id]) => {
-                    out.ids.push(id);
-                    if out.with_spans {
-                        out.spans.push(span(start..end));
-                    }
-                    return;
+        if out.with_spans {
+            return self.runs(text, |start, ends| {
+                let mut start = start;
+                for &end in ends {
+                    self.encode_run(text, start..end, scratch, out, &span);
+                    start = end;
                 }
-                Some(known) if !out.with_spans => return out.ids.extend_from_slice(known),
-                _ => {}
-            }
-            let from = out.ids.len();
-            let run = &text[start..end];
-            let lay_out = |symbols: &mut Vec<Symbol>| self.lay_out(run, symbols);
-            let tokens = self.merges.tokens(&mut scratch.bench, lay_out);
-            out.ids.extend(tokens.iter().map(|token| token.id));
-            if out.with_spans {
-                let mut at = start;
-                for token in tokens {
-                    out.spans.push(span(at..start + token.end));
-                    at = start + token.end;
+            });
+        }
+        self.runs(text, |start, ends| {
+            scratch.write_all(text, start, ends, &mut out.ids, |run, scratch, ids| {
+                let key = Key::of(text.as_bytes(), run.start, run.end);
+                let run = &text[run];
+                if let Some(known) = scratch.recall(key, run.as_bytes()) {
+                    return ids.extend_from_slice(known);
                 }
-            }
-            scratch.remember(key, run.as_bytes(), &out.ids[from..]);
+                let from = ids.len();
+                let tokens = self.tokens(run, &mut scratch.bench);
+                ids.extend(tokens.iter().map(|token| token.id));
+                scratch.remember(key, run.as_bytes(), &ids[from..]);
+            });
         });
     }
 
-    /// Hands each run of the text to `each`, by its bytes.
-    fn runs(&self, text: &str, mut each: impl FnMut(usize, usize)) {
+    /// Writes the tokens of a run, and where they came from.
+    fn encode_run(
+        &self,
+        text: &str,
+        run: Range<usize>,
+        scratch: &mut Scratch,
+        out: &mut Encoded,
+        span: impl Fn(Range<usize>) -> Range<usize>,
+    ) {
+        let key = Key::of(text.as_bytes(), run.start, run.end);
+        let word = &text[run.clone()];
+        if let Some(&[id]) = scratch.recall(key, word.as_bytes()) {
+            return out.push(id, span(run));
+        }
+        let from = out.ids.len();
+        let mut at = run.start;
+        for token in self.tokens(word, &mut scratch.bench) {
+            let end = run.start + token.end;
+            out.push(token.id, span(at..end));
+            at = end;
+        }
+        scratch.remember(key, word.as_bytes(), &out.ids[from..]);
+    }
+
+    fn tokens<'bench>(&self, run: &str, bench: &'bench mut Bench) -> &'bench [Symbol] {
+        self.merges.tokens(bench, |symbols| self.lay_out(run, symbols))
+    }
+
+    /// Hands the runs of the text to `each`, many at once: where the first of them begins, and where
+    /// each of them ends.
+    fn runs(&self, text: &str, mut each: impl FnMut(usize, &[usize])) {
+        const AT_ONCE: usize = 128;
         let mut chars = text.char_indices().map(|(at, c)| (at, as_space(c)));
         let Some((mut start, mut left)) = chars.next() else { return };
+        let (mut ends, mut count) = ([0; AT_ONCE], 0);
         for (at, right) in chars {
             if self.part(left, right) {
-                each(start, at);
-                start = at;
+                ends[count] = at;
+                count += 1;
+                // One is left for the end of the text.
+                if count == AT_ONCE - 1 {
+                    each(start, &ends[..count]);
+                    (start, count) = (at, 0);
+                }
             }
             left = right;
         }
-        each(start, text.len());
+        ends[count] = text.len();
+        each(start, &ends[..=count]);
     }
 
     /// Whether no token holds two characters that stand side by side.

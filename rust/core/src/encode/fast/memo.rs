@@ -7,7 +7,7 @@
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
 use std::hint::black_box;
-use std::ops::BitXor;
+use std::ops::{BitXor, Range};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
@@ -22,9 +22,12 @@ const COUNT: u32 = u64::BITS - 4;
 type SetIndex = u16;
 const SETS: usize = 1 << SetIndex::BITS;
 
+/// So many words are looked for in memory before the first of them is read.
+const AT_ONCE: usize = 128;
+
 /// The set of the table in which a word may stand.
 #[inline(always)]
-pub(super) fn set_of(key: Key) -> SetIndex {
+fn set_of(key: Key) -> SetIndex {
     SetIndex::try_from(key.hash >> (u32::BITS - SetIndex::BITS)).expect("its upper half")
 }
 
@@ -77,18 +80,47 @@ impl Scratch {
         slot.is_of(key).then_some(slot)
     }
 
+    /// Writes the tokens of words that follow each other, the first from byte `start` on, each up to
+    /// its end; `encode` those that are not among the short ones.
+    #[inline(always)]
+    pub fn write_all(
+        &mut self,
+        text: &str,
+        mut start: usize,
+        ends: &[usize],
+        ids: &mut Vec<u32>,
+        mut encode: impl FnMut(Range<usize>, &mut Self, &mut Vec<u32>),
+    ) {
+        let (mut keys, mut sets) = ([Key::NONE; AT_ONCE], [0; AT_ONCE]);
+        for ends in ends.chunks(AT_ONCE) {
+            let mut at = start;
+            for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
+                *key = if let Some(key) = Key::of(text.as_bytes(), at, end) {
+                    *set = set_of(key);
+                    key
+                } else {
+                    self.long.fetch(&text.as_bytes()[at..end]);
+                    Key::NONE
+                };
+                at = end;
+            }
+            self.fetch(&sets[..ends.len()]);
+            for (&key, &end) in keys.iter().zip(ends) {
+                if !self.write(key, ids) {
+                    encode(start..end, self, ids);
+                }
+                start = end;
+            }
+        }
+    }
+
     /// Has these sets come from memory, which looks for many of them at once: the table is larger than
     /// a core's own cache. Nothing else stands in this loop, so that a core sees as many of its loads
     /// as it can before the first of them has come.
     #[inline(always)]
-    pub fn fetch(&self, sets: &[SetIndex]) {
+    fn fetch(&self, sets: &[SetIndex]) {
         let first = |&set: &SetIndex| self.sets[usize::from(set)].0[0].low;
         black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
-    }
-
-    /// The same for a word without a key.
-    pub fn fetch_long(&self, word: &[u8]) {
-        self.long.fetch(word);
     }
 
     /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
