@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from abut.agents import AgentResult, Endpoint, FunctionAgent, name_of, place_of_agent, result_of
 from abut.concurrency.loop import KeptLoop
-from abut.concurrency.threads import THREADS
 from abut.envs.foreign import placed, raised_by_env
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -62,7 +61,7 @@ class AgentHost(ActorHost):
     def _returned(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Any:
         agent = self.made
         if isinstance(agent, FunctionAgent) and not agent.is_async:
-            return THREADS.submit(lambda: agent.begin(endpoint, task)).result()
+            return agent.begin(endpoint, task)
 
         async def run() -> Any:
             current = asyncio.current_task()

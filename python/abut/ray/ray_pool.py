@@ -16,6 +16,7 @@ from abut.errors import text_of
 from abut.pickling import stays
 from abut.ray import cluster
 from abut.ray.agent_host import AgentHost
+from abut.ray.calls import thread_of
 from abut.ray.env_host import EnvHost
 from abut.ray.host_pool import HostPool
 from abut.ray.lent import Lent
@@ -23,7 +24,15 @@ from abut.ray.package import the_ray
 from abut.ray.remote_agent import RemoteAgent
 from abut.ray.remote_env import RemoteEnv
 
-_OURS = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
+_OURS = (
+    "max_restarts",
+    "max_task_retries",
+    "max_concurrency",
+    "concurrency_groups",
+    "lifetime",
+    "name",
+    "get_if_exists",
+)
 
 # A tenth of what a call takes goes into telling the dashboard of it.
 _OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_events": False}
@@ -236,9 +245,10 @@ def _maker(
     def make() -> Any:
         if not shared:
             shared.append(ray.put(pickled))
+            remote = ray.remote(concurrency_groups={thread_of(n): 1 for n in range(slots)})
             shared.append(
-                ray.remote(actor_class).options(
-                    **options, max_restarts=0, max_task_retries=0, max_concurrency=slots + 1
+                remote(actor_class).options(
+                    **options, max_restarts=0, max_task_retries=0, max_concurrency=1
                 )
             )
         return shared[1].remote(shared[0])
