@@ -19,6 +19,7 @@ from abut.errors import EnvError, text_of
 from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed, Finished
 from abut.ray.package import the_ray
+from abut.ray.wire import packed, wired
 
 Ended: TypeAlias = Finished | Failed
 
@@ -34,6 +35,7 @@ class AgentHost(ActorHost):
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         """Those of asynchronous agents, by their leases; seen on their loop alone."""
 
+    @wired
     def play(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Ended:
         """Have the agent play one rollout, and say what came of it."""
         try:
@@ -85,7 +87,7 @@ class AgentHost(ActorHost):
         if nan:  # noticed where the training runs
             result = AgentResult(math.nan, result.extras, result.messages)
         try:
-            pickled: bytes = the_ray().cloudpickle.dumps(result)
+            pickled = packed(result)
         except Exception as error:
             what = f"{name} returned what cannot be sent back: {text_of(error)}"
             raise placed(EnvError(what), place) from error

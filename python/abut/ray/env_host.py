@@ -35,6 +35,7 @@ from abut.errors import EnvError, trace_of
 from abut.messages import Message
 from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed, Said
+from abut.ray.wire import wired
 
 T = TypeVar("T")
 Answer: TypeAlias = Said | Failed
@@ -48,16 +49,19 @@ class EnvHost(ActorHost):
         self._seats: dict[int, _Seat] = {}
         self._loop = KeptLoop("abut-env-host")
 
+    @wired
     def reset(self, lease: int, task: RolloutTask, seed: str) -> Answer:
         """Make an environment for this lease, and begin its episode."""
         seat = self._seats[lease] = _Seat(self.made, self._loop)
         return self._unless_over(lease, _answer(lambda: seat.begin(task, seed)))
 
+    @wired
     def step(self, lease: int, action: str) -> Answer:
         """Take an action of the policy."""
         seat = self._seats[lease]
         return self._unless_over(lease, _answer(lambda: seat.say("step", action)))
 
+    @wired
     def score_episode(self, lease: int, messages: list[Message]) -> Answer:
         """Show it the whole episode."""
         seat = self._seats[lease]

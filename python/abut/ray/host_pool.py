@@ -22,6 +22,7 @@ from abut.concurrency.threads import THREADS
 from abut.errors import EnvError, text_of
 from abut.ray.answers import Failed
 from abut.ray.calls import Reply, hint_of, kill, said_of, sent, within
+from abut.ray.wire import packed, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -165,20 +166,28 @@ class HostPool:
         """
         host = lease.host
         try:
-            lease.call = sent(getattr(host.actor, method), lease.number, *args, slot=lease.slot)
+            arguments = packed((lease.number, *args))
+            lease.call = sent(getattr(host.actor, method), arguments, slot=lease.slot)
         except Exception as unsent:
             raise EnvError(
                 f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
                 "hint: what is sent must be picklable, the columns of the row included"
             ) from unsent
         # Shielded: where the rollout gives up, the call still runs, and `give_back` looks at it.
-        answer, error = await asyncio.shield(lease.call)
-        if error is None:
-            if isinstance(answer, Failed) and answer.is_exhausted:
-                self._leave(host, answer.text)
-            return answer
-        self._leave(host, said_of(error))
-        raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
+        answered, error = await asyncio.shield(lease.call)
+        if error is not None:
+            self._leave(host, said_of(error))
+            raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
+        try:
+            answer = unpacked(answered)
+        except Exception as unread:
+            raise EnvError(
+                f"{name} returned what cannot be read here: {text_of(unread)}\n"
+                "hint: what comes back must be made of what this process can import"
+            ) from unread
+        if isinstance(answer, Failed) and answer.is_exhausted:
+            self._leave(host, answer.text)
+        return answer
 
     def give_back(self, lease: Lease) -> None:
         """Take a slot back once nothing plays in it; does not wait for that."""

@@ -23,6 +23,7 @@ from abut.ray.lent import Lent
 from abut.ray.package import the_ray
 from abut.ray.remote_agent import RemoteAgent
 from abut.ray.remote_env import RemoteEnv
+from abut.ray.wire import packed
 
 _OURS = (
     "max_restarts",
@@ -105,7 +106,7 @@ class RayPool:
                 )
         self._check_kind(env)
         ray = the_ray()
-        pickled = _pickled(ray, env)
+        pickled = _pickled(env)
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
         share = -(-size // ranks)
         job_env, actor_env = cluster.split_runtime_env(actor_options.pop("runtime_env", None) or {})
@@ -226,9 +227,9 @@ class RayAgentPool(RayPool):
         self.__name__ = name
 
 
-def _pickled(ray: Any, env: Any) -> bytes:
+def _pickled(env: Any) -> bytes:
     try:
-        return ray.cloudpickle.dumps(env)  # type: ignore[no-any-return]
+        return packed(env)
     except Exception as error:
         raise TypeError(
             f"RayPool cannot send {getattr(env, '__name__', repr(env))} to an actor: "
