@@ -4,7 +4,7 @@ Invariant: whatever an environment does is an answer. Nothing that it raises, `S
 ends the process or an environment beside it.
 
 The thread is Ray's own, that of the slot, on which Ray makes each call of a lease. To hand a call
-from there to a thread of ours, and its answer back, took a third of the actor's CPU.
+from there to a thread of ours, and its answer back, took a sixth of the actor's CPU.
 """
 
 import inspect

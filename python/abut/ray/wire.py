@@ -1,8 +1,8 @@
 """What travels between this process and an actor: calls and their answers, as bytes.
 
 Bytes are sent by Ray as they are. It would look at each argument apart, and into each answer for
-what it can write without pickling: of calls as small as these, that is a tenth of the CPU here and
-a fifth in the actor.
+what it can write without pickling: of calls as small as these, that is a tenth of the CPU on both
+sides.
 """
 
 import pickle
