@@ -24,13 +24,15 @@ class Far:
         self.reward: Any = 0.0
         self.alive = True
         self.count = 0
-        self.thread = threading.get_ident()
+        self.local = threading.local()
+        self.local.thread = threading.get_ident()
 
     def reset(self, seed: str) -> Any:
         return self, f"{seed}: go on"
 
     def step(self, action: str) -> Any:
-        assert self.thread == threading.get_ident(), "made on another thread"
+        made_on = getattr(self.local, "thread", "another, or what that thread kept is lost")
+        assert made_on == threading.get_ident()
         self.count += 1
         self.reward = self.count / self.turns
         self.alive = self.count < self.turns
@@ -89,7 +91,7 @@ class FarAsync(Far):
 
     async def reset(self, seed: str) -> Any:
         await asyncio.sleep(0)
-        self.thread = threading.get_ident()
+        self.local.thread = threading.get_ident()
         return super().reset(seed)
 
     async def step(self, action: str) -> Any:
@@ -105,6 +107,29 @@ class Columns(Far):
 
     def reset(self, seed: str, question: str, episode_seed: int) -> Any:  # type: ignore[override]
         return self, f"{question} {episode_seed}"
+
+
+class Odd(Far):
+    """Says what cannot be sent, or what cannot be read where it comes to."""
+
+    def step(self, action: str) -> Any:
+        _, reply = super().step(action)
+        odd = {"unsent": _Unsent, "unread": _Unread}.get(action, str)
+        return self, odd(reply)
+
+
+class _Unsent(str):
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it has a lock")
+
+
+class _Unread(str):
+    """To read it is to open a file that is not there."""
+
+    def __reduce__(self) -> Any:
+        return open, ("/not/there",)
 
 
 class Scores(Far):

@@ -18,7 +18,7 @@ from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
 from ray_cluster import a_node, all_ready, node_pids  # noqa: E402
-from ray_envs import Closes, Columns, Endless, Far, FarAsync, Scores  # noqa: E402
+from ray_envs import Closes, Columns, Endless, Far, FarAsync, Odd, Scores  # noqa: E402
 from stage import assert_done, check_exact, eventually  # noqa: E402
 
 
@@ -369,6 +369,29 @@ def test_an_environment_that_no_node_can_import_is_said_at_once(
 
     async def play() -> None:
         assert await said(await lent(pool), "env FAR") == "yes"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        ("unsent", "Odd.step returned what cannot be sent back: TypeError: it has a lock"),
+        ("unread", "Odd.step returned what cannot be read here: FileNotFoundError: "),
+    ],
+)
+def test_a_reply_that_cannot_travel_is_the_failure_of_its_environment(
+    pool_of: Any, action: str, what: str
+) -> None:
+    async def play() -> None:
+        pool = pool_of(Odd, size=2, slots=2)
+        failing, other = await lent(pool), await lent(pool)
+        pid = await said(other, "pid")
+        with pytest.raises(EnvError) as raised:
+            await failing.step(action)
+        assert str(raised.value).startswith(what)
+        failing.close()
+        assert await said(await lent(pool), "pid") == pid
 
     asyncio.run(play())
 

@@ -35,13 +35,17 @@ def accepted_by(
 ) -> dict[str, Any]:
     """Return what a function takes besides its first argument, which it gets by position."""
     offered = {**columns, "episode_seed": episode_seed}
-    offered.pop(_seed_name(function), None)
-    return named_keywords(function, offered)
+    parameters = _parameters(function)
+    offered.pop(_seed_name(parameters), None)
+    return _named(parameters, offered)
 
 
 def named_keywords(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of the offered a function takes by name; all of it where it takes any."""
-    parameters = _parameters(function)
+    return _named(_parameters(function), offered)
+
+
+def _named(parameters: list[inspect.Parameter], offered: Mapping[str, Any]) -> dict[str, Any]:
     if _takes_any(parameters):
         return {name: value for name, value in offered.items() if isinstance(name, str)}
     return {
@@ -65,10 +69,12 @@ def check_removed(
     Raises:
         UnplayableRow: names the column, and says how to keep it.
     """
+    if not task.removed_columns:  # to look into a function takes longer than most of them
+        return
     parameters = _parameters(reset)
     names = {parameter.name for parameter in parameters}
     if gets_seed:
-        names.discard(_seed_name(reset))
+        names.discard(_seed_name(parameters))
     taken = [column for column in task.removed_columns if column in names or _takes_any(parameters)]
     if taken:
         raise UnplayableRow(
@@ -105,8 +111,7 @@ def lacks_column(
     return None
 
 
-def _seed_name(reset: Callable[..., Any]) -> str:
-    parameters = _parameters(reset)
+def _seed_name(parameters: list[inspect.Parameter]) -> str:
     return parameters[0].name if parameters and parameters[0].kind in _BY_POSITION else ""
 
 

@@ -10,7 +10,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class ActorHost:
-    """Base of actors' classes: Ray calls a method on as many threads as it has slots, and one more.
+    """Base of actors' classes: Ray has a thread for each slot, and one for what is of no slot.
 
     Args:
         pickled: what the pool was made with.

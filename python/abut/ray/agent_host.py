@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from abut.agents import AgentResult, Endpoint, FunctionAgent, name_of, place_of_agent, result_of
 from abut.concurrency.loop import KeptLoop
-from abut.concurrency.threads import THREADS
 from abut.envs.foreign import placed, raised_by_env
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -20,6 +19,7 @@ from abut.errors import EnvError, text_of
 from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed, Finished
 from abut.ray.package import the_ray
+from abut.ray.wire import packed, wired
 
 Ended: TypeAlias = Finished | Failed
 
@@ -35,6 +35,7 @@ class AgentHost(ActorHost):
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         """Those of asynchronous agents, by their leases; seen on their loop alone."""
 
+    @wired
     def play(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Ended:
         """Have the agent play one rollout, and say what came of it."""
         try:
@@ -62,7 +63,7 @@ class AgentHost(ActorHost):
     def _returned(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Any:
         agent = self.made
         if isinstance(agent, FunctionAgent) and not agent.is_async:
-            return THREADS.submit(lambda: agent.begin(endpoint, task)).result()
+            return agent.begin(endpoint, task)
 
         async def run() -> Any:
             current = asyncio.current_task()
@@ -86,7 +87,7 @@ class AgentHost(ActorHost):
         if nan:  # noticed where the training runs
             result = AgentResult(math.nan, result.extras, result.messages)
         try:
-            pickled: bytes = the_ray().cloudpickle.dumps(result)
+            pickled = packed(result)
         except Exception as error:
             what = f"{name} returned what cannot be sent back: {text_of(error)}"
             raise placed(EnvError(what), place) from error

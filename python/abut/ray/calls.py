@@ -22,8 +22,21 @@ class Reply(NamedTuple):
     error: BaseException | None
 
 
-def sent(method: Any, *args: Any) -> "asyncio.Future[Reply]":
-    """Send a call; its reply comes to this loop, and is never an error."""
+def thread_of(slot: int) -> str:
+    """What Ray calls the thread of a slot: a concurrency group with room for one call."""
+    return f"slot-{slot}"
+
+
+def sent(method: Any, *args: Any, slot: int | None = None) -> "asyncio.Future[Reply]":
+    """Send a call; its reply comes to this loop, and is never an error.
+
+    Args:
+        method: of an actor.
+        args: of the method.
+        slot: on whose thread it runs, behind the calls before; None: on that of no slot.
+    """
+    if slot is not None:
+        method = method.options(concurrency_group=thread_of(slot))
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     settle = settles_on_loop(future)
 

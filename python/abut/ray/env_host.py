@@ -2,6 +2,9 @@
 
 Invariant: whatever an environment does is an answer. Nothing that it raises, `SystemExit` included,
 ends the process or an environment beside it.
+
+The thread is Ray's own, that of the slot, on which Ray makes each call of a lease. To hand a call
+from there to a thread of ours, and its answer back, took a sixth of the actor's CPU.
 """
 
 import inspect
@@ -11,7 +14,6 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from abut.concurrency.loop import KeptLoop
-from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.foreign import (
     check_reply,
     close_env,
@@ -33,6 +35,7 @@ from abut.errors import EnvError, trace_of
 from abut.messages import Message
 from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed, Said
+from abut.ray.wire import wired
 
 T = TypeVar("T")
 Answer: TypeAlias = Said | Failed
@@ -46,20 +49,23 @@ class EnvHost(ActorHost):
         self._seats: dict[int, _Seat] = {}
         self._loop = KeptLoop("abut-env-host")
 
+    @wired
     def reset(self, lease: int, task: RolloutTask, seed: str) -> Answer:
         """Make an environment for this lease, and begin its episode."""
         seat = self._seats[lease] = _Seat(self.made, self._loop)
-        return self._unless_over(lease, seat.on_thread(lambda: seat.begin(task, seed)))
+        return self._unless_over(lease, _answer(lambda: seat.begin(task, seed)))
 
+    @wired
     def step(self, lease: int, action: str) -> Answer:
         """Take an action of the policy."""
         seat = self._seats[lease]
-        return self._unless_over(lease, seat.on_thread(lambda: seat.say("step", action)))
+        return self._unless_over(lease, _answer(lambda: seat.say("step", action)))
 
+    @wired
     def score_episode(self, lease: int, messages: list[Message]) -> Answer:
         """Show it the whole episode."""
         seat = self._seats[lease]
-        return seat.on_thread(lambda: seat.score(messages))
+        return _answer(lambda: seat.score(messages))
 
     def close(self, lease: int) -> None:
         """End an episode; returns when its environment is closed, whatever that raised."""
@@ -73,30 +79,24 @@ class EnvHost(ActorHost):
         return answer
 
 
+def _answer(call: Callable[[], Said]) -> Answer:
+    """What an environment says; what fails becomes an answer as well."""
+    try:
+        return call()
+    except UnplayableRow as error:
+        return Failed(str(error), "", is_row=True)
+    except EnvError as error:
+        trace = error.trace or trace_of(error)
+        return Failed(str(error), trace, is_exhausted=is_exhausted(error), may_pass=error.may_pass)
+
+
 class _Seat:
-    """One environment, and the thread on which it lives; an asynchronous one shares a loop."""
+    """One environment; a synchronous one is used on the thread that calls, others share a loop."""
 
     def __init__(self, make: EnvFactory, loop: KeptLoop) -> None:
         self._make = make
         self._loop = loop
-        self._thread: DaemonThread = THREADS.lend()
         self._env: Any = None
-
-    def on_thread(self, call: Callable[[], Said]) -> Answer:
-        """Run what asks the environment; what fails becomes an answer as well."""
-
-        def guarded() -> Answer:
-            try:
-                return call()
-            except UnplayableRow as error:
-                return Failed(str(error), "", is_row=True)
-            except EnvError as error:
-                trace = error.trace or trace_of(error)
-                return Failed(
-                    str(error), trace, is_exhausted=is_exhausted(error), may_pass=error.may_pass
-                )
-
-        return self._thread.submit(guarded).result()
 
     def begin(self, task: RolloutTask, seed: str) -> Said:
         self._env = make_env(self._make)
@@ -125,18 +125,14 @@ class _Seat:
         return self._call("score_episode", lambda _: self._said(""), messages)
 
     def close(self) -> None:
-        """Close it on its thread, and give that back."""
-
-        def close() -> None:
-            if self._env is None:
-                return
-            with suppress(BaseException):  # what fails here concerns no rollout
-                if is_async(self._env):
-                    self._await(self._close_async)
-                else:
-                    close_env(self._env)
-
-        self._thread.submit(close, last=True).result()
+        """Close it; what fails then concerns no rollout."""
+        if self._env is None:
+            return
+        with suppress(BaseException):
+            if is_async(self._env):
+                self._await(self._close_async)
+            else:
+                close_env(self._env)
 
     def _call(
         self, method: str, look: Callable[[Any], Said], /, *args: Any, **keywords: Any
@@ -169,7 +165,6 @@ class _Seat:
         is_over = not (alive or scores or env_attribute(self._env, "close"))
         if is_over:  # so the call that would say so is spared
             self._env = None
-            self._thread.end_with_call()
         return Said(reply, alive, reward, scores, is_over)
 
     async def _close_async(self) -> None:

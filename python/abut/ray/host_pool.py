@@ -22,6 +22,7 @@ from abut.concurrency.threads import THREADS
 from abut.errors import EnvError, text_of
 from abut.ray.answers import Failed
 from abut.ray.calls import Reply, hint_of, kill, said_of, sent, within
+from abut.ray.wire import packed, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,16 @@ class Host:
     delays_s: Iterator[float] = field(default_factory=_delays_s)
     is_ready: bool = False
     """Whether it answers, and may be lent: not before its first answer, never once it is left."""
-    leases: int = 0
+    free: list[int] = field(init=False)
+    """The slots that nobody has."""
+
+    def __post_init__(self) -> None:
+        self.free = list(range(self.slots))
+
+    @property
+    def leases(self) -> int:
+        """How many slots are lent."""
+        return self.slots - len(self.free)
 
 
 @dataclass(eq=False)
@@ -56,7 +66,9 @@ class Lease:
     """One slot of one actor."""
 
     host: Host
+    slot: int
     number: int
+    """No other lease has it."""
     call: "asyncio.Future[Reply] | None" = None
     """The last one that was sent."""
     closes: bool = True
@@ -97,7 +109,7 @@ class HostPool:
         """Those that are ready, and those that start."""
         self._left: set[Host] = set()
         """Those that get no new lease, and on which others still play."""
-        self._waiting: deque[asyncio.Future[Host]] = deque()
+        self._waiting: deque[asyncio.Future[Lease]] = deque()
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error = ""
@@ -126,14 +138,12 @@ class HostPool:
         """
         if self._nobody is not None:
             raise EnvError(self._nobody)
-        host = None if self._waiting else self._free_host()
-        if host is not None:
-            host.leases += 1
-            return Lease(host, next(self._numbers))
-        turn: asyncio.Future[Host] = asyncio.get_running_loop().create_future()
+        if not self._waiting and (lease := self._lease()) is not None:
+            return lease
+        turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            return Lease(await turn, next(self._numbers))
+            return await turn
         except asyncio.CancelledError:
             if turn.cancelled():
                 with suppress(ValueError):
@@ -156,27 +166,35 @@ class HostPool:
         """
         host = lease.host
         try:
-            lease.call = sent(getattr(host.actor, method), lease.number, *args)
+            arguments = packed((lease.number, *args))
+            lease.call = sent(getattr(host.actor, method), arguments, slot=lease.slot)
         except Exception as unsent:
             raise EnvError(
                 f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
                 "hint: what is sent must be picklable, the columns of the row included"
             ) from unsent
         # Shielded: where the rollout gives up, the call still runs, and `give_back` looks at it.
-        answer, error = await asyncio.shield(lease.call)
-        if error is None:
-            if isinstance(answer, Failed) and answer.is_exhausted:
-                self._leave(host, answer.text)
-            return answer
-        self._leave(host, said_of(error))
-        raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
+        answered, error = await asyncio.shield(lease.call)
+        if error is not None:
+            self._leave(host, said_of(error))
+            raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
+        try:
+            answer = unpacked(answered)
+        except Exception as unread:
+            raise EnvError(
+                f"{name} returned what cannot be read here: {text_of(unread)}\n"
+                "hint: what comes back must be made of what this process can import"
+            ) from unread
+        if isinstance(answer, Failed) and answer.is_exhausted:
+            self._leave(host, answer.text)
+        return answer
 
     def give_back(self, lease: Lease) -> None:
         """Take a slot back once nothing plays in it; does not wait for that."""
         if lease.closes or (lease.call is not None and not lease.call.done()):
             self._spawn(self._end(lease))
         else:
-            self._free(lease.host)
+            self._free(lease)
 
     async def close(self) -> None:
         """End all actors, also those on which somebody plays."""
@@ -191,12 +209,17 @@ class HostPool:
         self._hosts.clear()
         self._left.clear()
 
-    def _free_host(self) -> Host | None:
-        free = [host for host in self._hosts if host.is_ready and host.leases < host.slots]
-        return min(free, key=lambda host: host.leases) if free else None
+    def _lease(self) -> Lease | None:
+        """A slot of the actor with the fewest leases; None where all are lent."""
+        free = [host for host in self._hosts if host.is_ready and host.free]
+        if not free:
+            return None
+        host = min(free, key=lambda host: host.leases)
+        return Lease(host, host.free.pop(), next(self._numbers))
 
-    def _free(self, host: Host) -> None:
-        host.leases -= 1
+    def _free(self, lease: Lease) -> None:
+        host = lease.host
+        host.free.append(lease.slot)
         if host in self._left and not host.leases:
             self._left.discard(host)
             kill(host.actor)
@@ -204,11 +227,13 @@ class HostPool:
 
     def _serve(self) -> None:
         """Lend what is free to who waits."""
-        while self._waiting and (host := self._free_host()) is not None:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                host.leases += 1
-                turn.set_result(host)
+        while self._waiting:
+            if self._waiting[0].done():  # cancelled in this moment
+                self._waiting.popleft()
+            elif (lease := self._lease()) is not None:
+                self._waiting.popleft().set_result(lease)
+            else:
+                return
 
     async def _end(self, lease: Lease) -> None:
         host, call = lease.host, lease.call
@@ -220,14 +245,14 @@ class HostPool:
                 if not call.done():
                     self._leave(host, f"a call that was given up has not returned in {_LATE_S:g} s")
                 elif lease.closes and call.result().error is None:
-                    closed = sent(host.actor.close, lease.number)
+                    closed = sent(host.actor.close, lease.number, slot=lease.slot)
                     await within(_CLOSE_S, closed)
                     if not closed.done():
                         self._leave(host, f"an environment has not closed in {_CLOSE_S:g} s")
                     elif (error := closed.result().error) is not None:
                         self._leave(host, said_of(error))
         finally:
-            self._free(host)
+            self._free(lease)
 
     def _begin(self, host: Host) -> None:
         self._hosts.append(host)

@@ -16,14 +16,24 @@ from abut.errors import text_of
 from abut.pickling import stays
 from abut.ray import cluster
 from abut.ray.agent_host import AgentHost
+from abut.ray.calls import thread_of
 from abut.ray.env_host import EnvHost
 from abut.ray.host_pool import HostPool
 from abut.ray.lent import Lent
 from abut.ray.package import the_ray
 from abut.ray.remote_agent import RemoteAgent
 from abut.ray.remote_env import RemoteEnv
+from abut.ray.wire import packed
 
-_OURS = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
+_OURS = (
+    "max_restarts",
+    "max_task_retries",
+    "max_concurrency",
+    "concurrency_groups",
+    "lifetime",
+    "name",
+    "get_if_exists",
+)
 
 # A tenth of what a call takes goes into telling the dashboard of it.
 _OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_events": False}
@@ -96,7 +106,7 @@ class RayPool:
                 )
         self._check_kind(env)
         ray = the_ray()
-        pickled = _pickled(ray, env)
+        pickled = _pickled(env)
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
         share = -(-size // ranks)
         job_env, actor_env = cluster.split_runtime_env(actor_options.pop("runtime_env", None) or {})
@@ -217,9 +227,9 @@ class RayAgentPool(RayPool):
         self.__name__ = name
 
 
-def _pickled(ray: Any, env: Any) -> bytes:
+def _pickled(env: Any) -> bytes:
     try:
-        return ray.cloudpickle.dumps(env)  # type: ignore[no-any-return]
+        return packed(env)
     except Exception as error:
         raise TypeError(
             f"RayPool cannot send {getattr(env, '__name__', repr(env))} to an actor: "
@@ -236,9 +246,10 @@ def _maker(
     def make() -> Any:
         if not shared:
             shared.append(ray.put(pickled))
+            remote = ray.remote(concurrency_groups={thread_of(n): 1 for n in range(slots)})
             shared.append(
-                ray.remote(actor_class).options(
-                    **options, max_restarts=0, max_task_retries=0, max_concurrency=slots + 1
+                remote(actor_class).options(
+                    **options, max_restarts=0, max_task_retries=0, max_concurrency=1
                 )
             )
         return shared[1].remote(shared[0])
