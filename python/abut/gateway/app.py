@@ -196,17 +196,13 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if request.protocol is not None and _FORWARDED not in request.headers:
         desk.connections.note(request.protocol, session.rollout_id)
     is_open = _Connection(request)
-    placing = asyncio.ensure_future(
-        session.call(chat, body=digest, retried=retried, is_open=is_open)
-    )
-    placing.add_done_callback(_look_at)
+    # What is being written is not left half: a client that goes leaves it to the next.
+    asked = session.ask(chat, body=digest, retried=retried, is_open=is_open)
     try:
-        # What is being written is not left half: a client that goes leaves it to the next.
-        call = await asyncio.shield(placing)
         model = chat.model or MODEL
         if chat.stream:
-            return await _stream(request, session, call, model)
-        return await _plain(request, session, call, model)
+            return await _stream(request, session, await asked.placed, model)
+        return await _plain(request, session, await asked.answered, model)
     finally:
         is_open.gone = True
 
@@ -220,12 +216,6 @@ async def _content(request: web.Request) -> bytes:
             raise Refusal(_TOO_LARGE)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def _look_at(placing: asyncio.Future[Call]) -> None:
-    """A refusal that nobody waits for any more is none of the loop's."""
-    if not placing.cancelled():
-        placing.exception()
 
 
 class _Connection:
@@ -260,8 +250,7 @@ def _is_retry(request: web.Request) -> bool:
 async def _plain(
     request: web.Request, session: Session, call: Call, model: str
 ) -> web.StreamResponse:
-    answer = await asyncio.shield(call.answered)
-    tokenizer, chat = session.tokenizer, call.request
+    answer, tokenizer, chat = call.answered.result(), session.tokenizer, call.request
     small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
     body = await work_done(
         small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()
