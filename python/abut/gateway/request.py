@@ -220,13 +220,14 @@ def _messages(body: Mapping[str, Any], seen: int) -> list[Message]:
                 f"{where} must be an object with a role of {', '.join(_ROLES)}", param="messages"
             )
         content = message.get("content")
-        if (block := strange_block(content)) is not None:
-            raise Refusal(
-                f"{where} has content of the type {block!r}, and abut is text only",
-                param="messages",
-            )
-        if text_of(content) is None:
-            raise Refusal(f"{where}.content must be text or parts of text", param="messages")
+        if type(content) is not str:
+            if (block := strange_block(content)) is not None:
+                raise Refusal(
+                    f"{where} has content of the type {block!r}, and abut is text only",
+                    param="messages",
+                )
+            if text_of(content) is None:
+                raise Refusal(f"{where}.content must be text or parts of text", param="messages")
         calls = message.get("tool_calls")
         if calls is not None and not (
             isinstance(calls, list)
