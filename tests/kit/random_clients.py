@@ -249,7 +249,7 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, beginning = read_body(request.text, self.bodies.beginning("0", request.text))
+        body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
         if beginning is not None:
             self.bodies.keep("0", beginning)
