@@ -207,7 +207,10 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 async def _chunks(request: web.Request) -> list[bytes]:
     """The body, as it came in: `request.read()` copies it three times."""
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    if not request.body_exists:  # the stream of these is one for all, and ends for the first alone
+        return chunks
+    size = 0
     async for chunk, _ in request.content.iter_chunks():
         size += len(chunk)
         if size > _MOST_BYTES:
