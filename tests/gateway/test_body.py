@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abut.gateway.body import Beginning, Bodies, digest_of, read_body
+from abut.gateway.body import Beginning, Bodies, Body, read_body
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_request
 
@@ -28,7 +28,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
 def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
     """As what reads the whole; what is refused is its text."""
     try:
-        return read_body(content, known)
+        return read_body(Body.of([content], known))
     except Refusal as refusal:
         return str(refusal), None
 
@@ -57,44 +57,48 @@ def test_a_growing_body(
         body = {**head, "messages": messages[:cut], **tail}
         text = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii)
         content = text.encode("utf-8", "surrogatepass")
-        known = known if known is not None and known.begins(content) else None
         got, beginning = read(content, known)
         assert repr(got) == repr(json.loads(content)) or got == json.loads(content)
-        assert digest_of(content, beginning) == digest_of(content, None)
+        for chunks in ([content], [content[:9], content[9:]], [*map(bytes, zip(content))]):
+            body = Body.of(chunks, known)
+            assert body.whole == content
+            assert body.digest(beginning) == Body.of([content]).digest(None)
         if beginning is not None:
-            assert beginning.begins(content)
+            assert content.startswith(b"".join(beginning.pieces))
+            assert beginning.behind([content]) == content[beginning.end :]
+            assert beginning.behind([content[: beginning.end - 1]]) is None
             known = beginning
 
 
 def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
-    first, known = read_body(json.dumps(ASKED).encode())
+    first, known = read(json.dumps(ASKED).encode())
     assert known is not None
-    assert known.whole[: known.end].endswith(b"}")
+    assert b"".join(known.pieces).endswith(b"}")
     longer = {**ASKED, "messages": [*ASKED["messages"], {"role": "user", "content": "b"}]}  # type: ignore[misc]
-    second, _ = read_body(json.dumps(longer).encode(), known)
+    second, _ = read(json.dumps(longer).encode(), known)
     assert second == longer
     assert second["messages"][0] is first["messages"][0]
     assert second["tools"] is first["tools"]
     second["messages"].clear()
-    assert read_body(json.dumps(longer).encode(), known)[0] == longer
+    assert read(json.dumps(longer).encode(), known)[0] == longer
 
 
 def test_equal_fields_are_read_once_and_say_the_same() -> None:
     user = {"role": "user", "content": "a"}
     tool = {"type": "function", "function": {"name": "look"}}
     asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
-    body, known = read_body(json.dumps(asked).encode())
+    body, known = read(json.dumps(asked).encode())
     assert known is not None
     first = known.fields.noted = read_request(body)
     for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}):
         longer = {**asked, "messages": [user, added]}
-        body, beginning = read_body(json.dumps(longer).encode(), known)
+        body, beginning = read(json.dumps(longer).encode(), known)
         assert beginning is not None
         again = read_request(body, like=beginning.fields.noted)
         assert again == read_request(longer)
         assert again.frame == read_request(longer).frame
         assert again.tools is first.tools
-    _, other = read_body(json.dumps({**asked, "stop": "y"}).encode(), known)
+    _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
     assert other.fields.noted is None
 
@@ -111,9 +115,9 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS)
 def test_what_follows_a_known_beginning(end: bytes) -> None:
-    _, known = read_body(BEGUN + b"]}")
+    _, known = read(BEGUN + b"]}")
     assert known is not None
-    assert known.whole[: known.end] == BEGUN
+    assert b"".join(known.pieces) == BEGUN
     assert read(BEGUN + end, known)[0] == read_whole(BEGUN + end)
 
 
@@ -151,13 +155,28 @@ def test_what_is_no_object_with_messages(content: bytes) -> None:
 
 def test_random_bytes_in_a_known_beginning() -> None:
     rng = random.Random(0)
-    _, known = read_body(json.dumps(ASKED).encode())
+    _, known = read(json.dumps(ASKED).encode())
     assert known is not None
     signs = [b",", b"]", b"}", b"{", b"[", b'"', b" ", b"\\", b":", b"1", b'"messages"', b"\xc3"]
     for _ in range(3000):
         end = b"".join(rng.choice(signs) for _ in range(rng.randrange(8)))
-        content = known.whole[: known.end] + end
+        content = b"".join(known.pieces) + end
         assert read(content, known)[0] == read_whole(content)
+
+
+def test_a_body_of_many_pieces_is_known_whole() -> None:
+    known: Beginning | None = None
+    messages = [{"role": "user", "content": f"{number} 😀"} for number in range(100)]
+    for count in range(1, 100):
+        content = json.dumps({"messages": messages[:count]}, ensure_ascii=False).encode()
+        assert Body.of([content], known).known is known
+        got, known = read(content, known)
+        assert got == {"messages": messages[:count]}
+        assert known is not None
+        assert len(known.pieces) <= 16
+        cut = len(content) // 2
+        assert known.behind([content[:cut], content[cut:]]) == b"]}"
+        assert known.behind([content[:cut], b"x", content[cut:]]) is None
 
 
 def test_so_much_is_kept() -> None:
@@ -165,21 +184,21 @@ def test_so_much_is_kept() -> None:
 
     def asked(rollout: str, size: int) -> bytes:
         content = json.dumps({"messages": ["x" * size]}).encode()
-        _, beginning = read_body(content)
+        _, beginning = read(content)
         assert beginning is not None
         bodies.keep(rollout, beginning)
         return content
 
     first, second = asked("a", 10), asked("b", 20)
-    assert bodies.beginning("a", first) is not None
-    assert bodies.beginning("b", first) is None
-    assert bodies.beginning(None, first) is None
+    assert bodies.body("a", [first]).known is not None
+    assert bodies.body("b", [first]).known is None
+    assert bodies.body(None, [first]).known is None
     asked("a", 12)  # asked later than b
     third = asked("c", 30)
-    assert bodies.beginning("b", second) is None
-    assert bodies.beginning("c", third) is not None
+    assert bodies.body("b", [second]).known is None
+    assert bodies.body("c", [third]).known is not None
     bodies.forget("c")
     bodies.forget("c")
-    assert bodies.beginning("c", third) is None
+    assert bodies.body("c", [third]).known is None
     huge = asked("d", 200)
-    assert bodies.beginning("d", huge) is None
+    assert bodies.body("d", [huge]).known is None

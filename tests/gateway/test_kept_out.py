@@ -134,6 +134,17 @@ def test_what_is_no_request(stage: Stage, data: bytes, message: str) -> None:
     assert message in said(reply)
 
 
+def test_nothing_at_all_is_refused_each_time(stage: Stage) -> None:
+    """What aiohttp reads an empty body from is one object for all."""
+
+    async def asks(client: Client) -> tuple[int, Any]:
+        await _raw(client, b"")
+        return await _raw(client, b"")
+
+    reply, _ = knocks(stage, asks)
+    assert "no JSON" in said(reply)
+
+
 def test_a_hundred_megabytes(stage: Stage) -> None:
     reply, _ = knocks(stage, lambda client: _raw(client, b"x" * 100_000_000))
     assert "more than 67108864 bytes" in said(reply)

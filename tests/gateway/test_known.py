@@ -34,14 +34,14 @@ def a_result(number: int, text: str = "found") -> dict[str, Any]:
 
 def a_branch(turns: int, rng: random.Random | None = None) -> list[Entry]:
     """A question, then answers and results; with `rng` some say nothing and call nothing."""
-    entries = [Entry({"role": "user", "content": "Why?"}, form=("user", "Why?"))]
+    entries = [Entry({"role": "user", "content": "Why?"})]
     for number in range(turns):
         empty = rng is not None and rng.random() < 0.2
         answer = an_answer(number, "" if empty else f"text {number}", calls=not empty)
         entries.append(Entry(answer, ours=True))
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
         history, at = History([*(entry.message for entry in entries), said]), len(entries)
-        entries.append(Entry(said, form=history.form(at), answers=history.answered(at)))
+        entries.append(Entry(said, answers=history.answered(at)))
     return entries
 
 
@@ -122,6 +122,8 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(matching, name, noted)
     entries, known = a_branch(100), Known()
+    for entry in entries[::2]:
+        assert entry.form  # which it keeps
     for end in (101, 201):
         looked_at.clear()
         found = match(entries, History(as_sent(entries[:end])), REWRITES, known)

@@ -21,7 +21,7 @@ def branch(*messages: dict[str, Any]) -> list[Entry]:
     return [
         Entry(message, ours=True)
         if message["role"] == "assistant"
-        else Entry(message, form=history.form(place), answers=history.answered(place))
+        else Entry(message, answers=history.answered(place))
         for place, message in enumerate(messages)
     ]
 

@@ -4,6 +4,7 @@ A recording is a list of requests in the order in which a client made them, each
 answered. What does not depend on the client, tokens and template, is the demo's.
 """
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -130,19 +131,21 @@ class Replay:
             request = read_request(one.body, unenforced="accept")
             self.seen(session, request)
             before = list(session.branches)
-            asked = json.dumps([request.frame, request.messages])
+            text = json.dumps([request.frame, request.messages])
             agreed = _agreed(before, request, self.rewrites)
             policy.message = one.message
             is_first = not session.answered
-            call = await session.call(request, body=b"%d" % number, retried=False, is_open=_open)
+            asked = session.ask(request, body=b"%d" % number, retried=False, is_open=_open)
+            call = await asked.placed
             mark = "·" if is_first else _mark(session, before, agreed)
-            if asked in failed:  # it stands where it was asked the first time
+            policy.may_sample.release()
+            if text in failed:  # it stands where it was asked the first time
                 assert len(session.branches) == len(before)
-                mark = failed[asked]
+                mark = failed[text]
             if await _is_answered(call):
                 session.delivered(call)
             else:
-                failed[asked] = mark
+                failed[text] = mark
             marks.append(mark)
         self.requests += len(marks)
         return Verdicts(tuple(marks), frozenset(session.client_rewrites))
@@ -204,6 +207,8 @@ class _Policy:
     def __init__(self, stage: Stage, processors: Processors) -> None:
         self.tokenizer = stage.tokenizer
         self.message: dict[str, Any] | None = None
+        self.may_sample = asyncio.Semaphore(0)
+        """For each request, when it was seen where it went."""
         self._sampler = ScriptedSampler(stage.says())
         self._processors = processors
 
@@ -223,6 +228,7 @@ class _Policy:
         pass
 
     async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+        await self.may_sample.acquire()
         if self.message is None:
             raise Refusal("as it was recorded")
         return await self._sampler.sample(request)

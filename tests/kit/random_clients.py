@@ -249,7 +249,7 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, beginning = read_body(request.text, self.bodies.beginning("0", request.text))
+        body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
         if beginning is not None:
             self.bodies.keep("0", beginning)
@@ -258,9 +258,8 @@ class Clients(RuleBasedStateMachine):
         heard = len(self.policy.heard)
         listens = asyncio.Event()
         listens.set()
-        call = self.run(
-            self.session.call(read, body=request.text, retried=retried, is_open=listens.is_set)
-        )
+        how = {"body": request.text, "retried": retried, "is_open": listens.is_set}
+        call = self.run(_placed(lambda: self.session.ask(read, **how)))
         asked = Asked(request, call, listens.is_set, listens.clear)
         if expected is None:
             assert call not in self.node_of
@@ -392,6 +391,10 @@ class Clients(RuleBasedStateMachine):
 def _solid(path: Sequence[Node]) -> list[Node | None]:
     """The answers of a path; blank ones are alike."""
     return [None if node.is_blank else node for node in path]
+
+
+async def _placed(ask: Callable[[], Any]) -> Any:
+    return await ask().placed
 
 
 async def _until(holds: Callable[[], bool]) -> None:

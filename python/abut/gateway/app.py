@@ -16,7 +16,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from abut.address import said
 from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
-from abut.gateway.body import digest_of, read_body
+from abut.gateway.body import Body, read_body
 from abut.gateway.call import Call
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
@@ -135,7 +135,7 @@ async def _responses(request: web.Request) -> web.Response:
 
 async def _end(request: web.Request) -> web.Response:
     desk, serving = request.app[_DESK], request.app[_DESK].serving
-    body, _ = read_body(await _content(request) or b"{}")
+    body, _ = read_body(Body.of(await _chunks(request) or [b"{}"]))
     rollout = _rollout_of(request, body, request.match_info.get("id"))
     desk.check_key(_key(request), rollout)
     if serving is None or rollout is None:
@@ -172,22 +172,20 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         desk.check_key(key, path_id)  # before anything is read
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
-    content = await _content(request)
     named = request.headers.get(ROLLOUT_HEADER) or path_id
-    known = desk.bodies.beginning(named, content)
-    new_bytes = len(content) - (0 if known is None else known.end)
-    body, beginning = await work_done(new_bytes <= _SMALL_BYTES, lambda: read_body(content, known))
+    content = desk.bodies.body(named, await _chunks(request))
+    body, beginning = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, path_id)
     if rollout is None or rollout != opened:
         desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
-        return await _pass_on(request, desk, rank, content)
+        return await _pass_on(request, desk, rank, content.whole)
     seen = desk.seen(rollout, body.get("messages"))
     like = None if beginning is None else beginning.fields.noted
     chat = read_request(body, unenforced=desk.unenforced, seen=seen, like=like)
     if beginning is not None:
         beginning.fields.noted = chat
-    digest, retried = digest_of(content, beginning), _is_retry(request)
+    digest, retried = content.digest(beginning), _is_retry(request)
     session = await desk.session_of(rollout, chat, digest, retried=retried)
     if beginning is not None and session.rollout_id == named:
         desk.bodies.keep(named, beginning)
@@ -196,36 +194,30 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if request.protocol is not None and _FORWARDED not in request.headers:
         desk.connections.note(request.protocol, session.rollout_id)
     is_open = _Connection(request)
-    placing = asyncio.ensure_future(
-        session.call(chat, body=digest, retried=retried, is_open=is_open)
-    )
-    placing.add_done_callback(_look_at)
+    # What is being written is not left half: a client that goes leaves it to the next.
+    asked = session.ask(chat, body=digest, retried=retried, is_open=is_open)
     try:
-        # What is being written is not left half: a client that goes leaves it to the next.
-        call = await asyncio.shield(placing)
         model = chat.model or MODEL
         if chat.stream:
-            return await _stream(request, session, call, model)
-        return await _plain(request, session, call, model)
+            return await _stream(request, session, await asked.placed, model)
+        return await _plain(request, session, await asked.answered, model)
     finally:
         is_open.gone = True
 
 
-async def _content(request: web.Request) -> bytes:
-    """The body. `request.read()` copies it three times, each into memory of its own."""
-    chunks, size = [], 0
-    async for chunk in request.content.iter_any():
+async def _chunks(request: web.Request) -> list[bytes]:
+    """The body, as it came in: `request.read()` copies it three times."""
+    chunks: list[bytes] = []
+    if not request.body_exists:  # the stream of these is one for all, and ends for the first alone
+        return chunks
+    size = 0
+    async for chunk, _ in request.content.iter_chunks():
         size += len(chunk)
         if size > _MOST_BYTES:
             raise Refusal(_TOO_LARGE)
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def _look_at(placing: asyncio.Future[Call]) -> None:
-    """A refusal that nobody waits for any more is none of the loop's."""
-    if not placing.cancelled():
-        placing.exception()
+        if chunk:
+            chunks.append(chunk)
+    return chunks
 
 
 class _Connection:
@@ -260,8 +252,7 @@ def _is_retry(request: web.Request) -> bool:
 async def _plain(
     request: web.Request, session: Session, call: Call, model: str
 ) -> web.StreamResponse:
-    answer = await asyncio.shield(call.answered)
-    tokenizer, chat = session.tokenizer, call.request
+    answer, tokenizer, chat = call.answered.result(), session.tokenizer, call.request
     small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
     body = await work_done(
         small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()

@@ -7,6 +7,7 @@ beginning of an earlier body is not parsed again, and its messages are the same 
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from abut.gateway.refusal import Refusal
 from abut.messages import Message
 
 _MOST_KEPT_BYTES = 2**28
+# Each is one more comparison for every call, and to join them copies the whole.
+_MOST_PIECES = 16
 _SPACE = " \t\n\r"
 _UTF8 = ("utf-8", "surrogatepass")  # as `json.loads` decodes bytes
 _value_at = json.JSONDecoder().raw_decode
@@ -41,14 +44,14 @@ class Beginning:
     """A body up to its last message, and what was read of it.
 
     Attributes:
-        whole: the body, which is not copied.
-        end: so many of its bytes, the last message's included.
+        pieces: its bytes, as they came with one body after the other: none is copied for the next.
+        end: so many bytes, the last message's included.
         digest: of these; one goes on from a copy.
         messages: one at least.
         fields: all else, of the whole body.
     """
 
-    whole: bytes
+    pieces: tuple[bytes, ...]
     end: int
     digest: hashlib.blake2b
     messages: list[Message]
@@ -59,9 +62,60 @@ class Beginning:
         """What was read in all."""
         return {**self.fields.head, "messages": [*self.messages], **self.fields.options}
 
-    def begins(self, content: bytes) -> bool:
-        """Whether another body has the same beginning."""
-        return content.startswith(memoryview(self.whole)[: self.end])
+    def behind(self, chunks: Sequence[bytes]) -> bytes | None:
+        """What of another body stands behind the same beginning; None where it has another."""
+        number = at = 0
+        for piece in self.pieces:
+            begun = 0
+            while begun < len(piece):
+                if number == len(chunks):
+                    return None
+                chunk = chunks[number]
+                count = min(len(piece) - begun, len(chunk) - at)
+                if not chunk.startswith(memoryview(piece)[begun : begun + count], at):
+                    return None
+                begun, at = begun + count, at + count
+                if at == len(chunk):
+                    number, at = number + 1, 0
+        return b"".join((chunks[number][at:], *chunks[number + 1 :])) if chunks[number:] else b""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body as it came in.
+
+    Attributes:
+        chunks: all of it.
+        known: what it begins with; None: nothing is known of it.
+        rest: what stands behind that.
+    """
+
+    chunks: Sequence[bytes]
+    known: Beginning | None
+    rest: bytes
+
+    @classmethod
+    def of(cls, chunks: Sequence[bytes], known: Beginning | None = None) -> "Body":
+        """One that may begin with what is known."""
+        rest = None if known is None else known.behind(chunks)
+        return cls(chunks, None, b"".join(chunks)) if rest is None else cls(chunks, known, rest)
+
+    @property
+    def whole(self) -> bytes:
+        """A copy of it."""
+        return self.rest if self.known is None else b"".join(self.chunks)
+
+    def digest(self, beginning: Beginning | None) -> bytes:
+        """By which equal bodies are known, in time that does not grow with what they repeat.
+
+        Args:
+            beginning: its own, where it has one.
+        """
+        if beginning is None:
+            return hashlib.blake2b(self.whole).digest()
+        digest, known = beginning.digest.copy(), 0 if self.known is None else self.known.end
+        digest.update(memoryview(self.rest)[beginning.end - known :])
+        return digest.digest()
 
 
 class Bodies:
@@ -77,57 +131,38 @@ class Bodies:
         self._bytes = 0
         self._kept: OrderedDict[str, Beginning] = OrderedDict()
 
-    def beginning(self, rollout: str | None, content: bytes) -> Beginning | None:
-        """What of a body is known."""
-        known = None if rollout is None else self._kept.get(rollout)
-        return known if known is not None and known.begins(content) else None
+    def body(self, rollout: str | None, chunks: Sequence[bytes]) -> Body:
+        """A body of a rollout, where one is named, and what is known of it."""
+        return Body.of(chunks, None if rollout is None else self._kept.get(rollout))
 
     def keep(self, rollout: str, beginning: Beginning) -> None:
         """Know it when the next one comes."""
         self.forget(rollout)
         self._kept[rollout] = beginning
-        self._bytes += len(beginning.whole)
+        self._bytes += beginning.end
         while self._bytes > self._most_bytes:
             self.forget(next(iter(self._kept)))
 
     def forget(self, rollout: str) -> None:
         """Know nothing of a rollout any more."""
         if (known := self._kept.pop(rollout, None)) is not None:
-            self._bytes -= len(known.whole)
+            self._bytes -= known.end
 
 
-def digest_of(content: bytes, beginning: Beginning | None) -> bytes:
-    """By which equal bodies are known, in time that does not grow with what they repeat.
-
-    Args:
-        content: the body.
-        beginning: its own, where it has one.
-    """
-    if beginning is None:
-        return hashlib.blake2b(content).digest()
-    digest = beginning.digest.copy()
-    digest.update(memoryview(content)[beginning.end :])
-    return digest.digest()
-
-
-def read_body(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
+def read_body(body: Body) -> tuple[Any, Beginning | None]:
     """The JSON object of a request, and what the next one may repeat of it.
-
-    Args:
-        content: the body.
-        known: what it begins with.
 
     Raises:
         Refusal: it is none.
     """
     try:
-        beginning = _read(content, known)
+        beginning = _read(body)
     except (ValueError, IndexError, RecursionError):  # what is wrong is said of the whole
         beginning = None
     if beginning is not None:
         return beginning.body, beginning
     try:
-        value = json.loads(content)
+        value = json.loads(body.whole)
     except UnicodeDecodeError as error:
         raise Refusal(f"the body is no UTF-8: {error}") from None
     except ValueError as error:
@@ -139,7 +174,7 @@ def read_body(content: bytes, known: Beginning | None = None) -> tuple[Any, Begi
     return value, None
 
 
-def _read(content: bytes, known: Beginning | None) -> Beginning | None:
+def _read(body: Body) -> Beginning | None:
     """A body as its parts; None where it is not an object with one list of messages.
 
     Raises:
@@ -147,15 +182,15 @@ def _read(content: bytes, known: Beginning | None) -> Beginning | None:
         IndexError: it ends too early.
     """
     messages: list[Message]
+    before: tuple[bytes, ...]
+    known, text = body.known, body.rest.decode(*_UTF8)
     if known is None:
-        text = content.decode(*_UTF8)
         head, at = _head(text)
         if head is None or text[at] != "[":
             return None
         messages, end = _value_at(text, at)
-        digest, digested = hashlib.blake2b(), 0
+        digest, before, end_before = hashlib.blake2b(), (), 0
     else:
-        text = content[known.end :].decode(*_UTF8)
         at = _behind_space(text, 0)
         if text[at] == "]":
             messages, end = known.messages, at + 1
@@ -167,7 +202,8 @@ def _read(content: bytes, known: Beginning | None) -> Beginning | None:
             messages = known.messages + more
         else:
             return None
-        head, digest, digested = known.fields.head, known.digest.copy(), known.end
+        head, digest = known.fields.head, known.digest.copy()
+        before, end_before = known.pieces, known.end
     if not messages:
         return None
     tail = text[end:]
@@ -180,9 +216,12 @@ def _read(content: bytes, known: Beginning | None) -> Beginning | None:
     last = end - 1
     while last and text[last - 1] in _SPACE:
         last -= 1
-    ended = len(content) - len(text[last:].encode(*_UTF8))
-    digest.update(memoryview(content)[digested:ended])
-    return Beginning(content, ended, digest, messages, fields)
+    piece = body.rest[: len(body.rest) - len(text[last:].encode(*_UTF8))]
+    digest.update(piece)
+    pieces = (*before, piece)
+    if len(pieces) > _MOST_PIECES:
+        pieces = (b"".join(pieces),)
+    return Beginning(pieces, end_before + len(piece), digest, messages, fields)
 
 
 def _head(text: str) -> tuple[dict[str, Any] | None, int]:

@@ -68,7 +68,10 @@ class Branch:
         for place in range(said, len(history.messages)):
             call = call_at(history, place, stands)
             stands.append(len(self.entries))
-            self._note(Entry(history.messages[place], form=history.form(place), answers=call))
+            message = history.messages[place]
+            if place == len(self.entries) == len(self.known.messages):
+                self.known.learn(place, message, ours=False)
+            self._note(Entry(message, answers=call))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
         """What a client said behind the last answer that was found, with the ids of our calls.

@@ -5,13 +5,61 @@ sent that very body.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from abut.gateway.answer import Answer
 from abut.gateway.request import ChatRequest
 from abut.rollout.conversation import Heard
 from abut.samplers.sampler import Sample
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request on its way, as who asked waits for it: that may go, and the call goes on.
+
+    Attributes:
+        request: as it was read.
+        body: what equal bodies have in common.
+        retried: whether the client says that it has asked this before.
+        is_open: whether it still listens.
+        placed: holds the call when its prompt is written, or the `Refusal` that there is instead.
+        answered: the same when the call has its answer.
+    """
+
+    request: ChatRequest
+    body: bytes
+    retried: bool
+    is_open: Callable[[], bool]
+    placed: "asyncio.Future[Call]" = field(default_factory=_future)
+    answered: "asyncio.Future[Call]" = field(default_factory=_future)
+
+    def as_call(self, number: int) -> "Call":
+        """What it becomes, behind so many calls of its rollout."""
+        return Call(number, self.body, self.request, _future(), self.is_open, time.monotonic())
+
+    def is_placed(self, call: "Call") -> None:
+        """Note that its prompt is written."""
+        if not self.placed.done():  # cancelled, where who asked has gone
+            self.placed.set_result(call)
+
+    def is_answered(self, call: "Call") -> None:
+        """Note that it has its answer."""
+        if not self.answered.done():
+            self.answered.set_result(call)
+
+    def fail(self, error: BaseException) -> None:
+        """Note that it gets none."""
+        for future in (self.placed, self.answered):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # one that nobody waits for is none of the loop's
 
 
 @dataclass(eq=False)

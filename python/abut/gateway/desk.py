@@ -131,10 +131,10 @@ class Desk:
 
     def rank_of(self, endpoint_id: str) -> int | None:
         """The other rank that plays a rollout; None where this one does."""
-        read = EndpointId.read(endpoint_id)
-        if self.serving is not None or read is None or read.rank in (None, self.rank):
+        if self.serving is not None or endpoint_id in self.sessions:
             return None
-        return read.rank
+        read = EndpointId.read(endpoint_id)
+        return None if read is None or read.rank == self.rank else read.rank
 
     def seen(self, endpoint_id: str | None, messages: Any) -> Seen:
         """What of a request's messages its rollout has seen before, see `Session.seen`."""

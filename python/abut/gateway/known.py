@@ -7,7 +7,6 @@ two lists.
 
 import json
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from abut.messages import Message
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """Of a message that came back with its tokens."""
+_TOKEN_FIELDS = frozenset(TOKEN_FIELDS)
 
 
 class Seen(NamedTuple):
@@ -39,7 +39,8 @@ class Compared(NamedTuple):
     """So many answers are in it."""
     behind_turn: int
     """So many messages up to and with the last of them."""
-    rewrites: Counter[str]
+    rewrites: dict[str, int]
+    """How many of its answers have come back changed, by rule."""
     same_ids: int
     """So many answers whose calls have our ids."""
 
@@ -54,7 +55,7 @@ class Known:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._keys: list[Any] = []
-        self._rules: list[str] = []
+        self._rules: dict[int, str] = {}  # by the places of answers that came back changed
         self._answers: list[int] = []
         self._same_ids: list[int] = []
         self._with_tokens: list[int] = []
@@ -77,12 +78,12 @@ class Known:
     def compared(self, count: int) -> Compared:
         """What came of comparing so many of them."""
         turns = bisect_left(self._answers, count)
-        return Compared(
-            turns,
-            self._answers[turns - 1] + 1 if turns else 0,
-            Counter(filter(None, self._rules[:count])),
-            sum(self._same_ids[:turns]),
-        )
+        rewrites: dict[str, int] = {}
+        for place, rule in self._rules.items():
+            if place < count:
+                rewrites[rule] = rewrites.get(rule, 0) + 1
+        behind_turn = self._answers[turns - 1] + 1 if turns else 0
+        return Compared(turns, behind_turn, rewrites, sum(self._same_ids[:turns]))
 
     def learn(
         self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
@@ -100,20 +101,21 @@ class Known:
             self._forget(place)
         self.messages.append(message)
         self._keys.append(message if _is_plain(message) else _Exact(message))
-        self._rules.append(rule)
+        if rule:
+            self._rules[place] = rule
         self._places.append(self._ids.place(message))
         self._ids.add(message, place)
         if ours:
             self._answers.append(place)
             self._same_ids.append(same_ids)
-        if any(key in message for key in TOKEN_FIELDS):
+        if has_tokens(message):
             self._with_tokens.append(place)
 
     def first(self, count: int) -> "Known":
         """What is known of so many entries."""
         other = Known()
         other.messages, other._keys = self.messages[:], self._keys[:]
-        other._rules, other._answers = self._rules[:], self._answers[:]
+        other._rules, other._answers = {**self._rules}, self._answers[:]
         other._same_ids, other._with_tokens = self._same_ids[:], self._with_tokens[:]
         other._places = self._places[:]
         other._forget(count)
@@ -122,7 +124,8 @@ class Known:
     def _forget(self, place: int) -> None:
         """Forget what stands from a place on."""
         turns = bisect_left(self._answers, place)
-        del self.messages[place:], self._keys[place:], self._rules[place:]
+        del self.messages[place:], self._keys[place:]
+        self._rules = {at: rule for at, rule in self._rules.items() if at < place}
         del self._answers[turns:], self._same_ids[turns:]
         del self._with_tokens[bisect_left(self._with_tokens, place) :]
         del self._places[place:]
@@ -144,10 +147,19 @@ class _Exact:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _is_plain(value: Any) -> bool:
+def has_tokens(message: Message) -> bool:
+    """Whether a message came back with its tokens."""
+    return not _TOKEN_FIELDS.isdisjoint(message)
+
+
+def _is_plain(message: Message) -> bool:
     """Whether nothing in it is a number or a bool, so that Python's equality is JSON's."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str)
+    values: list[Any] = [message]
+    for value in values:  # which grows by what is inside
+        if type(value) is dict:
+            values += value.values()
+        elif type(value) is list:
+            values += value
+        elif value is not None and type(value) is not str:
+            return False
+    return True

@@ -9,7 +9,8 @@ can be switched off. `docs/agents.md` has the table of them.
 import ast
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -53,22 +54,35 @@ class Entry:
     ours: bool = False
     stop: Sequence[str] = ()
     """The stop strings of the request that it answers."""
-    form: Hashable = None
-    """Of a message that is not the policy's."""
     answers: CallPlace | None = None
     """The call that a tool's message answers: the place of its entry, and its number there."""
-    text: str = field(init=False, default="")
-    reasoning: str = field(init=False, default="")
-    calls: tuple[Hashable, ...] = field(init=False, default=())
-    call_ids: Sequence[Any] = field(init=False, default=())
 
-    def __post_init__(self) -> None:
-        """Note of an answer what each request is compared with."""
-        if self.ours:
-            self.text = (text_of(self.message.get("content")) or "").strip()
-            self.reasoning = (self.message.get("reasoning_content") or "").strip()
-            calls = calls_of(self.message)
-            self.calls, self.call_ids = tuple(map(form_of_call, calls)), _ids(calls)
+    # Made when a request is first compared with it: most that come back are known or the same.
+
+    @cached_property
+    def form(self) -> Hashable:
+        """Of a message that is not the policy's."""
+        return form_of_message(self.message, has_place=self.answers is not None)
+
+    @cached_property
+    def text(self) -> str:
+        """Of an answer."""
+        return (text_of(self.message.get("content")) or "").strip()
+
+    @cached_property
+    def reasoning(self) -> str:
+        """Of an answer."""
+        return (self.message.get("reasoning_content") or "").strip()
+
+    @cached_property
+    def calls(self) -> tuple[Hashable, ...]:
+        """The forms of an answer's calls."""
+        return tuple(map(form_of_call, calls_of(self.message)))
+
+    @cached_property
+    def call_ids(self) -> Sequence[Any]:
+        """Those of an answer's calls."""
+        return _ids(calls_of(self.message))
 
     @property
     def is_empty(self) -> bool:
@@ -183,7 +197,7 @@ def match(
         at += 1
         if entry.ours:
             if how:
-                found[how] += 1
+                found[how] = found.get(how, 0) + 1
             turns += 1
             behind_turn = (at, place)
         if how != "empty_turn_left_out":
@@ -192,7 +206,8 @@ def match(
     if at > shared[0] and history.has_answer_from(place):
         found["empty_turn_left_out"] -= turns - shared[1]
         at, turns, behind_turn = shared
-    return Match(at, place, turns, behind_turn, +found, stands, same_ids, last)
+    rewrites_of = {rule: count for rule, count in found.items() if count}
+    return Match(at, place, turns, behind_turn, rewrites_of, stands, same_ids, last)
 
 
 def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | None:
@@ -203,6 +218,8 @@ def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | 
 
 def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:
     """How a message is this answer of the policy: `""` as it is, else by which rule; None: not."""
+    if message == entry.message:  # there are only texts in ours: nothing equals a bool
+        return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
         return None
     text = text_of(message.get("content"))

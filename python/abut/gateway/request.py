@@ -4,14 +4,13 @@ Invariant: each field is honoured, refused or named as ignored; none changes in 
 policy is asked.
 """
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from abut.gateway.known import TOKEN_FIELDS, Seen
+from abut.gateway.known import Seen, has_tokens
 from abut.gateway.refusal import Refusal
 from abut.gateway.values import text_of
 from abut.messages import Message, strange_block
@@ -93,8 +92,8 @@ class ChatRequest:
 
     def again(self, messages: list[Message], *, token_ids: bool) -> "ChatRequest":
         """The same with other messages; what was found of the rest, its frame, is kept."""
-        other = copy.copy(self)
-        vars(other).update(messages=messages, token_ids=token_ids)
+        other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
+        vars(other).update(vars(self), messages=messages, token_ids=token_ids)
         return other
 
 
@@ -205,7 +204,7 @@ def _wants_ids(body: Mapping[str, Any], messages: Sequence[Message], seen: Seen)
         _flag(body, "return_token_ids")
         or _flag(body, "return_tokens_as_token_ids")
         or seen.token_ids
-        or any(key in message for message in messages[seen.messages :] for key in TOKEN_FIELDS)
+        or any(map(has_tokens, messages[seen.messages :]))
     )
 
 
@@ -221,13 +220,14 @@ def _messages(body: Mapping[str, Any], seen: int) -> list[Message]:
                 f"{where} must be an object with a role of {', '.join(_ROLES)}", param="messages"
             )
         content = message.get("content")
-        if (block := strange_block(content)) is not None:
-            raise Refusal(
-                f"{where} has content of the type {block!r}, and abut is text only",
-                param="messages",
-            )
-        if text_of(content) is None:
-            raise Refusal(f"{where}.content must be text or parts of text", param="messages")
+        if type(content) is not str:
+            if (block := strange_block(content)) is not None:
+                raise Refusal(
+                    f"{where} has content of the type {block!r}, and abut is text only",
+                    param="messages",
+                )
+            if text_of(content) is None:
+                raise Refusal(f"{where}.content must be text or parts of text", param="messages")
         calls = message.get("tool_calls")
         if calls is not None and not (
             isinstance(calls, list)

@@ -17,7 +17,7 @@ from abut._native import Tokenizer
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.gateway.answer import Answer, answer_of
 from abut.gateway.branch import Branch
-from abut.gateway.call import Call
+from abut.gateway.call import Asked, Call
 from abut.gateway.known import Seen
 from abut.gateway.matching import History, Match
 from abut.gateway.place import find_place
@@ -62,7 +62,8 @@ class Session:
         self._rewrites = rewrites
         self._lock = asyncio.Lock()
         self._over: str | None = None
-        self._sampling: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+        self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
         self._call_ids: set[str] = set()
         self._numbers = itertools.count()
@@ -78,7 +79,7 @@ class Session:
         return sum(call.sample is not None for call in self.calls)
 
     @property
-    def sampling(self) -> Collection[asyncio.Task[None]]:
+    def sampling(self) -> Collection[asyncio.Task[Any]]:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
@@ -91,15 +92,14 @@ class Session:
 
         So a rollout holds each message once, however many requests repeat it.
         """
-        count, branch = max(
-            ((branch.known.common(messages), branch) for branch in reversed(self.branches)),
-            key=lambda one: one[0],
-            default=(0, None),
-        )
-        if branch is None or not count:
+        count, known = 0, None
+        for branch in self.branches:
+            if (common := branch.known.common(messages)) and common >= count:
+                count, known = common, branch.known
+        if known is None:
             return Seen()
-        messages[:count] = branch.known.messages[:count]
-        return branch.known.seen(count)
+        messages[:count] = known.messages[:count]
+        return known.seen(count)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, and say why.
@@ -121,60 +121,24 @@ class Session:
         async with self._lock:
             pass
 
-    async def call(
-        self,
-        request: ChatRequest,
-        *,
-        body: bytes,
-        retried: bool,
-        is_open: Callable[[], bool],
-    ) -> Call:
-        """Place a request; returns its call, whose answer is awaited by the caller.
+    def ask(
+        self, request: ChatRequest, *, body: bytes, retried: bool, is_open: Callable[[], bool]
+    ) -> Asked:
+        """Place a request and draw its sample, in a task that goes on where nobody waits for it.
+
+        In one task: each more would be some turns of the loop for every call.
 
         Args:
             request: what is asked.
             body: what equal bodies have in common.
             retried: whether the client says that it has asked this before.
             is_open: whether it still listens.
-
-        Raises:
-            Refusal: it gets no answer.
         """
-        self.used = time.monotonic()
-        self._require_open()
-        shown = await self._policy.shown(request)
-        self._policy.note(request)
-        async with self._lock:
-            self._require_open()
-            if (call := self._asked_before(body, retried)) is not None:
-                call.is_open, call.delivered = is_open, False
-                return call
-            branch = await self._placed(request, shown)
-            call = Call(
-                len(self.calls),
-                body,
-                request,
-                asyncio.get_running_loop().create_future(),
-                is_open,
-                time.monotonic(),
-            )
-            call.answered.add_done_callback(_look_at)
-            turn = SampleRequest(
-                prompt_ids=branch.conversation.request(),
-                max_tokens=self._tokens_left(branch, request),
-                stop_token_ids=branch.conversation.stop_token_ids,
-                seed=self._policy.seed(call.number),
-                rollout_id=self.rollout_id,
-                turn=len(branch.calls),
-                stop=request.stop,
-            )
-            self.calls.append(call)
-            self._by_body[body].append(call)
-            branch.sampling = True
-            task = asyncio.ensure_future(self._sample(branch, call, turn))
-            self._sampling.add(task)
-            task.add_done_callback(self._sampling.discard)
-            return call
+        asked = Asked(request, body, retried, is_open)
+        task = asyncio.get_running_loop().create_task(self._answer(asked))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return asked
 
     def delivered(self, call: Call) -> None:
         """Note that an answer was written to who asked."""
@@ -182,6 +146,56 @@ class Session:
             call.delivered, call.delivered_as = True, self._deliveries
             call.heard_at = self.used = time.monotonic()
             self._deliveries += 1
+
+    # ---- a call
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            call, turn = await self._call(asked)
+            asked.is_placed(call)
+            if turn is None:
+                await asyncio.wait((call.answered,))
+            else:
+                await self._sample(call, *turn)
+            call.answered.result()
+        except BaseException as error:  # handed to who asked
+            asked.fail(error)
+        else:
+            asked.is_answered(call)
+
+    async def _call(self, asked: Asked) -> tuple[Call, tuple[Branch, SampleRequest] | None]:
+        """The call of a request, and the turn that is to be sampled for it.
+
+        None: it gets the sample of a call that was before it.
+
+        Raises:
+            Refusal: it gets no answer.
+        """
+        self.used = time.monotonic()
+        self._require_open()
+        request = asked.request
+        shown = await self._policy.shown(request)
+        self._policy.note(request)
+        async with self._lock:
+            self._require_open()
+            if (call := self._asked_before(asked.body, asked.retried)) is not None:
+                call.is_open, call.delivered = asked.is_open, False
+                return call, None
+            branch = await self._placed(request, shown)
+            turn = SampleRequest(
+                prompt_ids=branch.conversation.request(),
+                max_tokens=self._tokens_left(branch, request),
+                stop_token_ids=branch.conversation.stop_token_ids,
+                seed=self._policy.seed(len(self.calls)),
+                rollout_id=self.rollout_id,
+                turn=len(branch.calls),
+                stop=request.stop,
+            )
+            call = asked.as_call(len(self.calls))
+            self.calls.append(call)
+            self._by_body[asked.body].append(call)
+            branch.sampling = True
+            return call, (branch, turn)
 
     # ---- where a request goes on
 
@@ -206,7 +220,7 @@ class Session:
         for call in branch.calls[: found.turns]:
             if not call.delivered:
                 self.delivered(call)  # its text has come back
-        self.client_rewrites += Counter(found.rewrites)
+        self.client_rewrites.update(found.rewrites)
         self.stale_ids += branch.agreement(request.messages, found)[0] < 0
         if again:
             return self._asked_again(branch, found)
@@ -314,8 +328,11 @@ class Session:
 
     # ---- samples
 
-    async def _sample(self, branch: Branch, call: Call, request: SampleRequest) -> None:
+    async def _sample(self, call: Call, branch: Branch, request: SampleRequest) -> None:
         """Draw a turn and write it, whether or not who asked still listens."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._sampling.add(task)
         try:
             sample = check_sample(await self._policy.sample(request, call.request), request)
             if not len(sample.ids):
@@ -326,9 +343,8 @@ class Session:
             call.generate_s = time.monotonic() - call.asked_at
             call.answered.set_result(answer)
             branch.hear(call)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # by `end`, and who asked is told so
             _refuse(call, over(self._over or "the rollout has ended"))
-            raise
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused
             _refuse(call, refusal)
@@ -338,6 +354,7 @@ class Session:
             self._policy.failed(error)
         finally:
             branch.sampling = False
+            self._sampling.discard(task)
 
     async def _heard(
         self, branch: Branch, call: Call, request: SampleRequest, sample: Sample
@@ -380,9 +397,4 @@ class Session:
 def _refuse(call: Call, refusal: Refusal) -> None:
     if not call.answered.done():
         call.answered.set_exception(refusal)
-
-
-def _look_at(answered: asyncio.Future[Answer]) -> None:
-    """An error that nobody waits for is none of the loop's."""
-    if not answered.cancelled():
-        answered.exception()
+        call.answered.exception()  # one that nobody waits for is none of the loop's

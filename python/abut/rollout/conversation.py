@@ -136,17 +136,25 @@ class Conversation:
         self._sampled: Ids = ()  # by the turn whose end is not written yet
         self._stops: list[int] = []  # where in it are stop tokens
 
-    def note(self, messages: Sequence[Message]) -> None:
+    def note(self, messages: Sequence[Message], parts: Sequence[Part] = ()) -> None:
         """Keep what was said without writing it: `open` or `reply` will, or nobody where it ends.
 
         The last words of an environment are not written: TRL judges by the last token of a row
         whether it was cut, so a row ends on a sampled one.
+
+        Args:
+            messages: what was said.
+            parts: what is about to be written of it.
         """
         self.messages += messages
+        written = iter(parts)
         for message in messages:
             if message.get("role") not in _OF_POLICY_OR_DEVELOPER:
                 for text in texts_of(message):
-                    for _, token in self._tokenizer.control_spellings(text):
+                    # A str keeps the UTF-8 that is made of it: the part does until it is written,
+                    # and the message would as long as it lives.
+                    same = next((part for part in written if part == text), text)
+                    for _, token in self._tokenizer.control_spellings(same):
                         count = self.control_spellings.get(token, 0)
                         self.control_spellings[token] = count + 1
 
@@ -255,7 +263,7 @@ class Conversation:
         said = [*self.messages[self._written :], *messages]
         # Both before either is written: a conversation that cannot go on stays as it was.
         closing, increment = self._closing(said), self._processor.increment(said)
-        self.note(messages)
+        self.note(messages, increment)
         if closing:
             self._write(closing, "close")
         self._sampled = ()
