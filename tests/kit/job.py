@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from assets import EXAMPLES, KIT, ROOT
+from assets import EXAMPLES, IMPORT_PATH, ROOT
 
 COMMANDS = ROOT / "tests" / "nemo_gym" / "nodes"
 """What stands in for Slurm's."""
@@ -51,7 +51,7 @@ class Job:
         self._environment = {
             **os.environ,
             "PATH": os.pathsep.join(map(str, (own, COMMANDS, python, os.environ["PATH"]))),
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(KIT)]),
+            "PYTHONPATH": IMPORT_PATH,
             "NO_PROXY": "*",
             "HERE": str(EXAMPLES),
             "LOGS": str(self.logs),

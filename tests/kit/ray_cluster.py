@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from assets import IMPORT_PATH
+
 MARK = "ABUT_RAY_RUN"
 """In the environment of each process of a cluster, so that those that stay are found."""
 
@@ -28,8 +30,7 @@ def a_cluster(*, nodes: int) -> Iterator[Any]:
     """A head and further nodes; their processes import what the tests do."""
     from ray.cluster_utils import Cluster
 
-    kit = Path(__file__).parent
-    paths = [str(kit.parents[1] / "python"), str(kit), os.environ.get("PYTHONPATH", "")]
+    paths = [IMPORT_PATH, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     cluster = Cluster(

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
-KIT = Path(__file__).parents[1] / "kit"
+from assets import IMPORT_PATH
 
 MODULE = """
 import os
@@ -58,11 +58,10 @@ def test_a_folder_is_sent_along_and_its_modules_are_imported(cluster: Any, tmp_p
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "words.py").write_text("WORD = 'brought'\n")
     (tmp_path / "main.py").write_text(SCRIPT)
-    paths = os.pathsep.join([str(KIT.parents[1] / "python"), str(KIT)])
     done = subprocess.run(
         [sys.executable, "main.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths, "RAY_ADDRESS": cluster.address},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "RAY_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
         timeout=300,

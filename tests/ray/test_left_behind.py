@@ -14,10 +14,9 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
+from assets import IMPORT_PATH, KIT
 from ray_cluster import MARK, processes
 from stage import eventually
-
-KIT = Path(__file__).parents[1] / "kit"
 
 ALONE = """
 import os, sys
@@ -98,10 +97,9 @@ with a_cluster(nodes=1) as cluster:
 def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
     """A process whose children are known by a mark."""
     mark = uuid.uuid4().hex
-    paths = os.pathsep.join([str(KIT.parents[1] / "python"), str(KIT)])
     process = subprocess.Popen(
         [sys.executable, *map(str, words)],
-        env={**os.environ, MARK: mark, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, MARK: mark, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
+from assets import IMPORT_PATH, KIT
 from free_port import free_port
 from stage import eventually
-
-KIT = Path(__file__).parents[1] / "kit"
 
 ONE_RANK = """
 import asyncio, sys
@@ -41,11 +40,10 @@ ranks.destroy_process_group()
 
 
 def of_ranks(cluster: Any, ranks: int) -> dict[str, str]:
-    paths = os.pathsep.join([str(KIT.parents[1] / "python"), str(KIT)])
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": paths,
+        "PYTHONPATH": IMPORT_PATH,
         "RAY_ADDRESS": cluster.address,
         "WORLD_SIZE": str(ranks),
         "TRL_EXPERIMENTAL_SILENCE": "1",
