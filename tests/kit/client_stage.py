@@ -87,15 +87,15 @@ class Heard:
         self.says = says
         self.asked: list[ChatRequest] = []
         self.sessions: list[Session] = []
-        place = Session.call
+        place = Session.ask
 
-        async def call(session: Session, request: ChatRequest, **how: Any) -> Any:
+        def ask(session: Session, request: ChatRequest, **how: Any) -> Any:
             self.asked.append(request)
             if session not in self.sessions:
                 self.sessions.append(session)
-            return await place(session, request, **how)
+            return place(session, request, **how)
 
-        monkeypatch.setattr(Session, "call", call)
+        monkeypatch.setattr(Session, "ask", ask)
         played = play_agents(
             stage,
             agent,

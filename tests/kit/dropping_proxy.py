@@ -50,6 +50,8 @@ class DroppingProxy:
                 self.send_response(reply.status)
                 self.send_header("content-type", reply.headers["content-type"])
                 self.send_header("content-length", str(len(answer)))
+                # Else the client may ask on a connection that is being closed, and count one more.
+                self.send_header("connection", "close")
                 self.end_headers()
                 self.wfile.write(answer[: len(answer) // 2] if how == "cut" else answer)
 
