@@ -118,6 +118,7 @@ FIGURES = [
     ("append a reply", "append", "to 120,000 tokens", "apply_chat_template"),
     ("encode 1 MB", "encode", "a text seen for the first time", "abut"),
     ("encode 1 MB", "encode", "a text seen for the first time", "tokenizers encode"),
+    ("encode 1 MB", "encode", "a text seen for the first time", "gigatoken encode"),
     ("`is_additive`", "seam", "behind 1,000,000 bytes", "abut is_additive()"),
     ("`is_additive`", "seam", "behind 1,000,000 bytes", "tokenizers, both and their join"),
     ("a vLLM reply", "engine_reply", "a reply", "abut"),

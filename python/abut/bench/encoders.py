@@ -39,9 +39,10 @@ class Shape:
             PeerMissing: it is not there; says what to put where.
         """
         root = os.environ.get("ABUT_TOKENIZERS")
-        file = Path(root or "$ABUT_TOKENIZERS") / self.folder / "tokenizer.json"
+        file = Path(root or "") / self.folder / "tokenizer.json"
         if root is None or not file.is_file():
-            raise PeerMissing(f"there is no {file}: put the one of {self.models} there")
+            named = f"$ABUT_TOKENIZERS/{self.folder}/tokenizer.json"
+            raise PeerMissing(f"there is no {named}: put the one of {self.models} there")
         return file
 
 
