@@ -97,15 +97,15 @@ def test_a_tokenizer_that_is_not_there_is_named_with_its_place_and_its_model(
 ) -> None:
     shape = Shape("Llama 3", "llama3", "meta-llama/Llama-3.1-8B")
     monkeypatch.delenv("ABUT_TOKENIZERS", raising=False)
-    with pytest.raises(PeerMissing) as caught:
-        shape.file()
-    assert str(caught.value) == (
-        "there is no $ABUT_TOKENIZERS/llama3/tokenizer.json: put the one of "
-        "meta-llama/Llama-3.1-8B there"
-    )
-    monkeypatch.setenv("ABUT_TOKENIZERS", str(tmp_path))
-    with pytest.raises(PeerMissing, match=f"there is no {tmp_path}/llama3/tokenizer.json"):
-        shape.file()
+    for _ in range(2):
+        with pytest.raises(PeerMissing) as caught:
+            shape.file()
+        # The page is for other machines: what the variable is on this one is nothing to it.
+        assert str(caught.value) == (
+            "there is no $ABUT_TOKENIZERS/llama3/tokenizer.json: put the one of "
+            "meta-llama/Llama-3.1-8B there"
+        )
+        monkeypatch.setenv("ABUT_TOKENIZERS", str(tmp_path))
     (tmp_path / "llama3").mkdir()
     (tmp_path / "llama3" / "tokenizer.json").write_text("{}")
     assert shape.file() == tmp_path / "llama3" / "tokenizer.json"
