@@ -25,9 +25,13 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """The cluster, which this process has joined itself: pools leave it alone."""
+    """The cluster, which this process has joined itself: pools leave it alone.
+
+    One for each file. Where all nodes are one machine, a process that joins after a node was killed
+    is led to the dead one by the oldest Ray that is supported.
+    """
     import ray
 
     from ray_cluster import a_cluster, joined

@@ -72,7 +72,9 @@ impl ByteLevel {
     }
 
     /// Writes the tokens of words that follow each other: the first from byte `start` on, each up to
-    /// its end.
+    /// its end. `written` hears of each word and its tokens.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "so that what hears nothing costs nothing")]
     pub fn encode(
         &self,
         text: &str,
@@ -80,24 +82,12 @@ impl ByteLevel {
         ends: &[usize],
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
+        written: impl FnMut(Range<usize>, &[u32]),
     ) {
-        scratch.write_all(text, start, ends, ids, |word, scratch, ids| {
+        let encode = |word: Range<usize>, scratch: &mut Scratch, ids: &mut Vec<u32>| {
             self.encode_new(text, word, scratch, ids);
-        });
-    }
-
-    /// Writes the tokens of one word.
-    pub fn encode_word(
-        &self,
-        text: &str,
-        word: Range<usize>,
-        scratch: &mut Scratch,
-        ids: &mut Vec<u32>,
-    ) {
-        let key = Key::of(text.as_bytes(), word.start, word.end);
-        if !key.is_some_and(|key| scratch.write(key, ids)) {
-            self.encode_new(text, word, scratch, ids);
-        }
+        };
+        scratch.write_all(text, start, ends, ids, encode, written);
     }
 
     #[inline(never)]

@@ -103,7 +103,7 @@ impl CharLevel {
             });
         }
         self.runs(text, |start, ends| {
-            scratch.write_all(text, start, ends, &mut out.ids, |run, scratch, ids| {
+            let encode = |run: Range<usize>, scratch: &mut Scratch, ids: &mut Vec<u32>| {
                 let key = Key::of(text.as_bytes(), run.start, run.end);
                 let run = &text[run];
                 if let Some(known) = scratch.recall(key, run.as_bytes()) {
@@ -113,7 +113,8 @@ impl CharLevel {
                 let tokens = self.tokens(run, &mut scratch.bench);
                 ids.extend(tokens.iter().map(|token| token.id));
                 scratch.remember(key, run.as_bytes(), &ids[from..]);
-            });
+            };
+            scratch.write_all(text, start, ends, &mut out.ids, encode, |_, _| ());
         });
     }
 

@@ -81,7 +81,8 @@ impl Scratch {
     }
 
     /// Writes the tokens of words that follow each other, the first from byte `start` on, each up to
-    /// its end; `encode` those that are not among the short ones.
+    /// its end; `encode` those that are not among the short ones. `written` hears of each word and its
+    /// tokens.
     #[inline(always)]
     pub fn write_all(
         &mut self,
@@ -90,6 +91,7 @@ impl Scratch {
         ends: &[usize],
         ids: &mut Vec<u32>,
         mut encode: impl FnMut(Range<usize>, &mut Self, &mut Vec<u32>),
+        mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
         let (mut keys, mut sets) = ([Key::NONE; AT_ONCE], [0; AT_ONCE]);
         for ends in ends.chunks(AT_ONCE) {
@@ -106,9 +108,11 @@ impl Scratch {
             }
             self.fetch(&sets[..ends.len()]);
             for (&key, &end) in keys.iter().zip(ends) {
+                let from = ids.len();
                 if !self.write(key, ids) {
                     encode(start..end, self, ids);
                 }
+                written(start..end, &ids[from..]);
                 start = end;
             }
         }
@@ -125,7 +129,7 @@ impl Scratch {
 
     /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
     #[inline(always)]
-    pub fn write(&self, key: Key, ids: &mut Vec<u32>) -> bool {
+    fn write(&self, key: Key, ids: &mut Vec<u32>) -> bool {
         let Some(slot) = self.slot(key) else { return false };
         // All of them, and then less: a copy of unknown length would cost more.
         let (before, count) = (ids.len(), slot.count());

@@ -175,39 +175,39 @@ fn encode_words(
     scratch: &mut Scratch,
     out: &mut Encoded,
 ) {
-    pattern.words(text, &mut |start, ends| {
-        let mut start = start;
-        if !out.with_spans {
-            return model.encode(text, start, ends, scratch, &mut out.ids);
-        }
-        for &end in ends {
-            let from = out.ids.len();
-            model.encode_word(text, start..end, scratch, &mut out.ids);
-            spans_of_word(model, text, start..end, base, from, out);
-            start = end;
-        }
-    });
+    let Encoded { ids, spans, with_spans, .. } = out;
+    if *with_spans {
+        pattern.words(text, &mut |start, ends| {
+            model.encode(text, start, ends, scratch, ids, |word, ids| {
+                spans_of_word(model, text, word, base, ids, spans);
+            });
+        });
+    } else {
+        pattern.words(text, &mut |start, ends| {
+            model.encode(text, start, ends, scratch, ids, |_, _| ());
+        });
+    }
 }
 
-/// Writes where the tokens of a word, from token `from` on, came from.
+/// Writes where the tokens of a word came from.
 fn spans_of_word(
     model: &ByteLevel,
     text: &str,
     word: Range<usize>,
     base: usize,
-    from: usize,
-    out: &mut Encoded,
+    ids: &[u32],
+    spans: &mut Vec<Range<usize>>,
 ) {
     // A word begins and ends with whole characters, and most are one token.
     let mut at = word.start;
-    for &id in &out.ids[from..out.ids.len() - 1] {
+    for &id in &ids[..ids.len() - 1] {
         let next = at + model.len_of(id);
         let span = whole_characters(text, at..next);
-        out.spans.push(base + span.start..base + span.end);
+        spans.push(base + span.start..base + span.end);
         at = next;
     }
     let last = if at == word.start { at } else { whole_characters(text, at..word.end).start };
-    out.spans.push(base + last..base + word.end);
+    spans.push(base + last..base + word.end);
 }
 
 /// The characters that a range of bytes touches: a token for some bytes of a character stands for
