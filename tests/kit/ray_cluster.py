@@ -64,7 +64,8 @@ async def all_ready(pool: Any) -> None:
     """Each actor of a pool has answered."""
     hosts = pool._hosts
     async with asyncio.timeout(120):
-        while not all(host.is_ready for host in hosts._hosts):
+        # One that died is not among them until its successor is.
+        while [host.is_ready for host in hosts._hosts] != [True] * len(hosts._slots):
             await asyncio.sleep(0.01)
 
 
