@@ -108,7 +108,11 @@ def test_the_tree_has_what_a_descendant_takes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("side", "modules"),
-    [(THREADS, ()), (OPENENV, ("openenv", "websockets")), (RAY, ("ray",))],
+    [
+        (THREADS, ()),
+        (OPENENV, ("openenv", "websockets")),
+        pytest.param(RAY, ("ray",), marks=pytest.mark.ray),
+    ],
 )
 def test_each_side_plays_what_threads_play(workbench: Workbench, side: str, modules: Any) -> None:
     for module in modules:
