@@ -12,7 +12,7 @@ use rustc_hash::FxHasher;
 /// Words of at most as many bytes have a key: with their length they are one number.
 const MOST_BYTES: usize = 15;
 /// Where the upper half of a key holds the length: above seven bytes.
-pub(crate) const LENGTH: u32 = u64::BITS - 8;
+const LENGTH: u32 = u64::BITS - 8;
 
 /// The bytes of a short word and its length as two numbers; a longer word has none.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,6 @@ pub(crate) struct Key {
     pub low: u64,
     /// Seven bytes, and the length above them.
     pub high: u64,
-    pub hash: u32,
 }
 
 /// For each length the bytes of a number that a word fills.
@@ -36,7 +35,12 @@ const FILLED: [u128; MOST_BYTES + 1] = {
 
 impl Key {
     /// That of no word.
-    pub const NONE: Self = Self { low: 0, high: 0, hash: 0 };
+    pub const NONE: Self = Self { low: 0, high: 0 };
+
+    /// `None` where it is that of no word.
+    pub fn known(self) -> Option<Self> {
+        (self.high >> LENGTH > 0).then_some(self)
+    }
 
     /// The word from `start` to `end`.
     #[inline(always)]
@@ -50,7 +54,12 @@ impl Key {
         };
         let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
         let (low, high) = (half(bytes), half(bytes >> 64) | (len as u64) << LENGTH);
-        Some(Self { low, high, hash: mixed(low, high) })
+        Some(Self { low, high })
+    }
+
+    #[inline(always)]
+    pub fn hash(self) -> u32 {
+        mixed(self.low, self.high)
     }
 }
 
@@ -108,12 +117,13 @@ impl<'a> Word<'a> {
     /// A word whose key is known.
     pub fn with_key(bytes: &'a [u8], key: Option<Key>) -> Self {
         match key {
-            Some(Key { low, high, hash }) if bytes.len() <= MOST_IN_SLOT => {
+            Some(key @ Key { low, high }) if bytes.len() <= MOST_IN_SLOT => {
                 let high = high & 0xFF_FFFF | high >> LENGTH << 24;
-                Self { bytes, hash, low, high: u32::try_from(high).expect("four bytes") }
+                let high = u32::try_from(high).expect("four bytes");
+                Self { bytes, hash: key.hash(), low, high }
             }
             _ => {
-                let hash = key.map_or_else(|| hash(bytes), |key| key.hash);
+                let hash = key.map_or_else(|| hash(bytes), Key::hash);
                 let low = (bytes.len() as u64) << u32::BITS | u64::from(hash);
                 Self { bytes, hash, low, high: ELSEWHERE }
             }
@@ -215,9 +225,7 @@ impl Words {
 
     /// The text of every so many words, where they are text.
     pub fn sample(&self) -> String {
-        const STEP: u32 = 251;
-        let words = (0..).step_by(STEP as usize).take(self.ids().div_ceil(STEP as usize));
-        let texts = words.filter_map(|id| std::str::from_utf8(self.bytes_of(id)?).ok());
+        let texts = self.iter().step_by(251).filter_map(|(_, word)| std::str::from_utf8(word).ok());
         texts.collect()
     }
 

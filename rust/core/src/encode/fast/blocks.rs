@@ -9,6 +9,8 @@
 
 use wide::{CmpEq, CmpGt, i8x16};
 
+use super::AT_ONCE;
+
 const BLOCK: usize = 64;
 
 /// What patterns differ in.
@@ -54,10 +56,9 @@ pub(super) fn words(
     rules: Option<Rules>,
     end_of: impl Fn(usize) -> usize,
 ) {
-    const AT_ONCE: usize = 256;
     /// In a block with fewer words they are looked for one by one, and so are as many that follow:
     /// most likely it is text of another kind.
-    const FEW: u32 = 4;
+    const FEW: usize = 4;
     const ONE_BY_ONE: u32 = 64;
     let mut ends = [0; AT_ONCE];
     let mut one_by_one = 0;
@@ -67,18 +68,15 @@ pub(super) fn words(
         while count <= AT_ONCE - BLOCK && at < text.len() {
             if one_by_one == 0 {
                 let block = text.as_bytes()[at..].first_chunk();
-                let mut found = rules.zip(block).map_or(0, |(rules, block)| starts(block, rules));
-                if found.count_ones() < FEW {
+                let found = rules.zip(block).map_or(0, |(rules, block)| starts(block, rules));
+                let words = found.count_ones() as usize;
+                if words < FEW {
                     one_by_one = ONE_BY_ONE;
                 }
-                let block_at = at;
-                while found != 0 {
-                    at = block_at + found.trailing_zeros() as usize;
-                    ends[count] = at;
-                    count += 1;
-                    found &= found - 1;
-                }
-                if at > block_at {
+                if found != 0 {
+                    places(found, at, words, &mut ends[count..]);
+                    count += words;
+                    at += found.ilog2() as usize;
                     continue;
                 }
             } else {
@@ -89,6 +87,21 @@ pub(super) fn words(
             count += 1;
         }
         each(start, &ends[..count]);
+    }
+}
+
+/// Writes where these bits stand behind `at`. Eight at a time, some of which may be for nothing: how
+/// many there are is another number for each block, and a loop that ends with the last of them would
+/// have the processor guess it.
+#[inline(always)]
+fn places(mut bits: u64, at: usize, count: usize, places: &mut [usize]) {
+    const HIGHEST: u64 = 1 << (u64::BITS - 1);
+    for eight in places.chunks_exact_mut(8).take(count.div_ceil(8)) {
+        for place in eight {
+            // That there is some bit spares the question.
+            *place = at + (bits | HIGHEST).trailing_zeros() as usize;
+            bits &= bits.wrapping_sub(1);
+        }
     }
 }
 

@@ -84,35 +84,16 @@ impl ByteLevel {
         ids: &mut Vec<u32>,
         written: impl FnMut(Range<usize>, &[u32]),
     ) {
-        let encode = |word: Range<usize>, scratch: &mut Scratch, ids: &mut Vec<u32>| {
-            self.encode_new(text, word, scratch, ids);
-        };
-        scratch.write_all(text, start, ends, ids, encode, written);
-    }
-
-    #[inline(never)]
-    fn encode_new(
-        &self,
-        text: &str,
-        word: Range<usize>,
-        scratch: &mut Scratch,
-        ids: &mut Vec<u32>,
-    ) {
-        let key = Key::of(text.as_bytes(), word.start, word.end);
-        let word = &text[word];
-        if let Some(known) = scratch.recall(key, word.as_bytes()) {
-            return ids.extend_from_slice(known);
-        }
-        let from = ids.len();
-        if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
-            ids.push(id);
-        } else {
-            let tokens = self.merges.tokens(&mut scratch.bench, |symbols| {
+        let encode = |word: &str, key: Option<Key>, bench: &mut Bench, ids: &mut Vec<u32>| {
+            if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
+                return ids.push(id);
+            }
+            let tokens = self.merges.tokens(bench, |symbols| {
                 self.characters.lay_out(word, &self.bytes, symbols);
             });
             ids.extend(tokens.iter().map(|token| token.id));
-        }
-        scratch.remember(key, word.as_bytes(), &ids[from..]);
+        };
+        scratch.write_all(text, start, ends, ids, encode, written);
     }
 
     /// The text of every so many entries, where they are text.

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
+use super::AT_ONCE;
 use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
 use super::neighbours::Neighbours;
@@ -103,16 +104,8 @@ impl CharLevel {
             });
         }
         self.runs(text, |start, ends| {
-            let encode = |run: Range<usize>, scratch: &mut Scratch, ids: &mut Vec<u32>| {
-                let key = Key::of(text.as_bytes(), run.start, run.end);
-                let run = &text[run];
-                if let Some(known) = scratch.recall(key, run.as_bytes()) {
-                    return ids.extend_from_slice(known);
-                }
-                let from = ids.len();
-                let tokens = self.tokens(run, &mut scratch.bench);
-                ids.extend(tokens.iter().map(|token| token.id));
-                scratch.remember(key, run.as_bytes(), &ids[from..]);
+            let encode = |run: &str, _, bench: &mut Bench, ids: &mut Vec<u32>| {
+                ids.extend(self.tokens(run, bench).iter().map(|token| token.id));
             };
             scratch.write_all(text, start, ends, &mut out.ids, encode, |_, _| ());
         });
@@ -149,7 +142,6 @@ impl CharLevel {
     /// Hands the runs of the text to `each`, many at once: where the first of them begins, and where
     /// each of them ends.
     fn runs(&self, text: &str, mut each: impl FnMut(usize, &[usize])) {
-        const AT_ONCE: usize = 128;
         let mut chars = text.char_indices().map(|(at, c)| (at, as_space(c)));
         let Some((mut start, mut left)) = chars.next() else { return };
         let (mut ends, mut count) = ([0; AT_ONCE], 0);

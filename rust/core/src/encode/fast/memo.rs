@@ -11,6 +11,7 @@ use std::ops::{BitXor, Range};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use super::AT_ONCE;
 use super::merges::Bench;
 use crate::by_bytes::{Key, hash};
 
@@ -22,13 +23,10 @@ const COUNT: u32 = u64::BITS - 4;
 type SetIndex = u16;
 const SETS: usize = 1 << SetIndex::BITS;
 
-/// So many words are looked for in memory before the first of them is read.
-const AT_ONCE: usize = 128;
-
 /// The set of the table in which a word may stand.
 #[inline(always)]
 fn set_of(key: Key) -> SetIndex {
-    SetIndex::try_from(key.hash >> (u32::BITS - SetIndex::BITS)).expect("its upper half")
+    SetIndex::try_from(key.hash() >> (u32::BITS - SetIndex::BITS)).expect("its upper half")
 }
 
 /// A word and its tokens.
@@ -72,16 +70,8 @@ impl Scratch {
         Self { sets, long: LongWords::new(), bench: Bench::default() }
     }
 
-    #[inline(always)]
-    fn slot(&self, key: Key) -> Option<&Slot> {
-        let Set(both) = &self.sets[usize::from(set_of(key))];
-        // Which of the two it is changes from word to word: a branch on it would often go wrong.
-        let slot = &both[usize::from(both[1].is_of(key))];
-        slot.is_of(key).then_some(slot)
-    }
-
     /// Writes the tokens of words that follow each other, the first from byte `start` on, each up to
-    /// its end; `encode` those that are not among the short ones. `written` hears of each word and its
+    /// its end; `encode` those of a word that is not remembered. `written` hears of each word and its
     /// tokens.
     #[inline(always)]
     pub fn write_all(
@@ -90,10 +80,12 @@ impl Scratch {
         mut start: usize,
         ends: &[usize],
         ids: &mut Vec<u32>,
-        mut encode: impl FnMut(Range<usize>, &mut Self, &mut Vec<u32>),
+        encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
         mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
-        let (mut keys, mut sets) = ([Key::NONE; AT_ONCE], [0; AT_ONCE]);
+        let mut keys = [Key::NONE; AT_ONCE];
+        let mut sets = [0; AT_ONCE];
+        let mut found = [0; AT_ONCE * MOST_IDS];
         for ends in ends.chunks(AT_ONCE) {
             let mut at = start;
             for ((key, set), &end) in keys.iter_mut().zip(&mut sets).zip(ends) {
@@ -107,14 +99,29 @@ impl Scratch {
                 at = end;
             }
             self.fetch(&sets[..ends.len()]);
-            for (&key, &end) in keys.iter().zip(ends) {
-                let from = ids.len();
-                if !self.write(key, ids) {
-                    encode(start..end, self, ids);
+            // Tokens are counted here: to count them in the vector would be a store and a load for each
+            // word, which wait for those of the word before.
+            let mut count = 0;
+            for ((&key, &set), &end) in keys.iter().zip(&sets).zip(ends) {
+                match self.slot(key, set) {
+                    Some(slot) if slot.count() > 0 => {
+                        // All of them, and then less: a copy of unknown length would cost more.
+                        found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
+                        let before = count;
+                        count += slot.count();
+                        written(start..end, &found[before..count]);
+                    }
+                    _ => {
+                        ids.extend_from_slice(&found[..count]);
+                        count = 0;
+                        let before = ids.len();
+                        self.write_other(&text[start..end], key.known(), ids, &encode);
+                        written(start..end, &ids[before..]);
+                    }
                 }
-                written(start..end, &ids[from..]);
                 start = end;
             }
+            ids.extend_from_slice(&found[..count]);
         }
     }
 
@@ -127,27 +134,39 @@ impl Scratch {
         black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
     }
 
-    /// Writes the tokens of a word; `false` where it has to be asked for with [`Scratch::recall`].
     #[inline(always)]
-    fn write(&self, key: Key, ids: &mut Vec<u32>) -> bool {
-        let Some(slot) = self.slot(key) else { return false };
-        // All of them, and then less: a copy of unknown length would cost more.
-        let (before, count) = (ids.len(), slot.count());
-        ids.extend_from_slice(&slot.ids);
-        ids.truncate(before + count);
-        count > 0
+    fn slot(&self, key: Key, set: SetIndex) -> Option<&Slot> {
+        let Set(both) = &self.sets[usize::from(set)];
+        // Which of the two it is changes from word to word: a branch on it would often go wrong.
+        let slot = &both[usize::from(both[1].is_of(key))];
+        slot.is_of(key).then_some(slot)
+    }
+
+    #[inline(never)]
+    fn write_other(
+        &mut self,
+        word: &str,
+        key: Option<Key>,
+        ids: &mut Vec<u32>,
+        encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
+    ) {
+        if let Some(known) = self.recall(key, word.as_bytes()) {
+            return ids.extend_from_slice(known);
+        }
+        let from = ids.len();
+        encode(word, key, &mut self.bench, ids);
+        self.remember(key, word.as_bytes(), &ids[from..]);
     }
 
     /// The tokens of a word that is remembered.
     pub fn recall(&self, key: Option<Key>, word: &[u8]) -> Option<&[u32]> {
-        let slot = match key {
-            Some(key) => Some(self.slot(key)?),
-            None => None,
-        };
-        match slot {
-            Some(slot) if slot.count() > 0 => Some(&slot.ids[..slot.count()]),
-            _ => self.long.get(word),
+        if let Some(key) = key {
+            let slot = self.slot(key, set_of(key))?;
+            if slot.count() > 0 {
+                return Some(&slot.ids[..slot.count()]);
+            }
         }
+        self.long.get(word)
     }
 
     /// Remembers a word, a short one in place of the older one of its set.
@@ -170,8 +189,8 @@ impl Scratch {
 /// Words that have no [`Key`], or more tokens than a slot.
 #[derive(Debug)]
 struct LongWords {
-    /// One place for each hash.
-    places: Box<[Place]>,
+    /// Two for each hash, the later word first.
+    places: Box<[[Place; 2]; Self::PAIRS]>,
     /// Of each word its tokens, and behind them its bytes: whoever finds one has the other.
     records: Vec<u32>,
 }
@@ -186,31 +205,32 @@ struct Place {
 }
 
 impl LongWords {
-    const PLACES: usize = 1 << 15;
+    const PAIRS: usize = 1 << 14;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
     /// When all records have more numbers, all are forgotten.
     const MOST_IN_RECORDS: usize = 1 << 19;
 
     fn new() -> Self {
-        let places = vec![Place::default(); Self::PLACES].into_boxed_slice();
-        Self { places, records: Vec::new() }
+        let places = vec![Default::default(); Self::PAIRS].into_boxed_slice();
+        Self { places: places.try_into().expect("as many as asked for"), records: Vec::new() }
     }
 
     /// Has what is remembered of a word come from memory.
     fn fetch(&self, word: &[u8]) {
-        let place = self.places[hash(word) as usize % Self::PLACES];
+        let [place, _] = self.places[hash(word) as usize % Self::PAIRS];
         black_box(self.records.get(place.start as usize));
     }
 
     fn get(&self, word: &[u8]) -> Option<&[u32]> {
         let hash = hash(word);
-        let place = self.places[hash as usize % Self::PLACES];
-        if place.hash != hash || usize::from(place.bytes) != word.len() {
-            return None;
-        }
-        let (ids, bytes) = self.records[place.start as usize..].split_at(usize::from(place.ids));
-        cast_slice(bytes).starts_with(word).then_some(ids)
+        let both = &self.places[hash as usize % Self::PAIRS];
+        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
+        both.iter().filter(is_like).find_map(|place| {
+            let record = &self.records[place.start as usize..];
+            let (ids, bytes) = record.split_at(usize::from(place.ids));
+            cast_slice(bytes).starts_with(word).then_some(ids)
+        })
     }
 
     fn remember(&mut self, word: &[u8], ids: &[u32]) {
@@ -218,14 +238,15 @@ impl LongWords {
             return;
         }
         if self.records.len() > Self::MOST_IN_RECORDS {
-            self.places.fill(Place::default());
+            self.places.fill(Default::default());
             self.records.clear();
         }
         let hash = hash(word);
         let small = |count: usize| u16::try_from(count).expect("a word has few");
         let start = u32::try_from(self.records.len()).expect("bounded");
-        let (ids_len, bytes) = (small(ids.len()), small(word.len()));
-        self.places[hash as usize % Self::PLACES] = Place { hash, start, ids: ids_len, bytes };
+        let place = Place { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
+        let both = &mut self.places[hash as usize % Self::PAIRS];
+        *both = [place, both[0]];
         self.records.extend_from_slice(ids);
         let bytes_at = self.records.len();
         self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);

@@ -37,6 +37,9 @@ use shape::{Prefix, Shape};
 /// a pattern is about.
 const PROBE: &str = include_str!("probe.txt");
 
+/// So many words are cut, and then looked for in memory, before the first of them is read.
+const AT_ONCE: usize = 256;
+
 /// About how many bytes of text a token has at the least, to make room for tokens at once.
 const BYTES_PER_TOKEN: usize = 2;
 

@@ -92,15 +92,21 @@ pub(super) fn composed(text: &str) -> Option<Composed> {
     out
 }
 
+/// How far text is ASCII from byte `at` on, in steps.
+fn behind_ascii<const STEP: usize>(bytes: &[u8], mut at: usize) -> usize {
+    while bytes[at..].first_chunk::<STEP>().is_some_and(|chunk| chunk.is_ascii()) {
+        at += STEP;
+    }
+    at
+}
+
 /// The first character from byte `at` on that NFC may change.
 fn next_composing(text: &str, mut at: usize) -> Option<usize> {
-    const STEP: usize = 16;
     let bytes = text.as_bytes();
     loop {
         // Most text is ASCII, or has long stretches of it.
-        while bytes[at..].first_chunk::<STEP>().is_some_and(|chunk| chunk.is_ascii()) {
-            at += STEP;
-        }
+        at = behind_ascii::<64>(bytes, at);
+        at = behind_ascii::<16>(bytes, at);
         at += bytes[at..].iter().take_while(|byte| byte.is_ascii()).count();
         at = classes().run_without(text, at, COMPOSES | ASCII);
         if !bytes.get(at)?.is_ascii() {
