@@ -111,7 +111,8 @@ impl CharLevel {
         });
     }
 
-    /// Writes the tokens of a run, and where they came from.
+    /// Writes the tokens of a run, and where they came from: what is remembered says that only of a
+    /// run that is one token.
     fn encode_run(
         &self,
         text: &str,
@@ -125,14 +126,16 @@ impl CharLevel {
         if let Some(&[id]) = scratch.recall(key, word.as_bytes()) {
             return out.push(id, span(run));
         }
-        let from = out.ids.len();
+        let tokens = self.tokens(word, &mut scratch.bench);
         let mut at = run.start;
-        for token in self.tokens(word, &mut scratch.bench) {
+        for token in tokens {
             let end = run.start + token.end;
             out.push(token.id, span(at..end));
             at = end;
         }
-        scratch.remember(key, word.as_bytes(), &out.ids[from..]);
+        if let &[Symbol { id, .. }] = tokens {
+            scratch.remember(key, word.as_bytes(), &[id]);
+        }
     }
 
     fn tokens<'bench>(&self, run: &str, bench: &'bench mut Bench) -> &'bench [Symbol] {
