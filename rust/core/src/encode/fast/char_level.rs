@@ -149,14 +149,13 @@ impl CharLevel {
         let Some((mut start, mut left)) = chars.next() else { return };
         let (mut ends, mut count) = ([0; AT_ONCE], 0);
         for (at, right) in chars {
-            if self.part(left, right) {
-                ends[count] = at;
-                count += 1;
-                // One is left for the end of the text.
-                if count == AT_ONCE - 1 {
-                    each(start, &ends[..count]);
-                    (start, count) = (at, 0);
-                }
+            // Written where no run ends, too: a branch on it would often go wrong.
+            ends[count] = at;
+            count += usize::from(self.part(left, right));
+            // One is left for the end of the text.
+            if count == AT_ONCE - 1 {
+                each(start, &ends[..count]);
+                (start, count) = (at, 0);
             }
             left = right;
         }
@@ -165,7 +164,8 @@ impl CharLevel {
     }
 
     /// Whether no token holds two characters that stand side by side.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each character")]
     fn part(&self, left: char, right: char) -> bool {
         let knows = |c: char| self.id_of(c.encode_utf8(&mut [0; 4])).is_some();
         !self.neighbours.meet(left, right)

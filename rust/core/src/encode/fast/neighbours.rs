@@ -9,7 +9,7 @@
 #[derive(Debug)]
 pub(super) struct Neighbours {
     /// For each ASCII character: those that may follow it.
-    ascii: Box<[u128; 128]>,
+    ascii: Box<[[u64; 2]; 128]>,
     /// One bit for each hash of a pair with other characters.
     others: Box<[u64]>,
 }
@@ -18,10 +18,11 @@ impl Neighbours {
     pub fn new(pairs: &[(char, char)]) -> Self {
         // Sparse, so that pairs seldom share a bit; a power of two.
         let words = pairs.len().div_ceil(4).next_power_of_two();
-        let mut all = Self { ascii: Box::new([0; 128]), others: vec![0; words].into_boxed_slice() };
+        let mut all = Self { ascii: Box::new([[0; 2]; 128]), others: vec![0; words].into_boxed_slice() };
         for &(left, right) in pairs {
             if left.is_ascii() && right.is_ascii() {
-                all.ascii[left as usize] |= 1 << right as usize;
+                let (half, bit) = halved(right);
+                all.ascii[left as usize][half] |= 1 << bit;
             } else {
                 let (word, bit) = all.place(left, right);
                 all.others[word] |= bit;
@@ -31,10 +32,12 @@ impl Neighbours {
     }
 
     /// Whether a merge may bring the two together.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each character")]
     pub fn meet(&self, left: char, right: char) -> bool {
         if left.is_ascii() && right.is_ascii() {
-            return self.ascii[left as usize] >> right as usize & 1 != 0;
+            let (half, bit) = halved(right);
+            return self.ascii[left as usize][half] >> bit & 1 != 0;
         }
         let (word, bit) = self.place(left, right);
         self.others[word] & bit != 0
@@ -48,4 +51,11 @@ impl Neighbours {
         let word = usize::try_from(hash >> 6).expect("26 bits") & (self.others.len() - 1);
         (word, bit)
     }
+}
+
+/// The bit of an ASCII character in two numbers: to shift one of 128 bits takes several steps.
+#[inline]
+fn halved(c: char) -> (usize, u32) {
+    let code = u32::from(c);
+    ((code / u64::BITS) as usize, code % u64::BITS)
 }
