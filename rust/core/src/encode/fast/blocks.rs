@@ -12,8 +12,9 @@ use wide::{CmpEq, CmpGt, i8x16};
 use super::AT_ONCE;
 
 const BLOCK: usize = 64;
+pub(super) type Block = [u8; BLOCK];
 
-/// What patterns differ in.
+/// What patterns like cl100k's and o200k's differ in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// How many numbers are a word.
@@ -48,30 +49,33 @@ struct Kinds {
 /// Hands the words of a text to `each`, many at once: where the first of them begins, and where each
 /// of them ends. Cutting and looking up are two loops that each fit the processor better than one.
 ///
-/// As many are cut as [`starts`] finds in a block, or else the one of which `end_of` says the end.
+/// As many are cut as `starts` finds in a block, or else the one of which `end_of` says the end.
 #[inline(always)]
 pub(super) fn words(
     text: &str,
     each: &mut dyn FnMut(usize, &[usize]),
-    rules: Option<Rules>,
+    starts: impl Fn(&Block) -> Option<u64>,
     end_of: impl Fn(usize) -> usize,
 ) {
-    /// In a block with fewer words they are looked for one by one, and so are as many that follow:
-    /// most likely it is text of another kind.
+    /// In a block with fewer words they are looked for one by one, and so are some that follow, the
+    /// more the more such blocks there are in a row: most likely it is text of another kind.
     const FEW: usize = 4;
-    const ONE_BY_ONE: u32 = 64;
+    const MOST_ONE_BY_ONE: u32 = 64;
     let mut ends = [0; AT_ONCE];
-    let mut one_by_one = 0;
+    let (mut one_by_one, mut next_one_by_one) = (0, 1);
     let mut at = 0;
     while at < text.len() {
         let (start, mut count) = (at, 0);
         while count <= AT_ONCE - BLOCK && at < text.len() {
             if one_by_one == 0 {
                 let block = text.as_bytes()[at..].first_chunk();
-                let found = rules.zip(block).map_or(0, |(rules, block)| starts(block, rules));
+                let found = block.and_then(&starts).unwrap_or(0);
                 let words = found.count_ones() as usize;
                 if words < FEW {
-                    one_by_one = ONE_BY_ONE;
+                    one_by_one = next_one_by_one;
+                    next_one_by_one = MOST_ONE_BY_ONE.min(2 * next_one_by_one);
+                } else {
+                    next_one_by_one = 1;
                 }
                 if found != 0 {
                     places(found, at, words, &mut ends[count..]);
@@ -105,13 +109,30 @@ fn places(mut bits: u64, at: usize, count: usize, places: &mut [usize]) {
     }
 }
 
-/// Where words begin, the first byte left out.
+/// Where words begin by GPT-2's pattern, the first byte left out.
 #[inline(always)]
-fn starts(block: &[u8; BLOCK], rules: Rules) -> u64 {
+pub(super) fn gpt2(block: &Block) -> u64 {
+    let rules = Rules { digits: usize::MAX, contractions: Contractions::Before, cased: false };
+    let Kinds { letters, digits, spaces, newlines, apostrophes, mut unknown, .. } =
+        kinds(block, rules);
+    let whitespace = spaces | newlines;
+    let signs = !(letters | digits | whitespace | unknown);
+
+    // A space goes with what follows; other whitespace in that place is a word of its own.
+    let plain = !(spaces << 1);
+    let words = (first(letters) | first(digits) | first(signs)) & plain
+        | first(whitespace)
+        | whitespace & !(whitespace >> 1);
+    unknown |= possible(block, apostrophes & first(signs) & plain & letters >> 1);
+    known(words, unknown, whitespace)
+}
+
+/// Where words begin by patterns like cl100k's and o200k's, the first byte left out.
+#[inline(always)]
+pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
     let Kinds { letters, capitals, digits, spaces, newlines, apostrophes, slashes, mut unknown } =
         kinds(block, rules);
     let signs = !(letters | digits | spaces | newlines | unknown);
-    let first = |kind: u64| kind & !(kind << 1);
 
     // A sign that has no space before it takes the letters behind it, if it is one sign.
     let plain_signs = first(signs) & !(spaces << 1);
@@ -142,14 +163,26 @@ fn starts(block: &[u8; BLOCK], rules: Rules) -> u64 {
         }
     };
 
-    // What whitespace at the end becomes depends on what follows.
-    let known = below(unknown.trailing_zeros()) & !(spaces | newlines);
+    known(words, unknown, spaces | newlines)
+}
+
+/// The first of each run.
+#[inline(always)]
+fn first(kind: u64) -> u64 {
+    kind & !(kind << 1)
+}
+
+/// Those of the words before the first unknown place that are sure: what whitespace at the end becomes
+/// depends on what follows.
+#[inline(always)]
+fn known(words: u64, unknown: u64, whitespace: u64) -> u64 {
+    let known = below(unknown.trailing_zeros()) & !whitespace;
     words & below(u64::BITS - known.leading_zeros()) & !1
 }
 
 /// Those of these apostrophes that may begin a contraction.
 #[inline(always)]
-fn possible(block: &[u8; BLOCK], mut apostrophes: u64) -> u64 {
+fn possible(block: &Block, mut apostrophes: u64) -> u64 {
     let mut found = 0;
     while apostrophes != 0 {
         let at = apostrophes.trailing_zeros();
@@ -168,7 +201,7 @@ fn below(count: u32) -> u64 {
 }
 
 #[inline(always)]
-fn kinds(block: &[u8; BLOCK], rules: Rules) -> Kinds {
+fn kinds(block: &Block, rules: Rules) -> Kinds {
     let mut kinds = Kinds::default();
     for (index, bytes) in block.chunks_exact(VECTOR).enumerate() {
         let bytes = Bytes::new(bytes.try_into().expect("one vector"));
@@ -286,7 +319,7 @@ mod tests {
             "\u{a0}",
             "ſ",
         ];
-        let mut patterns = Vec::new();
+        let mut patterns = vec![Pattern::Gpt2];
         for digits in [1, 3, usize::MAX] {
             for flag in [false, true] {
                 patterns.push(Pattern::O200k { digits, contractions: flag });

@@ -3,8 +3,9 @@
 use super::class::{Classes, HAN_OR_KANA, LETTER, MARK, NEWLINE, NUMBER, SIGN, SPACE};
 use super::scan::{numbers, spaces_and_newlines};
 
-/// Numbers first, then Han and kana, then the rest; each sees only what the one before left.
-pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize, usize)) {
+/// Tells `each` where words end: numbers first, then Han and kana, then the rest; each sees only what
+/// the one before left.
+pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize)) {
     let mut at = 0;
     while let Some((class, next)) = classes.at(text, at) {
         let end = if class & NUMBER != 0 {
@@ -19,7 +20,7 @@ pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(us
         };
         // Kana can be marks and signs that the last pattern cuts further.
         if class & HAN_OR_KANA == 0 {
-            each(at, end);
+            each(end);
         } else {
             deepseek_v3_rest(classes, &text[..end], at, &mut each);
         }
@@ -28,12 +29,7 @@ pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(us
 }
 
 /// Words of the last pattern from byte `at` on; what it does not match is a word too.
-fn deepseek_v3_rest(
-    classes: &Classes,
-    text: &str,
-    mut at: usize,
-    each: &mut impl FnMut(usize, usize),
-) {
+fn deepseek_v3_rest(classes: &Classes, text: &str, mut at: usize, each: &mut impl FnMut(usize)) {
     let mut unmatched = at;
     while let Some((_, next)) = classes.at(text, at) {
         let Some(end) = deepseek_v3_word(classes, text, at) else {
@@ -41,13 +37,13 @@ fn deepseek_v3_rest(
             continue;
         };
         if unmatched < at {
-            each(unmatched, at);
+            each(at);
         }
-        each(at, end);
+        each(end);
         (at, unmatched) = (end, end);
     }
     if unmatched < at {
-        each(unmatched, at);
+        each(at);
     }
 }
 

@@ -18,7 +18,8 @@ impl Neighbours {
     pub fn new(pairs: &[(char, char)]) -> Self {
         // Sparse, so that pairs seldom share a bit; a power of two.
         let words = pairs.len().div_ceil(4).next_power_of_two();
-        let mut all = Self { ascii: Box::new([[0; 2]; 128]), others: vec![0; words].into_boxed_slice() };
+        let mut all =
+            Self { ascii: Box::new([[0; 2]; 128]), others: vec![0; words].into_boxed_slice() };
         for &(left, right) in pairs {
             if left.is_ascii() && right.is_ascii() {
                 let (half, bit) = halved(right);

@@ -6,8 +6,9 @@
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
+use super::AT_ONCE;
 use super::ascii::{capitals_end, letters_end, signs_end, small_letters_end, spaces_end};
-use super::blocks::{Contractions, Rules, words};
+use super::blocks::{self, Block, Contractions, Rules, by_rules, words};
 use super::class::{
     CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER, classes,
 };
@@ -91,9 +92,12 @@ impl Pattern {
     /// The same with blocks or without.
     pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
         let classes = classes();
-        let blocks = |rules: Rules| by_blocks.then_some(rules);
+        let blocks = |rules| move |block: &Block| by_blocks.then(|| by_rules(block, rules));
         match self {
-            Self::Gpt2 => words(text, each, None, |at| gpt2(classes, text, at)),
+            Self::Gpt2 => {
+                let blocks = |block: &Block| by_blocks.then(|| blocks::gpt2(block));
+                words(text, each, blocks, |at| gpt2(classes, text, at));
+            }
             Self::Cl100k { digits, marks_are_letters, long_s } => {
                 let contractions = Contractions::Before;
                 let rules = blocks(Rules { digits, contractions, cased: false });
@@ -113,7 +117,18 @@ impl Pattern {
                 words(text, each, rules, |at| o200k(classes, text, at, digits, contractions));
             }
             Self::DeepSeekV3 => {
-                deepseek_v3(classes, text, |start, end| each(start, &[end]));
+                let (mut start, mut ends, mut count) = (0, [0; AT_ONCE], 0);
+                deepseek_v3(classes, text, |end| {
+                    ends[count] = end;
+                    count += 1;
+                    if count == AT_ONCE {
+                        each(start, &ends);
+                        (start, count) = (end, 0);
+                    }
+                });
+                if count > 0 {
+                    each(start, &ends[..count]);
+                }
             }
         }
     }
