@@ -10,7 +10,7 @@ use std::hash::Hasher;
 use rustc_hash::FxHasher;
 
 /// Words of at most as many bytes have a key: with their length they are one number.
-const MOST_BYTES: usize = 15;
+pub(crate) const MOST_BYTES: usize = 15;
 /// Where the upper half of a key holds the length: above seven bytes.
 const LENGTH: u32 = u64::BITS - 8;
 

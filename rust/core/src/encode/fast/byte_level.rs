@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::characters::{Characters, FirstMerges};
 use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
-use crate::by_bytes::{Key, Word, Words};
+use crate::by_bytes::{Key, MOST_BYTES, Word, Words};
 use crate::byte_chars::byte_chars;
 use crate::file::Bpe;
 
@@ -18,7 +18,12 @@ pub(super) struct ByteLevel {
     entries: Words,
     /// Whether a word that is an entry is one token, whatever the merges would make of it.
     ignore_merges: bool,
+    /// Words that are one token, those of the first merges in front: text most likely has them.
+    known: Vec<u32>,
 }
+
+/// So many words are known before any text is, a quarter of what is remembered.
+const MOST_KNOWN: usize = 1 << 15;
 
 impl ByteLevel {
     /// `None` where the model lacks a byte.
@@ -50,7 +55,39 @@ impl ByteLevel {
         }
         let characters = Characters::new(entries.iter(), &bytes, &merges, &first_merges);
         let ignore_merges = bpe.ignore_merges;
-        Some(Self { bytes, characters, merges, entries, ignore_merges })
+        let known = Vec::new();
+        let mut model = Self { bytes, characters, merges, entries, ignore_merges, known };
+        model.known = model.known_words(bpe);
+        Some(model)
+    }
+
+    /// The entries that are one token where they are a word: merges may also make others of them.
+    fn known_words(&self, bpe: &Bpe) -> Vec<u32> {
+        let mut bench = Bench::default();
+        let is_one_token = |&id: &u32| {
+            let Some(word) = self.entries.bytes_of(id) else { return false };
+            word.len() <= MOST_BYTES
+                && std::str::from_utf8(word).is_ok_and(|word| {
+                    self.ignore_merges
+                        || self.merged(word, &mut bench).iter().map(|token| token.id).eq([id])
+                })
+        };
+        bpe.merges.iter().map(|merge| merge.whole).take(MOST_KNOWN).filter(is_one_token).collect()
+    }
+
+    /// What a thread works with: it remembers some words before it has met any text.
+    pub fn scratch(&self) -> Scratch {
+        let mut scratch = Scratch::new();
+        for &id in self.known.iter().rev() {
+            let word = self.entries.bytes_of(id).expect("a word");
+            scratch.remember(Key::of(word, 0, word.len()), word, &[id]);
+        }
+        scratch
+    }
+
+    /// The tokens of a word, left on the bench.
+    fn merged<'bench>(&self, word: &str, bench: &'bench mut Bench) -> &'bench [Symbol] {
+        self.merges.tokens(bench, |symbols| self.characters.lay_out(word, &self.bytes, symbols))
     }
 
     /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
@@ -88,10 +125,7 @@ impl ByteLevel {
             if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
                 return ids.push(id);
             }
-            let tokens = self.merges.tokens(bench, |symbols| {
-                self.characters.lay_out(word, &self.bytes, symbols);
-            });
-            ids.extend(tokens.iter().map(|token| token.id));
+            ids.extend(self.merged(word, bench).iter().map(|token| token.id));
         };
         scratch.write_all(text, start, ends, ids, encode, written);
     }
@@ -135,17 +169,20 @@ impl Spelled {
 
 #[cfg(test)]
 impl ByteLevel {
-    /// The tokens of a word, merged from characters and from bytes.
-    pub fn tokens_both_ways(&self, word: &str) -> (Vec<u32>, Vec<u32>) {
-        let merged = |lay_out: &dyn Fn(&mut Vec<Symbol>)| {
-            let mut bench = Bench::default();
-            self.merges.tokens(&mut bench, lay_out).iter().map(|token| token.id).collect()
-        };
+    /// The tokens of a word, as they are written and merged from bytes.
+    pub fn tokens_both_ways(&self, word: &str, scratch: &mut Scratch) -> (Vec<u32>, Vec<u32>) {
+        let mut written = Vec::new();
+        self.encode(word, 0, &[word.len()], scratch, &mut written, |_, _| ());
         let of_byte = |(byte, end): (u8, usize)| Symbol { id: self.bytes[usize::from(byte)], end };
-        (
-            merged(&|symbols| self.characters.lay_out(word, &self.bytes, symbols)),
-            merged(&|symbols| symbols.extend(word.bytes().zip(1..).map(of_byte))),
-        )
+        let lay_out =
+            |symbols: &mut Vec<Symbol>| symbols.extend(word.bytes().zip(1..).map(of_byte));
+        let merged = self.merges.tokens(&mut scratch.bench, lay_out);
+        (written, merged.iter().map(|token| token.id).collect())
+    }
+
+    /// Whether some entry is another one's tokens where it is a word.
+    pub fn has_words_of_more_tokens(&self) -> bool {
+        self.known.len() + self.bytes.len() < self.entries.len()
     }
 
     /// Whether some character of the word is not laid out byte by byte.

@@ -88,7 +88,7 @@ impl Fast {
         }
         let text = composed.as_ref().map_or(segment.text, |composed| &composed.text);
         let (before, cuts_before) = (out.ids.len(), out.added.len());
-        self.pool.with(Scratch::new, |scratch| {
+        self.with_scratch(|scratch| {
             let mut from = 0;
             for (cut, id) in segment.cuts_of_unchanged() {
                 self.encode_slice(text, from..cut.start, segment, scratch, out);
@@ -115,6 +115,14 @@ impl Fast {
             return false;
         }
         true
+    }
+
+    fn with_scratch<R>(&self, work: impl FnOnce(&mut Scratch) -> R) -> R {
+        let make = || match &self.encoder {
+            Encoder::Words { model, .. } => model.scratch(),
+            Encoder::Whole { .. } => Scratch::new(),
+        };
+        self.pool.with(make, work)
     }
 
     fn encode_slice(
@@ -153,7 +161,7 @@ impl Fast {
     /// Whether the model leaves two tokens of one word as they are when they meet; `None` where this
     /// encoder does not write one of them.
     pub fn stay_apart(&self, left: u32, right: u32) -> Option<bool> {
-        self.pool.with(Scratch::new, |scratch| match &self.encoder {
+        self.with_scratch(|scratch| match &self.encoder {
             Encoder::Words { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
             Encoder::Whole { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
         })
