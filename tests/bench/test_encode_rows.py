@@ -124,6 +124,23 @@ def test_each_shape_that_is_there_is_measured_and_each_other_one_is_missing(
     assert {FIRST, f"{FIRST}, {here.name}", "the same code again"} <= cases
     assert {shape.name for shape in others} <= row.missing.keys()
     assert here.name not in row.missing
+    patterns = {f"{FIRST}, {shape.name}'s pattern" for shape in others if shape.pattern}
+    assert len(patterns) == 2
+    assert patterns <= cases
+
+
+def test_a_pattern_on_another_vocabulary_is_encoded_by_the_fast_encoder(tmp_path: Path) -> None:
+    for shape in SHAPES:
+        if shape.pattern is None:
+            with pytest.raises(PeerMissing, match="no pattern cuts the words of"):
+                shape.on_vocabulary_of(FILE, tmp_path)
+            continue
+        tokenizer = Tokenizer.from_file(shape.on_vocabulary_of(FILE, tmp_path))
+        assert tokenizer.profile()["encoder"] == "fast", shape.name
+    words = tmp_path / "tokenizer.json"
+    words.write_text(word_level(vocab="abc"))
+    with pytest.raises(PeerMissing, match="has no vocabulary of bytes"):
+        SHAPES[0].on_vocabulary_of(words, tmp_path)
 
 
 # ---- who is compared
@@ -181,10 +198,10 @@ def test_gigatoken_is_required_to_be_no_faster_in_any_case(
     row = encode.measure(workbench)
     needs = {need.what: need.bound for need in row.needs}
     cases = {figure.case for figure in row.figures}
-    assert len(cases) == 4
+    assert len(cases) == 4 * 4, "those of the tokenizer and of three patterns"
     assert needs.items() >= {f"{GIGATOKEN} ÷ {ABUT}, {case}": 1 for case in cases}.items()
     (told,) = [note for note in row.notes if note.startswith(f"Beside {GIGATOKEN}")]
-    assert " of 4 cases; slower: " in told
+    assert " of 16 cases; slower: " in told
 
 
 def test_a_peer_whose_tokens_differ_has_no_times_and_the_others_have(

@@ -31,6 +31,10 @@ class Shape:
     """In $ABUT_TOKENIZERS."""
     models: str
     """Whose tokenizer.json it is."""
+    pattern: str | None = None
+    """The expression that cuts words, where one does."""
+    ignore_merges: bool = False
+    """Whether a word of the vocabulary is one token whatever the merges make of it."""
 
     def file(self) -> Path:
         """Its tokenizer.json.
@@ -45,11 +49,81 @@ class Shape:
             raise PeerMissing(f"there is no {named}: put the one of {self.models} there")
         return file
 
+    def on_vocabulary_of(self, file: Path, folder: Path) -> Path:
+        """Another tokenizer that cuts words as this shape does, for where its own is not there.
+
+        Args:
+            file: a tokenizer.json whose model merges bytes.
+            folder: where the new one is written.
+
+        Raises:
+            PeerMissing: no pattern cuts this shape's words, or the file has another model.
+        """
+        source = json.loads(file.read_bytes())
+        if self.pattern is None:
+            raise PeerMissing(f"no pattern cuts the words of {self.name}")
+        if source["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(source["decoder"]):
+            raise PeerMissing(f"{file.parent.name} has no vocabulary of bytes")
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": self.pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        spell = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
+        source["normalizer"] = None
+        source["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, spell]}
+        source["model"]["ignore_merges"] = self.ignore_merges
+        written = folder / f"{self.folder}.json"
+        written.write_text(json.dumps(source), encoding="utf-8")
+        return written
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _by_letters(digits: str) -> str:
+    """cl100k's pattern: an optional sign before letters."""
+    signs = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_SPACES}"
+
+
+def _by_case(digits: str, contractions: str) -> str:
+    """o200k's pattern: words end where the case changes."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    sign, signs = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    small, capitals = f"{upper}*{lower}+{contractions}", f"{upper}+{lower}*{contractions}"
+    return f"{sign}{small}|{sign}{capitals}|{digits}|{signs}|{_SPACES}"
+
 
 SHAPES = (
-    Shape("Llama 3", "llama3", "meta-llama/Llama-3.1-8B, or of a tune of it,"),
-    Shape("o200k", "o200k", "openai/gpt-oss-20b"),
-    Shape("Mistral Tekken", "tekken", "mistralai/Mistral-Nemo-Instruct-2407"),
+    Shape(
+        "Llama 3",
+        "llama3",
+        "meta-llama/Llama-3.1-8B, or of a tune of it,",
+        _by_letters(r"\p{N}{1,3}"),
+        ignore_merges=True,
+    ),
+    Shape(
+        "o200k",
+        "o200k",
+        "openai/gpt-oss-20b",
+        _by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),
+        ignore_merges=True,
+    ),
+    Shape(
+        "Mistral Tekken",
+        "tekken",
+        "mistralai/Mistral-Nemo-Instruct-2407",
+        _by_case(r"\p{N}", ""),
+        ignore_merges=True,
+    ),
     Shape("Mistral SentencePiece", "mistral_v3", "mistralai/Mistral-7B-Instruct-v0.3"),
 )
 """Beside the tokenizer of the other rows, which is Qwen3's unless another one is given."""

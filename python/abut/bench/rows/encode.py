@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from abut._native import Tokenizer
@@ -44,6 +45,8 @@ def measure(workbench: Workbench) -> Row:
             f"{scale.encode_code_bytes:,} bytes.",
             "tiktoken is built from the ranks and the pattern in tokenizer.json. It has no "
             "normalizer, and knows no added tokens here.",
+            "A model's pattern is the tokenizer of the other rows, without its normalizer and with "
+            "the pattern that cuts this model's words: where the model's own file is not there.",
         ],
     )
     corpus = Corpus(1)
@@ -52,17 +55,10 @@ def measure(workbench: Workbench) -> Row:
         MIXED: [corpus.mixed(int(share * scale.encode_bytes)) for share in shares],
         CODE: [corpus.code(int(share * scale.encode_code_bytes)) for share in shares],
     }
-    measured = {"": (workbench.tokenizer_json, workbench.tokenizer, workbench.oracle)}
-    for shape in SHAPES:
-        try:
-            file = shape.file()
-        except PeerMissing as reason:
-            row.missing[shape.name] = str(reason)
-            continue
-        oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
-        measured[f", {shape.name}"] = (file, Tokenizer.from_file(file), oracle)
-    for suffix, (file, tokenizer, oracle) in measured.items():
-        _by_one_tokenizer(workbench, row, texts, suffix, file, tokenizer, oracle)
+    with TemporaryDirectory() as folder:
+        measured = {"": workbench.tokenizer_json, **_shapes(workbench, row, Path(folder))}
+        for suffix, file in measured.items():
+            _by_one_tokenizer(workbench, row, texts, suffix, file)
     row.need_faster(TOKENIZERS, _CASES[MIXED][0], 20)
     cases = [case + suffix for suffix in measured for cases in _CASES.values() for case in cases]
     for case in cases:
@@ -70,6 +66,23 @@ def measure(workbench: Workbench) -> Row:
     for peer in (GIGATOKEN, TIKTOKEN):
         _tell(row, peer, cases)
     return row
+
+
+def _shapes(workbench: Workbench, row: Row, folder: Path) -> dict[str, Path]:
+    """The file of each shape that is there or can be made in `folder`, by what its cases end in."""
+    files = {}
+    for shape in SHAPES:
+        try:
+            files[f", {shape.name}"] = shape.file()
+            continue
+        except PeerMissing as reason:
+            row.missing[shape.name] = str(reason)
+        try:
+            made = shape.on_vocabulary_of(workbench.tokenizer_json, folder)
+            files[f", {shape.name}'s pattern"] = made
+        except PeerMissing as reason:
+            row.missing[f"{shape.name}'s pattern"] = str(reason)
+    return files
 
 
 def _tell(row: Row, peer: str, cases: Sequence[str]) -> None:
@@ -93,10 +106,10 @@ def _by_one_tokenizer(
     texts: Mapping[str, Sequence[str]],
     suffix: str,
     file: Path,
-    tokenizer: Tokenizer,
-    oracle: Any,
 ) -> None:
     """Add the cases of one tokenizer.json, whose names end in `suffix`."""
+    tokenizer = Tokenizer.from_file(file)
+    oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
 
     def by_tokenizers(text: str) -> Any:
         return oracle.encode(text, add_special_tokens=False).ids
