@@ -196,7 +196,7 @@ def _ranks(source: dict[str, Any], tokenizer: Tokenizer) -> dict[bytes, int]:
     last = -1
     for merge in source["model"]["merges"]:
         merged = vocabulary["".join(merge.split(" ") if isinstance(merge, str) else merge)]
-        if merged <= last:
+        if merged < last:  # a token can be merged of several pairs, one after the other
             raise PeerMissing("its vocabularies are in the order of merges; this one is not")
         last = merged
     ids = (id for token, id in vocabulary.items() if token not in added)
