@@ -39,19 +39,20 @@ impl ByteLevel {
             }
         }
         entries.finish();
-        let mut merges = Merges::new(bpe.merges.len());
+        let mut bytes = Box::new([0; 256]);
+        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
+            *id = entries.id_of(Word::new(&[byte]))?;
+        }
+        let lowest = *bytes.iter().min().expect("256");
+        let mut merges = Merges::new(bpe.merges.len(), lowest);
         let mut first_merges = FirstMerges::new(entries.ids());
         for (rank, merge) in (0..).zip(&bpe.merges) {
-            let bytes = |id: u32| Some((id, entries.bytes_of(id)?));
-            let (Some(left), Some(right)) = (bytes(merge.left), bytes(merge.right)) else {
+            let spelled = |id: u32| Some((id, entries.bytes_of(id)?));
+            let (Some(left), Some(right)) = (spelled(merge.left), spelled(merge.right)) else {
                 continue;
             };
             first_merges.note(left, right, rank);
             merges.insert((merge.left, merge.right), rank, merge.whole);
-        }
-        let mut bytes = Box::new([0; 256]);
-        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
-            *id = entries.id_of(Word::new(&[byte]))?;
         }
         let characters = Characters::new(entries.iter(), &bytes, &merges, &first_merges);
         let ignore_merges = bpe.ignore_merges;

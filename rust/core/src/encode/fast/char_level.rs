@@ -57,7 +57,10 @@ impl CharLevel {
         // Its bytes would not be those of the space that it stands for.
         entries.id_of(Word::new(b" "))?;
         let unknown = Unknown::new(&entries, bpe)?;
-        let mut merges = Merges::new(bpe.merges.len());
+        let letters = (b'a'..=b'z').chain([b' ']);
+        let letters = letters.filter_map(|letter| entries.id_of(Word::new(&[letter])));
+        let lowest = letters.min().unwrap_or_default();
+        let mut merges = Merges::new(bpe.merges.len(), lowest);
         let mut pairs = FxHashSet::default();
         let written: FxHashSet<u32> = unknown.tokens().iter().copied().collect();
         let mut unknown_stands_apart = matches!(unknown, Unknown::Bytes(_));

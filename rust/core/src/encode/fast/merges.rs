@@ -27,16 +27,17 @@ pub(super) struct Merges {
     /// Pairs by hash, a power of two, at most three quarters full: looked up far more often than
     /// all else, so it has to be small.
     table: Vec<(u64, u64)>,
-    /// The merges of pairs of low ids, which are the bytes in most vocabularies: every word begins
-    /// with them.
-    low: Box<[u64]>,
+    /// The merges of pairs in the alphabet, with which every word begins.
+    first: Box<[u64]>,
+    /// The lowest id of the alphabet: 0 in most vocabularies, but Tekken's bytes begin at 1000.
+    alphabet: u32,
     /// One bit for each pair, by the lower part of its hash. Most neighbours do not merge, and this
     /// says so from a cache that the table does not fit into.
     maybe: Box<[u64]>,
 }
 
-/// Ids below this have a table of their own.
-const LOW: u32 = 256;
+/// So many ids from the alphabet's lowest on have a table of their own.
+const ALPHABET: u32 = 256;
 
 /// Room to merge in, used again and again.
 #[derive(Debug, Default)]
@@ -67,11 +68,12 @@ struct Link {
 }
 
 impl Merges {
-    /// Room for as many merges.
-    pub fn new(most: usize) -> Self {
+    /// Room for as many merges. `alphabet`: the lowest id of those that words begin with.
+    pub fn new(most: usize, alphabet: u32) -> Self {
         Self {
             table: vec![(NONE, NONE); (most + most / 3 + 1).next_power_of_two()],
-            low: vec![NONE; (LOW * LOW) as usize].into_boxed_slice(),
+            first: vec![NONE; (ALPHABET * ALPHABET) as usize].into_boxed_slice(),
+            alphabet,
             // Eight bits or more for each pair: about one in ten of the others is looked up.
             maybe: vec![0; most.next_power_of_two().div_ceil(8)].into_boxed_slice(),
         }
@@ -80,8 +82,8 @@ impl Merges {
     /// A later merge of the same pair replaces an earlier one.
     pub fn insert(&mut self, pair: (u32, u32), rank: Rank, id: u32) {
         let merge = pair_key(rank, id);
-        if let Some(index) = low_index(pair.0, pair.1) {
-            self.low[index] = merge;
+        if let Some(index) = self.first_index(pair.0, pair.1) {
+            self.first[index] = merge;
             return;
         }
         let key = pair_key(pair.0, pair.1);
@@ -94,8 +96,8 @@ impl Merges {
     /// The merge of two neighbours; [`NONE`] sorts behind all others.
     #[inline]
     fn of(&self, left: u32, right: u32) -> u64 {
-        if let Some(index) = low_index(left, right) {
-            return self.low[index];
+        if let Some(index) = self.first_index(left, right) {
+            return self.first[index];
         }
         let key = pair_key(left, right);
         let (word, bit) = self.place_in_maybe(key);
@@ -124,6 +126,13 @@ impl Merges {
             slot = (slot + 1) & mask;
         }
         slot
+    }
+
+    /// Where the merge of two tokens of the alphabet stands.
+    #[inline]
+    fn first_index(&self, left: u32, right: u32) -> Option<usize> {
+        let (left, right) = (left.wrapping_sub(self.alphabet), right.wrapping_sub(self.alphabet));
+        (left < ALPHABET && right < ALPHABET).then_some((left * ALPHABET + right) as usize)
     }
 
     /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
@@ -252,12 +261,6 @@ fn hash(key: u64) -> u64 {
 #[inline]
 fn half_of(hash: u64) -> usize {
     usize::try_from(hash & u64::from(u32::MAX)).expect("half of the bits")
-}
-
-/// Where the merge of two low ids stands.
-#[inline]
-fn low_index(left: u32, right: u32) -> Option<usize> {
-    (left < LOW && right < LOW).then_some((left * LOW + right) as usize)
 }
 
 /// Two halves: of a pair its left and right, of a merge its rank and token.
