@@ -235,12 +235,15 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     }
     let mut capitals = at;
     let mut last_small = None;
-    while let Some((class, end)) = classes.at(text, capitals) {
-        if class & CAPITALS == 0 {
-            break;
+    loop {
+        // Many at once: letters of most scripts are as good as capitals and as small ones.
+        let both = classes.run(text, capitals, CAPITALS & SMALL);
+        if both > capitals {
+            last_small = Some(both);
         }
-        if class & SMALL != 0 {
-            last_small = Some(end);
+        let end = classes.run(text, both, UPPER);
+        if end == capitals {
+            break;
         }
         capitals = end;
     }
