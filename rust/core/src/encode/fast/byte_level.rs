@@ -40,7 +40,13 @@ impl ByteLevel {
             }
         }
         entries.finish();
-        let mut merges = Merges::new(bpe.merges.len());
+        let mut bytes = Box::new([0; 256]);
+        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
+            *id = entries.id_of(Word::new(&[byte]))?;
+        }
+        // Control tokens stand before the bytes in Tekken's vocabulary.
+        let lowest = bytes.iter().min().copied().unwrap_or(0);
+        let mut merges = Merges::new(bpe.merges.len(), lowest);
         let mut first_merges = FirstMerges::new(entries.ids());
         for (rank, merge) in (0..).zip(&bpe.merges) {
             let bytes = |id: u32| Some((id, entries.bytes_of(id)?));
@@ -49,10 +55,6 @@ impl ByteLevel {
             };
             first_merges.note(left, right, rank);
             merges.insert((merge.left, merge.right), rank, merge.whole);
-        }
-        let mut bytes = Box::new([0; 256]);
-        for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
-            *id = entries.id_of(Word::new(&[byte]))?;
         }
         let characters = Characters::new(entries.iter(), &bytes, &merges, &first_merges);
         let whole = bpe.ignore_merges.then(|| entries.filter());

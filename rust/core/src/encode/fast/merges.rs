@@ -30,12 +30,14 @@ pub(super) struct Merges {
     /// The merges of pairs of low ids, which are the bytes in most vocabularies: every word begins
     /// with them.
     low: Box<[u64]>,
+    /// The first low id.
+    lowest: u32,
     /// One bit for each pair, by the lower part of its hash. Most neighbours do not merge, and this
     /// says so from a cache that the table does not fit into.
     maybe: Box<[u64]>,
 }
 
-/// Ids below this have a table of their own.
+/// So many ids have a table of their own.
 const LOW: u32 = 256;
 
 /// Room to merge in, used again and again.
@@ -67,11 +69,12 @@ struct Link {
 }
 
 impl Merges {
-    /// Room for as many merges.
-    pub fn new(most: usize) -> Self {
+    /// Room for as many merges. `lowest`: the first of the ids that words begin with.
+    pub fn new(most: usize, lowest: u32) -> Self {
         Self {
             table: vec![(NONE, NONE); (most + most / 3 + 1).next_power_of_two()],
             low: vec![NONE; (LOW * LOW) as usize].into_boxed_slice(),
+            lowest,
             // Eight bits or more for each pair: about one in ten of the others is looked up.
             maybe: vec![0; most.next_power_of_two().div_ceil(8)].into_boxed_slice(),
         }
@@ -80,7 +83,7 @@ impl Merges {
     /// A later merge of the same pair replaces an earlier one.
     pub fn insert(&mut self, pair: (u32, u32), rank: Rank, id: u32) {
         let merge = pair_key(rank, id);
-        if let Some(index) = low_index(pair.0, pair.1) {
+        if let Some(index) = self.low_index(pair.0, pair.1) {
             self.low[index] = merge;
             return;
         }
@@ -94,7 +97,7 @@ impl Merges {
     /// The merge of two neighbours; [`NONE`] sorts behind all others.
     #[inline]
     fn of(&self, left: u32, right: u32) -> u64 {
-        if let Some(index) = low_index(left, right) {
+        if let Some(index) = self.low_index(left, right) {
             return self.low[index];
         }
         let key = pair_key(left, right);
@@ -106,6 +109,13 @@ impl Merges {
     pub fn rank_and_id(&self, left: u32, right: u32) -> Option<(Rank, u32)> {
         let merge = self.of(left, right);
         (merge != NONE).then(|| (rank_of(merge), id_of(merge)))
+    }
+
+    /// Where the merge of two low ids stands.
+    #[inline]
+    fn low_index(&self, left: u32, right: u32) -> Option<usize> {
+        let (left, right) = (left.wrapping_sub(self.lowest), right.wrapping_sub(self.lowest));
+        (left < LOW && right < LOW).then(|| (left * LOW + right) as usize)
     }
 
     /// The word and the bit of a pair.
@@ -252,12 +262,6 @@ fn hash(key: u64) -> u64 {
 #[inline]
 fn half_of(hash: u64) -> usize {
     usize::try_from(hash & u64::from(u32::MAX)).expect("half of the bits")
-}
-
-/// Where the merge of two low ids stands.
-#[inline]
-fn low_index(left: u32, right: u32) -> Option<usize> {
-    (left < LOW && right < LOW).then_some((left * LOW + right) as usize)
 }
 
 /// Two halves: of a pair its left and right, of a merge its rank and token.
