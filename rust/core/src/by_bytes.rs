@@ -211,6 +211,17 @@ impl Words {
         (id != NO_ID).then_some(id)
     }
 
+    /// Which words are not there.
+    pub fn filter(&self) -> Filter {
+        // Eight bits or more for each word: about one in ten of the others is looked up.
+        let mut filter = Filter(vec![0; self.count.next_power_of_two().div_ceil(8)].into());
+        for (_, bytes) in self.iter() {
+            let (at, bit) = filter.place(Word::new(bytes));
+            filter.0[at] |= bit;
+        }
+        filter
+    }
+
     /// The bytes of an id; `None` where it has no word.
     #[inline]
     pub fn bytes_of(&self, id: u32) -> Option<&[u8]> {
@@ -246,6 +257,24 @@ impl Words {
     }
 }
 
+/// Says of most words that are not there that they are not, from a thirtieth of the table's memory.
+#[derive(Debug)]
+pub(crate) struct Filter(Box<[u64]>);
+
+impl Filter {
+    #[inline]
+    pub fn may_have(&self, word: Word<'_>) -> bool {
+        let (at, bit) = self.place(word);
+        self.0[at] & bit != 0
+    }
+
+    #[inline]
+    fn place(&self, word: Word<'_>) -> (usize, u64) {
+        let at = (word.hash / u64::BITS) as usize & (self.0.len() - 1);
+        (at, 1 << (word.hash % u64::BITS))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,6 +297,10 @@ mod tests {
         }
         assert!(!words.insert(b"another", 0), "the id is there");
         assert_eq!(words.len(), all.len());
+        let filter = words.filter();
+        assert!(all.iter().all(|word| filter.may_have(Word::new(word))));
+        let other = |number: u32| filter.may_have(Word::new(&number.to_be_bytes()));
+        assert!((1 << 30..(1 << 30) + 1000).filter(|number| other(*number)).count() < 250);
         for (id, word) in (0..).zip(&all) {
             assert_eq!(words.id_of(Word::new(word)), Some(2 * id), "{word:?}");
             assert_eq!(words.bytes_of(2 * id), Some(*word));

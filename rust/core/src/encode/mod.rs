@@ -5,6 +5,7 @@ mod edge;
 mod encoded;
 mod fast;
 mod hf;
+mod mintable;
 mod segment;
 
 pub use edge::Edge;
@@ -13,4 +14,5 @@ pub(crate) use encoded::{Encoded, HardCut};
 pub(crate) use fast::Fast;
 pub use fast::look_first_at;
 pub(crate) use hf::Pipeline;
+pub(crate) use mintable::Mintable;
 pub(crate) use segment::Segment;

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
 use tokenizers::NormalizedString;
 use tokenizers::tokenizer::normalizer::Range as Span;
 
 use super::edge::Edge;
+use super::mintable::Mintable;
 use crate::cut::Cutter;
 use crate::error::Error;
 use crate::parts::Joined;
@@ -19,8 +19,8 @@ pub(crate) struct Segment<'a> {
     pub offset: usize,
     /// Added tokens with `normalized=true`.
     pub normalized: Option<&'a Cutter>,
-    /// Control tokens that the model itself could emit, by id.
-    pub mintable: &'a FxHashMap<u32, String>,
+    /// Control tokens that the model itself could emit.
+    pub mintable: &'a Mintable,
     pub unk_id: Option<u32>,
     /// The whole text, which knows where its scaffold is.
     pub joined: &'a Joined<'a>,
@@ -40,14 +40,14 @@ impl Segment<'_> {
     }
 
     pub fn cannot_avoid(&self, id: u32, text: &str) -> Error {
-        Error::CannotAvoid { token: self.mintable[&id].clone(), id, text: text.to_owned() }
+        let token = self.mintable.text_of(id).cloned().unwrap_or_default();
+        Error::CannotAvoid { token, id, text: text.to_owned() }
     }
 
     /// Whether the model wrote a control token for this text. The unknown token is also its answer
     /// to what it cannot write, and mints only where the text spells it.
     pub fn mints(&self, id: u32, text: &str) -> bool {
-        !self.mintable.is_empty()
-            && self.mintable.get(&id).is_some_and(|token| self.unk_id != Some(id) || text == token)
+        self.mintable.text_of(id).is_some_and(|token| self.unk_id != Some(id) || text == token)
     }
 
     /// The scaffold run around a range of the normalized text, in terms of the normalized text,

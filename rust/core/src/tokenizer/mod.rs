@@ -23,7 +23,7 @@ pub use spelled::Spelled;
 
 use crate::anchor::Anchors;
 use crate::cut::{Cutter, cut_joined};
-use crate::encode::{Edge, Encoded, Fast, HardCut, Pipeline, Segment};
+use crate::encode::{Edge, Encoded, Fast, HardCut, Mintable, Pipeline, Segment};
 use crate::error::{Error, Result};
 use crate::file::{AddedToken, caught};
 use crate::parts::{Joined, Part};
@@ -50,7 +50,7 @@ pub struct Tokenizer {
     hard: Vec<bool>,
     hard_ids: FxHashSet<u32>,
     control: FxHashMap<u32, String>,
-    mintable: FxHashMap<u32, String>,
+    mintable: Mintable,
     unk_id: Option<u32>,
     added: Vec<AddedToken>,
     vocab_size: usize,

@@ -1,6 +1,6 @@
 //! What is known about a tokenizer without encoding anything.
 
-use rustc_hash::FxHashMap;
+use crate::encode::Mintable;
 
 use crate::file::{AddedToken, Loaded, kind};
 
@@ -36,7 +36,7 @@ impl Profile {
         loaded: &Loaded,
         raw: &[AddedToken],
         hard: &[bool],
-        mintable: &FxHashMap<u32, String>,
+        mintable: &Mintable,
         vocab_size: usize,
         opaque_because: Option<String>,
     ) -> Self {
@@ -59,7 +59,7 @@ impl Profile {
                 .collect(),
             control: contents(&|token| token.control),
             textual: contents(&|token| !token.control),
-            mintable: contents(&|token| mintable.contains_key(&token.id)),
+            mintable: contents(&|token| mintable.text_of(token.id).is_some()),
         }
     }
 }
@@ -72,14 +72,14 @@ pub(super) fn vocab_size(loaded: &Loaded) -> usize {
 }
 
 /// Control tokens that stand in the model's own vocabulary.
-pub(super) fn mintable(loaded: &Loaded) -> FxHashMap<u32, String> {
-    loaded
+pub(super) fn mintable(loaded: &Loaded) -> Mintable {
+    let tokens = loaded
         .added
         .iter()
         .filter(|token| token.control)
         .filter(|token| loaded.model.id_to_token(token.id).is_some())
-        .map(|token| (token.id, token.content.clone()))
-        .collect()
+        .map(|token| (token.id, token.content.clone()));
+    Mintable::new(tokens)
 }
 
 /// The id that the model gives to what it cannot write.

@@ -119,7 +119,11 @@ impl Classes {
     }
 
     pub fn of(&self, c: char) -> Class {
-        let code = c as usize;
+        self.of_code(c as usize)
+    }
+
+    #[inline]
+    fn of_code(&self, code: usize) -> Class {
         self.in_blocks[usize::from(self.blocks[code / BLOCK]) * BLOCK + code % BLOCK]
     }
 
@@ -137,6 +141,17 @@ impl Classes {
     }
 
     fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
+        if let [first @ 0xE0..0xF0, second, third, ..] = text.as_bytes()[at..] {
+            let SixtyFour { all, any } = self.like(first, second);
+            // That of all 64, mostly: to look it up would be two loads that wait for each other.
+            if all == any {
+                return Some((all, at + 3));
+            }
+            let code = usize::from(first & 0x0F) << 12
+                | usize::from(second & 0x3F) << 6
+                | usize::from(third & 0x3F);
+            return Some((self.of_code(code), at + 3));
+        }
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
     }

@@ -108,8 +108,7 @@ impl Fast {
             }
         }
         // The general encoder knows how to keep the model from writing a control token.
-        let mints = |id: &u32| segment.mintable.contains_key(id);
-        if !segment.mintable.is_empty() && out.ids[before..].iter().any(mints) {
+        if segment.mintable.is_any_of(&out.ids[before..]) {
             out.truncate(before);
             out.added.truncate(cuts_before);
             return false;

@@ -32,13 +32,20 @@ impl Neighbours {
         all
     }
 
+    /// The same of two ASCII characters.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each character")]
+    pub fn ascii_meet(&self, left: char, right: u8) -> bool {
+        let (half, bit) = halved(char::from(right & 0x7F));
+        self.ascii[left as usize & 0x7F][half] >> bit & 1 != 0
+    }
+
     /// Whether a merge may bring the two together.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each character")]
     pub fn meet(&self, left: char, right: char) -> bool {
-        if left.is_ascii() && right.is_ascii() {
-            let (half, bit) = halved(right);
-            return self.ascii[left as usize][half] >> bit & 1 != 0;
+        if let (true, Ok(ascii @ ..0x80)) = (left.is_ascii(), u8::try_from(right)) {
+            return self.ascii_meet(left, ascii);
         }
         let (word, bit) = self.place(left, right);
         self.others[word] & bit != 0

@@ -225,8 +225,6 @@ struct CasedWord {
 /// Capitals and then small letters, at least one of which is small or has no case; else capitals.
 /// `None` where neither is there.
 fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
-    const CAPITALS: u16 = UPPER | CASELESS | MARK;
-    const SMALL: u16 = LOWER | CASELESS | MARK;
     let bytes = text.as_bytes();
     if let Ok(capitals) = capitals_end(bytes, at) {
         if let Ok(end) = small_letters_end(bytes, capitals) {
@@ -235,18 +233,21 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     }
     let mut capitals = at;
     let mut last_small = None;
-    while let Some((class, end)) = classes.at(text, capitals) {
-        if class & CAPITALS == 0 {
-            break;
+    loop {
+        // Many at once: letters of most scripts are as good as capitals and as small ones.
+        let both = classes.run(text, capitals, CASELESS | MARK);
+        if both > capitals {
+            last_small = Some(both);
+            capitals = both;
         }
-        if class & SMALL != 0 {
-            last_small = Some(end);
+        match classes.at(text, capitals) {
+            Some((class, end)) if class & UPPER != 0 => capitals = end,
+            Some((class, end)) if class & LOWER != 0 => {
+                let end = classes.run(text, end, LOWER | CASELESS | MARK);
+                return Some(CasedWord { end, has_small: true });
+            }
+            _ => break,
         }
-        capitals = end;
-    }
-    let small = classes.run(text, capitals, SMALL);
-    if small > capitals {
-        return Some(CasedWord { end: small, has_small: true });
     }
     match last_small {
         Some(end) => Some(CasedWord { end, has_small: true }),
