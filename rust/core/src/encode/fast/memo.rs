@@ -39,8 +39,9 @@ fn beside(set: SetIndex) -> SetIndex {
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     low: u64,
-    /// As of the key, and above the length how many tokens; none where they are among the long words.
+    /// As of the key, and above the length how many tokens; none where they are a record.
     high: u64,
+    /// The tokens, or where the record of more of them is: see [`Record::of`].
     ids: [u32; MOST_IDS],
 }
 
@@ -180,6 +181,10 @@ impl Scratch {
         encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
     ) {
         if let Some(key) = key {
+            // One of more tokens than a slot has.
+            if let Some(known) = self.slot(key, set_of(key)).and_then(|slot| self.tokens_of(slot)) {
+                return ids.extend_from_slice(known);
+            }
             self.bring_home(key);
         }
         if let Some(known) = self.recall(key, word.as_bytes()) {
@@ -214,44 +219,71 @@ impl Scratch {
         if let Some(key) = key {
             let home = set_of(key);
             let away = || self.has_moved(home).then(|| self.slot(key, beside(home)))?;
-            let slot = self.slot(key, home).or_else(away)?;
-            if slot.count() > 0 {
-                return Some(&slot.ids[..slot.count()]);
-            }
+            return self.tokens_of(self.slot(key, home).or_else(away)?);
         }
         self.long.get(word)
+    }
+
+    /// The tokens of a word that has a slot; `None` where its record was forgotten.
+    #[inline(always)]
+    fn tokens_of<'a>(&'a self, slot: &'a Slot) -> Option<&'a [u32]> {
+        match slot.count() {
+            0 => self.long.at(Record::of(slot.ids)),
+            count => Some(&slot.ids[..count]),
+        }
     }
 
     /// Remembers a word, a short one in place of the older one of its set, which moves to the set
     /// beside if it is a word.
     pub fn remember(&mut self, key: Option<Key>, word: &[u8], ids: &[u32]) {
-        let fits = ids.len() <= MOST_IDS;
-        if let Some(key) = key {
-            let home = set_of(key);
-            let Set([first, second]) = &mut self.sets[usize::from(home)];
-            let oldest = std::mem::replace(second, *first);
-            let count = if fits { ids.len() } else { 0 };
-            first.low = key.low;
-            first.high = key.high | (count as u64) << COUNT;
-            first.ids[..count].copy_from_slice(&ids[..count]);
-            if oldest.high != 0 {
-                self.moved[usize::from(home) / 64] |= 1 << (home % 64);
-                self.sets[usize::from(beside(home))].0[1] = oldest;
-            }
+        let Some(key) = key else { return self.long.remember(word, ids) };
+        let mut slot = Slot { low: key.low, high: key.high, ids: [0; MOST_IDS] };
+        if ids.len() <= MOST_IDS {
+            slot.high |= (ids.len() as u64) << COUNT;
+            slot.ids[..ids.len()].copy_from_slice(ids);
+        } else {
+            slot.ids = self.long.add(ids).place();
         }
-        if key.is_none() || !fits {
-            self.long.remember(word, ids);
+        let home = set_of(key);
+        let Set([first, second]) = &mut self.sets[usize::from(home)];
+        let oldest = std::mem::replace(second, std::mem::replace(first, slot));
+        if oldest.high != 0 {
+            self.moved[usize::from(home) / 64] |= 1 << (home % 64);
+            self.sets[usize::from(beside(home))].0[1] = oldest;
         }
     }
 }
 
-/// Words that have no [`Key`], or more tokens than a slot.
+/// Words that have no [`Key`], and the tokens of those with more than a slot has.
 #[derive(Debug)]
 struct LongWords {
     /// Two for each hash, the later word first.
     places: Box<[[Place; 2]; Self::PAIRS]>,
-    /// Of each word its tokens, and behind them its bytes: whoever finds one has the other.
+    /// Of each word its tokens, and behind them its bytes if it has no slot that has them: whoever finds
+    /// one has the other.
     records: Vec<u32>,
+    /// How often all records were forgotten.
+    age: u32,
+}
+
+/// Where the tokens of a word stand among the records.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    start: u32,
+    ids: u32,
+    /// As that of the records when it was written.
+    age: u32,
+}
+
+impl Record {
+    fn of([start, ids, age, _]: [u32; MOST_IDS]) -> Self {
+        Self { start, ids, age }
+    }
+
+    /// As it stands in a slot.
+    fn place(self) -> [u32; MOST_IDS] {
+        [self.start, self.ids, self.age, 0]
+    }
 }
 
 /// Where the record of a word begins, and how many tokens and bytes it has.
@@ -264,15 +296,16 @@ struct Place {
 }
 
 impl LongWords {
-    const PAIRS: usize = 1 << 14;
+    const PAIRS: usize = 1 << 16;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
     /// When all records have more numbers, all are forgotten.
-    const MOST_IN_RECORDS: usize = 1 << 19;
+    const MOST_IN_RECORDS: usize = 1 << 21;
 
     fn new() -> Self {
         let places = vec![Default::default(); Self::PAIRS].into_boxed_slice();
-        Self { places: places.try_into().expect("as many as asked for"), records: Vec::new() }
+        let places = places.try_into().expect("as many as asked for");
+        Self { places, records: Vec::new(), age: 0 }
     }
 
     /// Has what is remembered of a word come from memory.
@@ -292,21 +325,35 @@ impl LongWords {
         })
     }
 
+    /// The tokens of a record; `None` where it was forgotten.
+    fn at(&self, record: Record) -> Option<&[u32]> {
+        let is_kept = record.age == self.age;
+        is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
+    }
+
+    /// Writes a record of tokens.
+    fn add(&mut self, ids: &[u32]) -> Record {
+        if self.records.len() > Self::MOST_IN_RECORDS {
+            self.places.fill(Default::default());
+            self.records.clear();
+            self.age = self.age.wrapping_add(1);
+        }
+        let number = |count: usize| u32::try_from(count).expect("bounded");
+        let start = number(self.records.len());
+        self.records.extend_from_slice(ids);
+        Record { start, ids: number(ids.len()), age: self.age }
+    }
+
     fn remember(&mut self, word: &[u8], ids: &[u32]) {
         if word.len() > Self::MOST_BYTES_OF_WORD {
             return;
         }
-        if self.records.len() > Self::MOST_IN_RECORDS {
-            self.places.fill(Default::default());
-            self.records.clear();
-        }
         let hash = hash(word);
         let small = |count: usize| u16::try_from(count).expect("a word has few");
-        let start = u32::try_from(self.records.len()).expect("bounded");
+        let Record { start, .. } = self.add(ids);
         let place = Place { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
         let both = &mut self.places[hash as usize % Self::PAIRS];
         *both = [place, both[0]];
-        self.records.extend_from_slice(ids);
         let bytes_at = self.records.len();
         self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);
         cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);
