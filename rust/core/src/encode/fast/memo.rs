@@ -58,7 +58,7 @@ impl Slot {
 }
 
 /// Two words that share their hash, the later one first. What would be forgotten for a third one
-/// moves to the set beside: of 20,000 words of a megabyte, 800 are the third of a set.
+/// moves to the set beside: of as many words as there are sets, one in ten is a third or a later one.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 struct Set([Slot; 2]);
@@ -299,7 +299,8 @@ impl LongWords {
     const PAIRS: usize = 1 << 16;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
-    /// When all records have more numbers, all are forgotten.
+    /// When all records have more numbers, all are forgotten. With a quarter, 400 kB of Chinese at random
+    /// were forgotten before they came again, and took four times as long.
     const MOST_IN_RECORDS: usize = 1 << 21;
 
     fn new() -> Self {
