@@ -360,3 +360,62 @@ impl LongWords {
         cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other tokens for each word, as many as its last byte says.
+    fn tokens_of(number: u32) -> Vec<u32> {
+        (0..=number % 12).map(|place| number.wrapping_mul(31) + place).collect()
+    }
+
+    /// Short words for even numbers, and others.
+    fn word(number: u32) -> Vec<u8> {
+        let spelled = number.to_string();
+        if number % 2 == 0 { spelled.into_bytes() } else { spelled.repeat(4).into_bytes() }
+    }
+
+    #[test]
+    fn a_word_has_its_own_tokens_or_is_forgotten() {
+        let mut scratch = Scratch::new();
+        let (mut found, mut forgotten) = (0, 0);
+        for number in 0..600_000_u32 {
+            let word_now = word(number);
+            let key = Key::of(&word_now, 0, word_now.len());
+            scratch.remember(key, &word_now, &tokens_of(number));
+            assert_eq!(scratch.recall(key, &word_now), Some(&tokens_of(number)[..]));
+            let before = word(number / 2);
+            match scratch.recall(Key::of(&before, 0, before.len()), &before) {
+                Some(tokens) => {
+                    assert_eq!(tokens, tokens_of(number / 2));
+                    found += 1;
+                }
+                None => forgotten += 1,
+            }
+        }
+        assert!(scratch.long.age > 0, "the records were never full");
+        assert!(found > 100_000 && forgotten > 100_000, "{found} found, {forgotten} forgotten");
+    }
+
+    #[test]
+    fn a_third_word_of_a_set_moves_one_to_the_set_beside_and_back() {
+        let mut scratch = Scratch::new();
+        let numbered = (0..1 << 20).map(|number: u32| (number, number.to_string().into_bytes()));
+        let keyed = numbered.map(|(number, word)| (number, Key::of(&word, 0, word.len()), word));
+        let mut of_one_set = keyed.filter(|(_, key, _)| key.is_some_and(|key| set_of(key) == 6));
+        let words: Vec<_> = of_one_set.by_ref().take(3).collect();
+        for (number, key, word) in &words {
+            scratch.remember(*key, word, &[*number]);
+        }
+        let (number, key, word) = &words[0];
+        let first = key.expect("a short word");
+        assert!(scratch.slot(first, 6).is_none());
+        assert_eq!(scratch.recall(*key, word), Some(&[*number][..]));
+        scratch.bring_home(first);
+        assert!(scratch.slot(first, 6).is_some());
+        for (number, key, word) in &words {
+            assert_eq!(scratch.recall(*key, word), Some(&[*number][..]));
+        }
+    }
+}

@@ -132,7 +132,7 @@ impl Merges {
     #[inline]
     fn first_index(&self, left: u32, right: u32) -> Option<usize> {
         let (left, right) = (left.wrapping_sub(self.alphabet), right.wrapping_sub(self.alphabet));
-        (left < ALPHABET && right < ALPHABET).then_some((left * ALPHABET + right) as usize)
+        (left < ALPHABET && right < ALPHABET).then(|| (left * ALPHABET + right) as usize)
     }
 
     /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
