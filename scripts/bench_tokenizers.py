@@ -4,8 +4,8 @@
 
 Their vocabularies are published inside packages: Llama 3's in llama-models and Tekken's in
 mistral-common, which pip fetches, o200k's in the crate tiktoken-rs, which cargo fetches. Nothing of
-these packages is run. FOLDER gets a folder for each, and may be the one that `ABUT_TOKENIZERS` names.
-transformers turns ranks into merges, as it does for the files that these models are published with.
+these packages is run. FOLDER gets a folder for each; it may be the one that `ABUT_TOKENIZERS`
+names. transformers turns ranks into merges, as it does for the files that these models come with.
 """
 
 import argparse
@@ -51,7 +51,9 @@ def from_crate(folder: Path) -> bytes:
         '[package]\nname = "vocabularies"\nversion = "0.0.0"\nedition = "2021"\n'
         f'[dependencies]\n{CRATE} = "={CRATE_VERSION}"\n[workspace]\n'
     )
-    subprocess.run(["cargo", "vendor", "--quiet"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["cargo", "vendor", "--quiet"], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
     return (folder / "vendor" / CRATE / CRATE_FILE).read_bytes()
 
 
@@ -90,7 +92,7 @@ def shift_behind_special_tokens(read: dict, room: int = 1000) -> None:
 
 
 def main() -> None:
-    """Fetch, convert, write, and see that each is read as its ranks say."""
+    """Fetch all three, convert and write them."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("folder", type=Path, help="gets llama3/, o200k/ and tekken/")
     folder = arguments.parse_args().folder
