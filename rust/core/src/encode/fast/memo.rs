@@ -9,11 +9,10 @@
 use std::hint::black_box;
 use std::ops::{BitXor, Range};
 
-use bytemuck::{cast_slice, cast_slice_mut};
-
 use super::AT_ONCE;
+use super::long_words::{LongWords, Record};
 use super::merges::Bench;
-use crate::by_bytes::{Key, hash};
+use crate::by_bytes::Key;
 
 /// With as many tokens a slot has 32 bytes, and a set of two is one cache line.
 const MOST_IDS: usize = 4;
@@ -41,7 +40,7 @@ struct Slot {
     low: u64,
     /// As of the key, and above the length how many tokens; none where they are a record.
     high: u64,
-    /// The tokens, or where the record of more of them is: see [`Record::of`].
+    /// The tokens, or where the record of more of them is: see [`Slot::record`].
     ids: [u32; MOST_IDS],
 }
 
@@ -54,6 +53,13 @@ impl Slot {
     #[inline(always)]
     fn count(&self) -> usize {
         usize::try_from(self.high >> COUNT).expect("four bits")
+    }
+
+    /// Where its tokens are, if it has none itself.
+    #[inline(always)]
+    fn record(&self) -> Record {
+        let [start, ids, age, _] = self.ids;
+        Record { start, ids, age }
     }
 }
 
@@ -228,7 +234,7 @@ impl Scratch {
     #[inline(always)]
     fn tokens_of<'a>(&'a self, slot: &'a Slot) -> Option<&'a [u32]> {
         match slot.count() {
-            0 => self.long.at(Record::of(slot.ids)),
+            0 => self.long.at(slot.record()),
             count => Some(&slot.ids[..count]),
         }
     }
@@ -242,7 +248,8 @@ impl Scratch {
             slot.high |= (ids.len() as u64) << COUNT;
             slot.ids[..ids.len()].copy_from_slice(ids);
         } else {
-            slot.ids = self.long.add(ids).place();
+            let Record { start, ids, age } = self.long.add(ids);
+            slot.ids = [start, ids, age, 0];
         }
         let home = set_of(key);
         let Set([first, second]) = &mut self.sets[usize::from(home)];
@@ -251,113 +258,6 @@ impl Scratch {
             self.moved[usize::from(home) / 64] |= 1 << (home % 64);
             self.sets[usize::from(beside(home))].0[1] = oldest;
         }
-    }
-}
-
-/// Words that have no [`Key`], and the tokens of those with more than a slot has.
-#[derive(Debug)]
-struct LongWords {
-    /// Two for each hash, the later word first.
-    places: Box<[[Place; 2]; Self::PAIRS]>,
-    /// Of each word its tokens, and behind them its bytes if it has no slot that has them: whoever finds
-    /// one has the other.
-    records: Vec<u32>,
-    /// How often all records were forgotten.
-    age: u32,
-}
-
-/// Where the tokens of a word stand among the records.
-#[derive(Debug, Clone, Copy)]
-struct Record {
-    start: u32,
-    ids: u32,
-    /// As that of the records when it was written.
-    age: u32,
-}
-
-impl Record {
-    fn of([start, ids, age, _]: [u32; MOST_IDS]) -> Self {
-        Self { start, ids, age }
-    }
-
-    /// As it stands in a slot.
-    fn place(self) -> [u32; MOST_IDS] {
-        [self.start, self.ids, self.age, 0]
-    }
-}
-
-/// Where the record of a word begins, and how many tokens and bytes it has.
-#[derive(Debug, Clone, Copy, Default)]
-struct Place {
-    hash: u32,
-    start: u32,
-    ids: u16,
-    bytes: u16,
-}
-
-impl LongWords {
-    const PAIRS: usize = 1 << 16;
-    /// Longer words hardly come again.
-    const MOST_BYTES_OF_WORD: usize = 256;
-    /// When all records have more numbers, all are forgotten. With a quarter, 400 kB of Chinese at random
-    /// were forgotten before they came again, and took four times as long.
-    const MOST_IN_RECORDS: usize = 1 << 21;
-
-    fn new() -> Self {
-        let places = vec![Default::default(); Self::PAIRS].into_boxed_slice();
-        let places = places.try_into().expect("as many as asked for");
-        Self { places, records: Vec::new(), age: 0 }
-    }
-
-    /// Has what is remembered of a word come from memory.
-    fn fetch(&self, word: &[u8]) {
-        let [place, _] = self.places[hash(word) as usize % Self::PAIRS];
-        black_box(self.records.get(place.start as usize));
-    }
-
-    fn get(&self, word: &[u8]) -> Option<&[u32]> {
-        let hash = hash(word);
-        let both = &self.places[hash as usize % Self::PAIRS];
-        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
-        both.iter().filter(is_like).find_map(|place| {
-            let record = &self.records[place.start as usize..];
-            let (ids, bytes) = record.split_at(usize::from(place.ids));
-            cast_slice(bytes).starts_with(word).then_some(ids)
-        })
-    }
-
-    /// The tokens of a record; `None` where it was forgotten.
-    fn at(&self, record: Record) -> Option<&[u32]> {
-        let is_kept = record.age == self.age;
-        is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
-    }
-
-    /// Writes a record of tokens.
-    fn add(&mut self, ids: &[u32]) -> Record {
-        if self.records.len() > Self::MOST_IN_RECORDS {
-            self.places.fill(Default::default());
-            self.records.clear();
-            self.age = self.age.wrapping_add(1);
-        }
-        let number = |count: usize| u32::try_from(count).expect("bounded");
-        let start = number(self.records.len());
-        self.records.extend_from_slice(ids);
-        Record { start, ids: number(ids.len()), age: self.age }
-    }
-
-    fn remember(&mut self, word: &[u8], ids: &[u32]) {
-        if word.len() > Self::MOST_BYTES_OF_WORD {
-            return;
-        }
-        let hash = hash(word);
-        let small = |count: usize| u16::try_from(count).expect("a word has few");
-        let Record { start, .. } = self.add(ids);
-        let place = Place { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
-        let both = &mut self.places[hash as usize % Self::PAIRS];
-        *both = [place, both[0]];
-        let bytes_at = self.records.len();
-        self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);
-        cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);
     }
 }
 
@@ -394,7 +294,7 @@ mod tests {
                 None => forgotten += 1,
             }
         }
-        assert!(scratch.long.age > 0, "the records were never full");
+        assert!(scratch.long.was_full(), "the records were never full");
         assert!(found > 100_000 && forgotten > 100_000, "{found} found, {forgotten} forgotten");
     }
 

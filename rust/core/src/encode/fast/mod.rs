@@ -11,6 +11,7 @@ mod char_level;
 mod characters;
 mod class;
 mod deepseek;
+mod long_words;
 mod memo;
 mod merges;
 mod neighbours;

@@ -1,0 +1,115 @@
+//! Long words that a thread has met before, and the tokens of short ones that have many.
+//!
+//! Invariant: what is written here is bounded in bytes; where there is too much all is forgotten, and who
+//! has a place from before is told that nothing stands there any more.
+
+use std::hint::black_box;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use crate::by_bytes::hash;
+
+/// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of those with more than a slot has.
+#[derive(Debug)]
+pub(super) struct LongWords {
+    /// Two for each hash, the later word first.
+    places: Box<[[Place; 2]; Self::PAIRS]>,
+    /// Of each word its tokens, and behind them its bytes if it has no slot that has them: whoever finds
+    /// one has the other.
+    records: Vec<u32>,
+    /// How often all records were forgotten.
+    age: u32,
+}
+
+/// Where the tokens of a word stand among the records.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    pub start: u32,
+    /// How many there are.
+    pub ids: u32,
+    /// As that of the records when it was written.
+    pub age: u32,
+}
+
+/// Where the record of a word begins, and how many tokens and bytes it has.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    hash: u32,
+    start: u32,
+    ids: u16,
+    bytes: u16,
+}
+
+impl LongWords {
+    const PAIRS: usize = 1 << 16;
+    /// Longer words hardly come again.
+    const MOST_BYTES_OF_WORD: usize = 256;
+    /// When all records have more numbers, all are forgotten. With a quarter, 400 kB of Chinese at random
+    /// were forgotten before they came again, and took four times as long.
+    const MOST_IN_RECORDS: usize = 1 << 21;
+
+    pub fn new() -> Self {
+        let places = vec![Default::default(); Self::PAIRS].into_boxed_slice();
+        let places = places.try_into().expect("as many as asked for");
+        Self { places, records: Vec::new(), age: 0 }
+    }
+
+    /// Has what is remembered of a word come from memory.
+    pub fn fetch(&self, word: &[u8]) {
+        let [place, _] = self.places[hash(word) as usize % Self::PAIRS];
+        black_box(self.records.get(place.start as usize));
+    }
+
+    /// The tokens of a word that has no key; `None` where it is not remembered.
+    pub fn get(&self, word: &[u8]) -> Option<&[u32]> {
+        let hash = hash(word);
+        let both = &self.places[hash as usize % Self::PAIRS];
+        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
+        both.iter().filter(is_like).find_map(|place| {
+            let record = &self.records[place.start as usize..];
+            let (ids, bytes) = record.split_at(usize::from(place.ids));
+            cast_slice(bytes).starts_with(word).then_some(ids)
+        })
+    }
+
+    /// The tokens of a record; `None` where it was forgotten.
+    pub fn at(&self, record: Record) -> Option<&[u32]> {
+        let is_kept = record.age == self.age;
+        is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
+    }
+
+    /// Whether all were forgotten at least once.
+    #[cfg(test)]
+    pub fn was_full(&self) -> bool {
+        self.age > 0
+    }
+
+    /// Writes a record of tokens.
+    pub fn add(&mut self, ids: &[u32]) -> Record {
+        if self.records.len() > Self::MOST_IN_RECORDS {
+            self.places.fill(Default::default());
+            self.records.clear();
+            self.age = self.age.wrapping_add(1);
+        }
+        let number = |count: usize| u32::try_from(count).expect("bounded");
+        let start = number(self.records.len());
+        self.records.extend_from_slice(ids);
+        Record { start, ids: number(ids.len()), age: self.age }
+    }
+
+    /// Remembers a word that has no key.
+    pub fn remember(&mut self, word: &[u8], ids: &[u32]) {
+        if word.len() > Self::MOST_BYTES_OF_WORD {
+            return;
+        }
+        let hash = hash(word);
+        let small = |count: usize| u16::try_from(count).expect("a word has few");
+        let Record { start, .. } = self.add(ids);
+        let place = Place { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
+        let both = &mut self.places[hash as usize % Self::PAIRS];
+        *both = [place, both[0]];
+        let bytes_at = self.records.len();
+        self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);
+        cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);
+    }
+}
