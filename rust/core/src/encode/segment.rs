@@ -40,7 +40,7 @@ impl Segment<'_> {
     }
 
     pub fn cannot_avoid(&self, id: u32, text: &str) -> Error {
-        let token = self.mintable.text_of(id).cloned().unwrap_or_default();
+        let token = self.mintable.text_of(id).expect("a control token").clone();
         Error::CannotAvoid { token, id, text: text.to_owned() }
     }
 
