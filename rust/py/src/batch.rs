@@ -12,6 +12,7 @@ use abut_core::{Error, Tokenizer};
 use pyo3::prelude::*;
 
 use crate::detach::encoding;
+use crate::forks::starting;
 
 /// How often Ctrl-C is looked for; it is noticed between two texts.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -71,10 +72,11 @@ pub fn answers<T: Send>(
         };
         thread::scope(|scope| {
             let start = |place| {
-                scope.spawn(move || {
+                let work = move || {
                     abut_core::look_first_at(place);
                     work(&mut || {})
-                })
+                };
+                starting(|| scope.spawn(work))
             };
             let others: Vec<_> = (1..threads).map(start).collect();
             let mut answered = work(&mut look_for_signals);

@@ -12,6 +12,7 @@ mod columns;
 mod convert;
 mod detach;
 mod error;
+mod forks;
 mod loaded;
 mod pickle;
 mod reply;
@@ -46,6 +47,7 @@ mod _native {
         // The first array loads NumPy's own API; where Ctrl-C falls into that, the process panics.
         numpy::PyArray1::<i64>::zeros(module.py(), 0, false);
         crate::loaded::tokenizers(module.py())?;
+        crate::forks::register(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
