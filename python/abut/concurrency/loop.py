@@ -12,7 +12,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from abut.concurrency.mailbox import HandOver, Mailbox, settles, settles_on_loop
+from abut.concurrency.mailbox import (
+    HandOver,
+    Mailbox,
+    settles,
+    settles_here,
+    settles_on_loop,
+)
 
 try:
     import uvloop
@@ -49,20 +55,28 @@ class LoopTasks:
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         """Run it for who waits on the running loop; it is cancelled where the future is."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        is_here = loop is self._loop
+        do = _now if is_here else self._mailbox.put
+        hand_over = (settles_here if is_here else settles_on_loop)(future)
         started: list[asyncio.Task[None]] = []
 
         def start() -> None:
             if not future.cancelled():
-                started.append(self._start(call, settles_on_loop(future)))
+                started.append(self._start(call, hand_over))
 
         def cancel(future: asyncio.Future[T]) -> None:
             if future.cancelled():
-                self._mailbox.put(lambda: [task.cancel() for task in started])
+                do(lambda: [task.cancel() for task in started])
 
-        self._mailbox.put(start)
+        do(start)
         future.add_done_callback(cancel)
         return future
+
+    def stop(self) -> None:
+        """Cancel what still runs; from any thread."""
+        self._mailbox.put(self.cancel)
 
     def cancel(self) -> None:
         """Cancel what still runs; on the loop."""
@@ -78,10 +92,19 @@ class LoopTasks:
             else:
                 hand_over(result, None)
 
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # before it began
+                hand_over(None, asyncio.CancelledError())
+
         task = self._loop.create_task(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
         return task
+
+
+def _now(call: Callable[[], object]) -> None:
+    call()
 
 
 class DaemonLoop(LoopTasks):
@@ -108,6 +131,10 @@ class DaemonLoop(LoopTasks):
             run = functools.partial(_run_until_closed, self._loop, self._tasks, self._use)
             self._thread = threading.Thread(target=run, name=self._name, daemon=True)
             self._thread.start()
+
+    def tasks(self) -> LoopTasks:
+        """Runs others on it, which are cancelled apart from its own."""
+        return LoopTasks(self._loop)
 
     @property
     def is_current(self) -> bool:

@@ -27,8 +27,8 @@ def settles(future: Future[Any]) -> HandOver:
     return settle
 
 
-def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
-    """What settles a future of an event loop, from any thread."""
+def settles_here(future: asyncio.Future[Any]) -> HandOver:
+    """What settles a future of an event loop, on that loop."""
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
@@ -38,7 +38,12 @@ def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
         else:
             future.set_exception(_deliverable(error))
 
-    mailbox = Mailbox.of(future.get_loop())
+    return settle
+
+
+def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
+    """What settles a future of an event loop, from any thread."""
+    settle, mailbox = settles_here(future), Mailbox.of(future.get_loop())
     return lambda result, error: mailbox.put(lambda: settle(result, error))
 
 

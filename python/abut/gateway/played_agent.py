@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from abut.agents import Agent, AgentResult, name_of, result_of
+from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import place_of, raised_by_env
 from abut.envs.task import RolloutTask
@@ -57,6 +58,12 @@ class PlayedAgent(OwnLoop):
     def complete(self, task: RolloutTask) -> RolloutTask:
         """The task with what plays it."""
         return dataclasses.replace(task, make_env=self)  # type: ignore[arg-type]
+
+    def loop(self) -> LoopTasks:
+        """That of the gateway: a call crosses from one to the other and back otherwise."""
+        self._gateway.start()
+        assert self._gateway.desk.loop is not None
+        return self._gateway.desk.loop.tasks()
 
     @asynccontextmanager
     async def _for_batch(self, batch: Batch) -> AsyncIterator[None]:

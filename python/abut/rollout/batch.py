@@ -1,27 +1,26 @@
 """One batch of rollouts: what lives no longer than it.
 
-One event loop on a thread of its own, which only waits; slots for environments and requests, the
-turns that wait for a sample, and what failed. A batch that was interrupted may leave some of it to
-calls that hang; the next batch has its own.
+One event loop, which only waits: on a thread of its own, or the gateway's where agents play. Slots
+for environments and requests, the turns that wait for a sample, and what failed. A batch that was
+interrupted may leave some of it to calls that hang; the next batch has its own.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
-    suppress,
 )
 from typing import Any, TypeAlias, TypeVar
 
 from abut._native import Tokenizer
 from abut.concurrency.garbage import rarer_collections
-from abut.concurrency.loop import KeptLoop, is_cancelled, new_loop
+from abut.concurrency.loop import KeptLoop, LoopTasks, is_cancelled, new_loop
 from abut.concurrency.mailbox import Mailbox
 from abut.concurrency.slots import Slots
 from abut.concurrency.thread_limit import thread_limit
@@ -97,48 +96,53 @@ class Batch:
         self._more_stop_token_ids = stop_token_ids
         self._request_slots = Slots(config.max_requests)
         self._turns = PendingTurns()
+        self._playing: Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        """That of its own loop, where it has one."""
         self._budget: Budget | None = None
         self._budget_holds: int | None = None
         self._live_envs: set[int] = set()
         self._thread_limit = thread_limit()
         self._env_lock = threading.Lock()
 
-    def run(self, play: Callable[[], Coroutine[Any, Any, T]], expected: Callable[[], int]) -> T:
-        """Run `play` on the loop, and sample on this thread where that is asked.
+    def run(
+        self,
+        play: Callable[[], Coroutine[Any, Any, T]],
+        expected: Callable[[], int],
+        on: LoopTasks | None = None,
+    ) -> T:
+        """Run `play` on a loop, and sample on this thread where that is asked.
 
         Args:
             play: plays rollouts, within `open`.
             expected: how many rollouts may still ask for a turn.
+            on: the loop, which runs on another thread; None makes one for this batch.
 
         Raises:
             RolloutError: a rollout failed with `on_failure="raise"`.
             SamplerError: the sampler failed.
         """
-        done: Future[T] = Future()
         with ExitStack() as stack:
             stack.enter_context(rarer_collections(self.at_once))
             stack.callback(self.closing.close_loop)
             stack.callback(self.closing.wait)
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
-            loop = new_loop()
-            playing = loop.create_task(play())
-            thread = self._thread = threading.Thread(
-                target=_run_loop, args=(loop, playing, done), name="abut-loop", daemon=True
-            )
+            tasks = on or self._own_loop()
+            playing = self._playing = tasks.submit(play)
+            playing.add_done_callback(self._stop_loop)
             try:
-                thread.start()
-                self._serve(done, expected)
-                thread.join()
+                self._serve(playing, expected)
+                self.has_ended(None)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
                 self.closing.interrupted = True
-                with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(playing.cancel)
-                thread.join(INTERRUPTED_CLOSE_S)
+                tasks.stop()
+                self.has_ended(INTERRUPTED_CLOSE_S)
                 raise
-        return done.result()
+        result: T = playing.result()
+        return result
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AsyncExitStack]:
@@ -148,9 +152,11 @@ class Batch:
                 await stack.enter_async_context(self._sampler)
             yield stack
 
-    def has_ended(self, wait_s: float) -> bool:
+    def has_ended(self, wait_s: float | None) -> bool:
         """Whether no rollout plays any more; where it was interrupted, some may for a while."""
-        if self._thread is not None and self._thread.ident is not None:
+        if self._playing is None or not wait([self._playing], wait_s).done:
+            return self._playing is None
+        if self._thread is not None:
             self._thread.join(wait_s)
             return not self._thread.is_alive()
         return True
@@ -229,6 +235,19 @@ class Batch:
                 "hint: set max_rollouts below that, or make reset and step `async def`"
             )
 
+    def _own_loop(self) -> LoopTasks:
+        """One that runs until the batch has ended."""
+        loop = self._loop = new_loop()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(loop,), name="abut-loop", daemon=True
+        )
+        self._thread.start()
+        return LoopTasks(loop)
+
+    def _stop_loop(self, playing: Future[Any]) -> None:
+        if self._loop is not None:
+            self._loop.stop()  # this is its thread
+
     def _serve(self, done: Future[Any], expected: Callable[[], int]) -> None:
         """Sample for models in this process on this thread until the batch is done."""
         turns, at_most = self._turns, self.config.max_requests
@@ -236,17 +255,7 @@ class Batch:
         serve(self._sampler, turns, lambda: max(1, min(expected(), at_most)))
 
 
-def _run_loop(
-    loop: asyncio.AbstractEventLoop,
-    playing: asyncio.Task[T],
-    done: Future[T],
-) -> None:
-    try:
-        result = loop.run_until_complete(playing)
-    except BaseException as error:  # handed to the caller of `run`
-        done.set_exception(error)
-    else:
-        done.set_result(result)
-    finally:
-        loop.close()
-        Mailbox.drop(loop)
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+    Mailbox.drop(loop)

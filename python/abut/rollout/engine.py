@@ -21,7 +21,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
-from abut.rollout.own_loop import AnyEpisode, OwnLoop
+from abut.rollout.own_loop import AnyEpisode, OwnLoop, loop_of
 from abut.rollout.playing import Playing
 from abut.rollout.progress import Progress
 from abut.rollout.rollout import Rollout, StopReason
@@ -119,7 +119,7 @@ class Engine:
         progress = Progress(len(tasks), self._progress)
         playing = Playing(batch, tasks, functools.partial(self._play, batch), progress)
         try:
-            rollouts = batch.run(playing.run, playing.expected)
+            rollouts = batch.run(playing.run, playing.expected, loop_of(tasks))
         finally:
             progress.close()
             self._end(batch)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
+from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch
 from abut.rollout.rollout import Rollout
@@ -40,6 +41,13 @@ class AnyEpisode(Protocol):
 
 class OwnLoop(ABC):
     """What plays a rollout itself, in the place of an environment: an agent behind its gateway."""
+
+    def loop(self) -> LoopTasks | None:
+        """The loop on which its batches run best, which it starts; None: that of the batch.
+
+        Where several have one, it is that of the first task's.
+        """
+        return None
 
     @abstractmethod
     def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
@@ -83,3 +91,12 @@ class OwnLoops:
             own = [pair for pair in played if id(pair[0].make_env) == id_]
             if own:
                 await own_loop.settle(self._batch, own)
+
+
+def loop_of(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
+    """The loop of whatever plays one of these tasks itself; None where nothing has one."""
+    for task in {id(task.make_env): task for task in tasks}.values():
+        played: Any = task.make_env
+        if isinstance(played, OwnLoop) and (loop := played.loop()) is not None:
+            return loop
+    return None
