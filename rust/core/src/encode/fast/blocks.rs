@@ -2,7 +2,7 @@
 //!
 //! Invariant: where a bit is set a word begins, if one begins at the first byte; of what stands before
 //! the last such bit none is missing. Whatever these rules do not know ends what is looked at: a
-//! character beyond ASCII, tabs, contractions. The function for one word at a time goes on there, and
+//! character beyond ASCII, contractions. The function for one word at a time goes on there, and
 //! a test compares the two.
 
 #![allow(clippy::inline_always, reason = "called for each block, in loops that must stay small")]
@@ -40,6 +40,8 @@ struct Kinds {
     capitals: u64,
     digits: u64,
     spaces: u64,
+    /// And what else is whitespace and no newline.
+    tabs: u64,
     newlines: u64,
     apostrophes: u64,
     slashes: u64,
@@ -113,9 +115,9 @@ fn places(mut bits: u64, at: usize, count: usize, places: &mut [usize]) {
 #[inline(always)]
 pub(super) fn gpt2(block: &Block) -> u64 {
     let rules = Rules { digits: usize::MAX, contractions: Contractions::Before, cased: false };
-    let Kinds { letters, digits, spaces, newlines, apostrophes, mut unknown, .. } =
+    let Kinds { letters, digits, spaces, tabs, newlines, apostrophes, mut unknown, .. } =
         kinds(block, rules);
-    let whitespace = spaces | newlines;
+    let whitespace = spaces | tabs | newlines;
     let signs = !(letters | digits | whitespace | unknown);
 
     // A space goes with what follows; other whitespace in that place is a word of its own.
@@ -130,21 +132,24 @@ pub(super) fn gpt2(block: &Block) -> u64 {
 /// Where words begin by patterns like cl100k's and o200k's, the first byte left out.
 #[inline(always)]
 pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
-    let Kinds { letters, capitals, digits, spaces, newlines, apostrophes, slashes, mut unknown } =
-        kinds(block, rules);
+    let kinds = kinds(block, rules);
+    let Kinds { letters, capitals, digits, newlines, apostrophes, slashes, mut unknown, .. } = kinds;
+    // A tab goes with letters as a space does, but not with signs.
+    let spaces = kinds.spaces | kinds.tabs;
     let signs = !(letters | digits | spaces | newlines | unknown);
 
     // A sign that has no space before it takes the letters behind it, if it is one sign.
-    let plain_signs = first(signs) & !(spaces << 1);
+    let plain_signs = first(signs) & !(kinds.spaces << 1);
     let mut words = plain_signs | first(letters) & !((spaces | plain_signs) << 1);
     if rules.cased {
         words |= capitals & (letters & !capitals) << 1;
         unknown |= slashes & newlines << 1;
     }
-    words |= if rules.digits == 1 { digits } else { first(digits) };
-    if rules.digits == 3 {
-        unknown |= digits & digits << 1 & digits << 2 & digits << 3;
-    }
+    words |= match rules.digits {
+        1 => digits,
+        3 => threes(digits),
+        _ => first(digits),
+    };
     // The last space goes with what follows, but spaces before a newline stay together with it, and
     // newlines behind signs with those.
     words |= first(spaces) | spaces & !((spaces | newlines) >> 1);
@@ -170,6 +175,22 @@ pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
 #[inline(always)]
 fn first(kind: u64) -> u64 {
     kind & !(kind << 1)
+}
+
+/// The first of each run, and each third one behind it.
+#[inline(always)]
+fn threes(kind: u64) -> u64 {
+    let mut starts = first(kind);
+    // Where the three before are of the same run: a start there makes another one here.
+    let mut goes_on = kind & kind << 1 & kind << 2 & kind << 3;
+    if goes_on != 0 {
+        // Twice as far each time.
+        for step in [3, 6, 12, 24, 48] {
+            starts |= starts << step & goes_on;
+            goes_on &= goes_on << step;
+        }
+    }
+    starts
 }
 
 /// Those of the words before the first unknown place that are sure: what whitespace at the end becomes
@@ -207,12 +228,12 @@ fn kinds(block: &Block, rules: Rules) -> Kinds {
         let bytes = Bytes::new(bytes.try_into().expect("one vector"));
         let at = VECTOR * index;
         let newline = bytes.is(b'\n') | bytes.is(b'\r');
-        let other_space = bytes.are_in(b'\t', b'\r') & !newline;
         kinds.letters |= Bytes(bytes.0 | i8x16::splat(0x20)).are_in(b'a', b'z') << at;
         kinds.digits |= bytes.are_in(b'0', b'9') << at;
         kinds.spaces |= bytes.is(b' ') << at;
+        kinds.tabs |= (bytes.are_in(b'\t', b'\r') & !newline) << at;
         kinds.newlines |= newline << at;
-        kinds.unknown |= (other_space | bytes.beyond_ascii()) << at;
+        kinds.unknown |= bytes.beyond_ascii() << at;
         if rules.contractions != Contractions::None {
             kinds.apostrophes |= bytes.is(b'\'') << at;
         }
@@ -272,7 +293,7 @@ mod tests {
 
     #[test]
     fn blocks_have_the_words_that_are_found_one_by_one() {
-        const PARTS: [&str; 45] = [
+        const PARTS: [&str; 48] = [
             "a",
             "b",
             "s",
@@ -313,6 +334,9 @@ mod tests {
             "//",
             "_",
             "\t",
+            "\t",
+            "\u{b}",
+            "\u{c}",
             "é",
             "中",
             "\u{301}",

@@ -60,9 +60,13 @@ struct SixtyFour {
     any: Class,
 }
 
+/// As many characters have one byte or two.
+const LOW: usize = 0x800;
+
 /// The classes of all code points: blocks of 256, equal ones stored once.
 pub(super) struct Classes {
-    ascii: [Class; 128],
+    /// Of the characters of one or two bytes.
+    low: [Class; LOW],
     /// By the bits of the first two bytes that are not the same for all characters of three bytes.
     of_three_bytes: Box<[SixtyFour; 1 << 10]>,
     blocks: Vec<u16>,
@@ -107,7 +111,7 @@ impl Classes {
                 next
             }));
         }
-        let ascii = std::array::from_fn(|code| all[code]);
+        let low = std::array::from_fn(|code| all[code]);
         let of_three_bytes = Box::new(std::array::from_fn(|prefix| {
             let classes = &all[prefix << 6..(prefix + 1) << 6];
             SixtyFour {
@@ -115,7 +119,7 @@ impl Classes {
                 any: classes.iter().fold(0, BitOr::bitor),
             }
         }));
-        Self { ascii, of_three_bytes, blocks, in_blocks }
+        Self { low, of_three_bytes, blocks, in_blocks }
     }
 
     pub fn of(&self, c: char) -> Class {
@@ -135,7 +139,7 @@ impl Classes {
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let first = *text.as_bytes().get(at)?;
         if first < 128 {
-            return Some((self.ascii[usize::from(first)], at + 1));
+            return Some((self.low[usize::from(first)], at + 1));
         }
         self.beyond_ascii(text, at)
     }
@@ -151,6 +155,10 @@ impl Classes {
                 | usize::from(second & 0x3F) << 6
                 | usize::from(third & 0x3F);
             return Some((self.of_code(code), at + 3));
+        }
+        if let [first @ 0xC0..0xE0, second, ..] = text.as_bytes()[at..] {
+            let code = usize::from(first & 0x1F) << 6 | usize::from(second & 0x3F);
+            return Some((self.low[code], at + 2));
         }
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
@@ -180,7 +188,7 @@ impl Classes {
         let bytes = text.as_bytes();
         while let Some(&byte) = bytes.get(at) {
             let (class, end) = if byte < 128 {
-                (self.ascii[usize::from(byte)], at + 1)
+                (self.low[usize::from(byte)], at + 1)
             } else if byte >> 4 == 0b1110 && surely(self.like(byte, bytes[at + 1])) {
                 at += 3;
                 continue;
@@ -274,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn ascii_is_as_in_the_table() {
-        for (code, c) in ('\0'..'\u{80}').enumerate() {
-            assert_eq!(classes().ascii[code], classes().of(c));
+    fn low_characters_are_as_in_the_table() {
+        for (code, c) in ('\0'..'\u{800}').enumerate() {
+            assert_eq!(classes().low[code], classes().of(c));
         }
     }
 }

@@ -227,7 +227,11 @@ struct CasedWord {
 fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     let bytes = text.as_bytes();
     if let Ok(capitals) = capitals_end(bytes, at) {
-        if let Ok(end) = small_letters_end(bytes, capitals) {
+        let end = match small_letters_end(bytes, capitals) {
+            Err(end) if end > capitals => Ok(classes.run(text, end, LOWER | CASELESS | MARK)),
+            end => end,
+        };
+        if let Ok(end) = end {
             return (end > at).then_some(CasedWord { end, has_small: end > capitals });
         }
     }
