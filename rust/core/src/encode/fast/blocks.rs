@@ -133,7 +133,8 @@ pub(super) fn gpt2(block: &Block) -> u64 {
 #[inline(always)]
 pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
     let kinds = kinds(block, rules);
-    let Kinds { letters, capitals, digits, newlines, apostrophes, slashes, mut unknown, .. } = kinds;
+    let Kinds { letters, capitals, digits, newlines, apostrophes, slashes, mut unknown, .. } =
+        kinds;
     // A tab goes with letters as a space does, but not with signs.
     let spaces = kinds.spaces | kinds.tabs;
     let signs = !(letters | digits | spaces | newlines | unknown);

@@ -62,6 +62,8 @@ struct SixtyFour {
 
 /// As many characters have one byte or two.
 const LOW: usize = 0x800;
+/// What a character of three bytes or more begins with.
+const FIRST_OF_THREE: u8 = 0xE0;
 
 /// The classes of all code points: blocks of 256, equal ones stored once.
 pub(super) struct Classes {
@@ -141,10 +143,19 @@ impl Classes {
         if first < 128 {
             return Some((self.low[usize::from(first)], at + 1));
         }
-        self.beyond_ascii(text, at)
+        if first < FIRST_OF_THREE {
+            return Some((self.of_two_bytes(first, text.as_bytes()[at + 1]), at + 2));
+        }
+        self.beyond_two_bytes(text, at)
     }
 
-    fn beyond_ascii(&self, text: &str, at: usize) -> Option<(Class, usize)> {
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each character")]
+    fn of_two_bytes(&self, first: u8, second: u8) -> Class {
+        self.low[usize::from(first & 0x1F) << 6 | usize::from(second & 0x3F)]
+    }
+
+    fn beyond_two_bytes(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         if let [first @ 0xE0..0xF0, second, third, ..] = text.as_bytes()[at..] {
             let SixtyFour { all, any } = self.like(first, second);
             // That of all 64, mostly: to look it up would be two loads that wait for each other.
@@ -155,10 +166,6 @@ impl Classes {
                 | usize::from(second & 0x3F) << 6
                 | usize::from(third & 0x3F);
             return Some((self.of_code(code), at + 3));
-        }
-        if let [first @ 0xC0..0xE0, second, ..] = text.as_bytes()[at..] {
-            let code = usize::from(first & 0x1F) << 6 | usize::from(second & 0x3F);
-            return Some((self.low[code], at + 2));
         }
         let c = text[at..].chars().next()?;
         Some((self.of(c), at + c.len_utf8()))
@@ -189,11 +196,13 @@ impl Classes {
         while let Some(&byte) = bytes.get(at) {
             let (class, end) = if byte < 128 {
                 (self.low[usize::from(byte)], at + 1)
+            } else if byte < FIRST_OF_THREE {
+                (self.of_two_bytes(byte, bytes[at + 1]), at + 2)
             } else if byte >> 4 == 0b1110 && surely(self.like(byte, bytes[at + 1])) {
                 at += 3;
                 continue;
             } else {
-                self.beyond_ascii(text, at).expect("a character begins here")
+                self.beyond_two_bytes(text, at).expect("a character begins here")
             };
             if !goes_on(class) {
                 break;

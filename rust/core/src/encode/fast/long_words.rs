@@ -9,6 +9,9 @@ use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::by_bytes::hash;
 
+/// So many numbers are read of a record at once: a word that has a slot has fewer tokens.
+pub(super) const MOST_TOGETHER: usize = 16;
+
 /// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of those with more than a slot has.
 #[derive(Debug)]
 pub(super) struct LongWords {
@@ -76,6 +79,15 @@ impl LongWords {
     pub fn at(&self, record: Record) -> Option<&[u32]> {
         let is_kept = record.age == self.age;
         is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
+    }
+
+    /// The tokens of a word that has a slot, with what stands behind them, and how many they are; `None`
+    /// where they were forgotten, or are the last of all.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "called for each word")]
+    pub fn together(&self, record: Record) -> Option<(&[u32; MOST_TOGETHER], usize)> {
+        let tokens = self.records.get(record.start as usize..)?.first_chunk()?;
+        (record.age == self.age).then_some((tokens, record.ids as usize))
     }
 
     /// Whether all were forgotten at least once.

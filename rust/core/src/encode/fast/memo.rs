@@ -10,12 +10,14 @@ use std::hint::black_box;
 use std::ops::{BitXor, Range};
 
 use super::AT_ONCE;
-use super::long_words::{LongWords, Record};
+use super::long_words::{LongWords, MOST_TOGETHER, Record};
 use super::merges::Bench;
-use crate::by_bytes::Key;
+use crate::by_bytes::{Key, MOST_BYTES};
 
 /// With as many tokens a slot has 32 bytes, and a set of two is one cache line.
 const MOST_IDS: usize = 4;
+/// Where more than one word in so many has a record, those of the next words are fetched beforehand.
+const MANY: usize = 8;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
 /// As many sets as such an index can name: to look one up needs no check.
@@ -89,12 +91,16 @@ struct Batch {
     keys: [Key; AT_ONCE],
     sets: [SetIndex; AT_ONCE],
     /// The tokens of words that follow each other and were all found.
-    found: [u32; AT_ONCE * MOST_IDS],
+    found: [u32; AT_ONCE * MOST_BYTES + MOST_TOGETHER],
 }
 
 impl Default for Batch {
     fn default() -> Self {
-        Self { keys: [Key::NONE; AT_ONCE], sets: [0; AT_ONCE], found: [0; AT_ONCE * MOST_IDS] }
+        Self {
+            keys: [Key::NONE; AT_ONCE],
+            sets: [0; AT_ONCE],
+            found: [0; AT_ONCE * MOST_BYTES + MOST_TOGETHER],
+        }
     }
 }
 
@@ -121,6 +127,7 @@ impl Scratch {
     ) {
         let mut batch = self.batch.take().unwrap_or_default();
         let Batch { keys, sets, found } = &mut *batch;
+        let mut has_many_records = false;
         for ends in ends.chunks(AT_ONCE) {
             let mut at = start;
             for ((key, set), &end) in keys.iter_mut().zip(&mut *sets).zip(ends) {
@@ -134,6 +141,10 @@ impl Scratch {
                 at = end;
             }
             self.fetch(&sets[..ends.len()]);
+            if has_many_records {
+                self.fetch_records(&keys[..ends.len()], sets);
+            }
+            let mut records = 0;
             // Tokens are counted here: to count them in the vector would be a store and a load for each
             // word, which wait for those of the word before.
             let mut count = 0;
@@ -146,16 +157,29 @@ impl Scratch {
                         count += slot.count();
                         written(start..end, &found[before..count]);
                     }
-                    _ => {
-                        ids.extend_from_slice(&found[..count]);
-                        count = 0;
-                        let before = ids.len();
-                        self.write_other(&text[start..end], key.known(), ids, &encode);
-                        written(start..end, &ids[before..]);
+                    slot => {
+                        // A word without a key is like a place where nothing stands.
+                        let record = slot.filter(|slot| slot.high != 0).map(Slot::record);
+                        if let Some((tokens, of_word)) =
+                            record.and_then(|record| self.long.together(record))
+                        {
+                            records += 1;
+                            found[count..count + MOST_TOGETHER].copy_from_slice(tokens);
+                            let before = count;
+                            count += of_word;
+                            written(start..end, &found[before..count]);
+                        } else {
+                            ids.extend_from_slice(&found[..count]);
+                            count = 0;
+                            let before = ids.len();
+                            self.write_other(&text[start..end], key.known(), ids, &encode);
+                            written(start..end, &ids[before..]);
+                        }
                     }
                 }
                 start = end;
             }
+            has_many_records = records > ends.len() / MANY;
             ids.extend_from_slice(&found[..count]);
         }
         self.batch = Some(batch);
@@ -168,6 +192,15 @@ impl Scratch {
     fn fetch(&self, sets: &[SetIndex]) {
         let first = |&set: &SetIndex| self.sets[usize::from(set)].0[0].low;
         black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
+    }
+
+    /// The same for the records of those words that have one.
+    fn fetch_records(&self, keys: &[Key], sets: &[SetIndex]) {
+        let records = keys.iter().zip(sets).filter_map(|(&key, &set)| {
+            let slot = self.slot(key, set).filter(|slot| slot.count() == 0)?;
+            self.long.at(slot.record())?.first()
+        });
+        black_box(records.fold(0, BitXor::bitxor));
     }
 
     #[inline(always)]
