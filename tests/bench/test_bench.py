@@ -5,6 +5,7 @@ No test looks at a time: a slow machine passes as well as a fast one.
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -467,6 +468,11 @@ def test_a_peer_that_is_not_installed_has_a_reason():
 def test_peers_that_know_one_template_are_not_asked_for_another(workbench):
     with pytest.raises(peers.PeerMissing, match="it writes Qwen3's conversations, not those of"):
         workbench.require_qwen3()
+
+
+def test_no_environment_of_peers_is_made_over_the_one_that_runs():
+    with pytest.raises(FileExistsError, match="the Python that runs this is in it"):
+        peers.make_venv(Path(sys.prefix), print)
 
 
 @pytest.mark.slow

@@ -108,8 +108,10 @@ def make_venv(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str,
 
     Raises:
         OSError, subprocess.CalledProcessError: no environment can be made there, or something
-            else is there.
+            else is there, such as the Python that runs this.
     """
+    if folder.resolve() == Path(sys.prefix).resolve():
+        raise FileExistsError("the Python that runs this is in it: run that of abut's environment")
     scheme = sysconfig.get_paths("venv", vars={"base": str(folder), "platbase": str(folder)})
     python = Path(scheme["scripts"]) / ("python.exe" if os.name == "nt" else "python")
     site = Path(scheme["purelib"])
