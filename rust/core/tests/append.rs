@@ -236,6 +236,12 @@ fn real_cases() -> Vec<(String, Case)> {
         files.push((format!("qwen3 with pattern {index}"), other.to_string()));
     }
     files.push(("qwen3".to_owned(), qwen3));
+    // Those that `scripts/bench_tokenizers.py` makes.
+    for name in ["llama3", "o200k", "tekken"] {
+        if Path::new(&folder).join(name).is_dir() {
+            files.push((name.to_owned(), read(name)));
+        }
+    }
     let case = |(name, json): (String, String)| (name, Case::new(&json, everything()).unwrap());
     files.into_iter().map(case).chain([own_case()]).collect()
 }
