@@ -1,5 +1,6 @@
 """Agents behind the gateway: what they say becomes one row, exact to the token."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_conversation_with_a_tool_is_one_row(stage: Stage) -> None:
     assert len(rollout.turns) == 3
     check_exact(rollout.columns, sampler.calls)
     check_tree(rollout, sampler.calls)
+
+
+def test_a_call_is_sampled_on_the_loop_of_the_gateway(stage: Stage) -> None:
+    names: list[str] = []
+    sampler = by_turn(stage, "It is x.")
+    sample = sampler.sample
+
+    async def noted(request: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return await sample(request)
+
+    sampler.sample = noted  # type: ignore[method-assign]
+    assert play_agents(stage, looks_up, sampler=sampler).one.error is None
+    assert names == ["abut-gateway"]
 
 
 def test_the_row_is_that_of_an_environment_with_the_same_conversation(

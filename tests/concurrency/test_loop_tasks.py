@@ -1,0 +1,96 @@
+"""Coroutines on a loop for who is on another one, on the same one, or on none."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+from abut.concurrency.loop import DaemonLoop
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def loop() -> Iterator[DaemonLoop]:
+    loop = DaemonLoop("abut-test-loop")
+    loop.open()
+    yield loop
+    loop.end(WAIT_S)
+
+
+async def thread_name() -> str:
+    await asyncio.sleep(0)
+    return threading.current_thread().name
+
+
+async def fails() -> None:
+    raise KeyError("own")
+
+
+def test_who_is_on_the_loop_itself_gets_results_and_errors_as_from_another(
+    loop: DaemonLoop,
+) -> None:
+    tasks = loop.tasks()
+
+    async def ask() -> Any:
+        with pytest.raises(KeyError, match="own"):
+            await tasks.ask(fails)
+        return await tasks.ask(thread_name)
+
+    assert loop.submit(ask).result(WAIT_S) == "abut-test-loop"
+    assert asyncio.run(ask()) == "abut-test-loop"
+
+
+def test_what_is_asked_for_is_cancelled_with_who_asked(loop: DaemonLoop) -> None:
+    tasks = loop.tasks()
+    seen: list[str] = []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(WAIT_S)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def ask() -> None:
+        asked = tasks.ask(hangs)
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    loop.submit(ask).result(WAIT_S)
+    assert seen == ["cancelled"]
+
+
+def test_what_is_stopped_before_it_begins_is_settled(loop: DaemonLoop) -> None:
+    """Whoever waits for it would wait for ever."""
+    tasks, others = loop.tasks(), loop.tasks()
+    other = others.submit(lambda: asyncio.sleep(0.0, "goes on"))
+
+    go_on = threading.Event()
+
+    async def blocks() -> None:
+        go_on.wait(WAIT_S)
+
+    others.submit(blocks)
+    submitted = tasks.submit(thread_name)
+    tasks.stop()
+    go_on.set()
+    assert wait([submitted], WAIT_S).done
+    with pytest.raises(asyncio.CancelledError):
+        submitted.result()
+    assert other.result(WAIT_S) == "goes on"
+
+
+def test_others_of_the_same_loop_go_on(loop: DaemonLoop) -> None:
+    some = loop.tasks()
+    kept = loop.submit(lambda: asyncio.sleep(0.05, "kept"))
+    stopped = some.submit(lambda: asyncio.sleep(WAIT_S))
+    some.stop()
+    with pytest.raises(asyncio.CancelledError):
+        stopped.result(WAIT_S)
+    assert kept.result(WAIT_S) == "kept"
