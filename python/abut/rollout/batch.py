@@ -130,9 +130,9 @@ class Batch:
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
             tasks = on or self._own_loop()
-            playing = self._playing = tasks.submit(play)
-            playing.add_done_callback(self._stop_loop)
             try:
+                playing = self._playing = tasks.submit(play)
+                playing.add_done_callback(self._stop_loop)
                 self._serve(playing, expected)
                 self.has_ended(None)
             except BaseException:
