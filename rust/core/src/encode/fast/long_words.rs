@@ -9,7 +9,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::by_bytes::hash;
 
-/// So many numbers are read of a record at once: a word that has a slot has fewer tokens.
+/// So many numbers are read of a record at once: a word that has a slot has fewer tokens, and most
+/// others have as well.
 pub(super) const MOST_TOGETHER: usize = 16;
 
 /// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of those with more than a slot has.
@@ -57,22 +58,29 @@ impl LongWords {
         Self { places, records: Vec::new(), age: 0 }
     }
 
-    /// Has what is remembered of a word come from memory.
-    pub fn fetch(&self, word: &[u8]) {
-        let [place, _] = self.places[hash(word) as usize % Self::PAIRS];
+    /// Has what is remembered of a word come from memory; returns the word's hash.
+    pub fn fetch(&self, word: &[u8]) -> u32 {
+        let hash = hash(word);
+        let [place, _] = self.places[hash as usize % Self::PAIRS];
         black_box(self.records.get(place.start as usize));
+        hash
+    }
+
+    /// Where the tokens of a word stand that has no key; `None` where it is not remembered.
+    pub fn find(&self, word: &[u8], hash: u32) -> Option<Record> {
+        let both = &self.places[hash as usize % Self::PAIRS];
+        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
+        both.iter().filter(is_like).find_map(|place| {
+            let Place { start, ids, .. } = *place;
+            let bytes = &self.records[start as usize + usize::from(ids)..];
+            let record = Record { start, ids: ids.into(), age: self.age };
+            cast_slice(bytes).starts_with(word).then_some(record)
+        })
     }
 
     /// The tokens of a word that has no key; `None` where it is not remembered.
     pub fn get(&self, word: &[u8]) -> Option<&[u32]> {
-        let hash = hash(word);
-        let both = &self.places[hash as usize % Self::PAIRS];
-        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
-        both.iter().filter(is_like).find_map(|place| {
-            let record = &self.records[place.start as usize..];
-            let (ids, bytes) = record.split_at(usize::from(place.ids));
-            cast_slice(bytes).starts_with(word).then_some(ids)
-        })
+        self.at(self.find(word, hash(word))?)
     }
 
     /// The tokens of a record; `None` where it was forgotten.
@@ -81,13 +89,14 @@ impl LongWords {
         is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
     }
 
-    /// The tokens of a word that has a slot, with what stands behind them, and how many they are; `None`
-    /// where they were forgotten, or are the last of all.
+    /// The tokens of a record with what stands behind them, and how many they are; `None` where they
+    /// were forgotten, are the last of all, or are as many or more.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each word")]
     pub fn together(&self, record: Record) -> Option<(&[u32; MOST_TOGETHER], usize)> {
         let tokens = self.records.get(record.start as usize..)?.first_chunk()?;
-        (record.age == self.age).then_some((tokens, record.ids as usize))
+        let count = record.ids as usize;
+        (record.age == self.age && count < MOST_TOGETHER).then_some((tokens, count))
     }
 
     /// Whether all were forgotten at least once.

@@ -12,12 +12,14 @@ use std::ops::{BitXor, Range};
 use super::AT_ONCE;
 use super::long_words::{LongWords, MOST_TOGETHER, Record};
 use super::merges::Bench;
-use crate::by_bytes::{Key, MOST_BYTES};
+use crate::by_bytes::Key;
 
 /// With as many tokens a slot has 32 bytes, and a set of two is one cache line.
 const MOST_IDS: usize = 4;
 /// Where more than one word in so many has a record, those of the next words are fetched beforehand.
 const MANY: usize = 8;
+/// For the tokens of as many words as are looked for at the same time.
+const ROOM: usize = AT_ONCE * (MOST_TOGETHER - 1) + MOST_TOGETHER;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
 /// As many sets as such an index can name: to look one up needs no check.
@@ -90,8 +92,10 @@ pub(super) struct Scratch {
 struct Batch {
     keys: [Key; AT_ONCE],
     sets: [SetIndex; AT_ONCE],
+    /// Of those that have no key.
+    hashes: [u32; AT_ONCE],
     /// The tokens of words that follow each other and were all found.
-    found: [u32; AT_ONCE * MOST_BYTES + MOST_TOGETHER],
+    found: [u32; ROOM],
 }
 
 impl Default for Batch {
@@ -99,7 +103,8 @@ impl Default for Batch {
         Self {
             keys: [Key::NONE; AT_ONCE],
             sets: [0; AT_ONCE],
-            found: [0; AT_ONCE * MOST_BYTES + MOST_TOGETHER],
+            hashes: [0; AT_ONCE],
+            found: [0; ROOM],
         }
     }
 }
@@ -126,16 +131,17 @@ impl Scratch {
         mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
         let mut batch = self.batch.take().unwrap_or_default();
-        let Batch { keys, sets, found } = &mut *batch;
+        let Batch { keys, sets, hashes, found } = &mut *batch;
         let mut has_many_records = false;
         for ends in ends.chunks(AT_ONCE) {
             let mut at = start;
-            for ((key, set), &end) in keys.iter_mut().zip(&mut *sets).zip(ends) {
+            let places = sets.iter_mut().zip(&mut *hashes);
+            for ((key, (set, hash)), &end) in keys.iter_mut().zip(places).zip(ends) {
                 *key = if let Some(key) = Key::of(text.as_bytes(), at, end) {
                     *set = set_of(key);
                     key
                 } else {
-                    self.long.fetch(&text.as_bytes()[at..end]);
+                    *hash = self.long.fetch(&text.as_bytes()[at..end]);
                     Key::NONE
                 };
                 at = end;
@@ -148,7 +154,8 @@ impl Scratch {
             // Tokens are counted here: to count them in the vector would be a store and a load for each
             // word, which wait for those of the word before.
             let mut count = 0;
-            for ((&key, &set), &end) in keys.iter().zip(&*sets).zip(ends) {
+            let places = sets.iter().zip(&*hashes);
+            for ((&key, (&set, &hash)), &end) in keys.iter().zip(places).zip(ends) {
                 match self.slot(key, set) {
                     Some(slot) if slot.count() > 0 => {
                         // All of them, and then less: a copy of unknown length would cost more.
@@ -158,12 +165,14 @@ impl Scratch {
                         written(start..end, &found[before..count]);
                     }
                     slot => {
-                        // A word without a key is like a place where nothing stands.
-                        let record = slot.filter(|slot| slot.high != 0).map(Slot::record);
+                        let record = match key.known() {
+                            Some(_) => slot.map(Slot::record),
+                            None => self.long.find(&text.as_bytes()[start..end], hash),
+                        };
                         if let Some((tokens, of_word)) =
                             record.and_then(|record| self.long.together(record))
                         {
-                            records += 1;
+                            records += usize::from(key.known().is_some());
                             found[count..count + MOST_TOGETHER].copy_from_slice(tokens);
                             let before = count;
                             count += of_word;
