@@ -29,7 +29,7 @@ def encode():
 threads = [threading.Thread(target=encode, daemon=True) for _ in range(4)]
 for thread in threads:
     thread.start()
-wrong = killed = 0
+wrong = 0
 for _ in range(int(sys.argv[2])):
     child = os.fork()
     if not child:
@@ -44,14 +44,10 @@ for _ in range(int(sys.argv[2])):
             os.waitpid(child, 0)
             sys.exit("a forked process hangs")
         time.sleep(0.0005)
-    status = os.waitstatus_to_exitcode(ended[1])
-    wrong += status > 0
-    killed += status < 0  # glibc 2.36 kills a few, whoever starts threads: see rust/py/src/forks.rs
+    wrong += os.waitstatus_to_exitcode(ended[1])
 over.set()
 for thread in threads:
     thread.join()
-if killed > int(sys.argv[2]) // 20:
-    sys.exit(f"{killed} forked processes were killed")
 sys.exit(wrong and "a forked process has other tokens")
 """
 

@@ -12,13 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from abut.concurrency.mailbox import (
-    HandOver,
-    Mailbox,
-    settles,
-    settles_here,
-    settles_on_loop,
-)
+from abut.concurrency.mailbox import HandOver, Mailbox, settles, settles_here, settles_on_loop
 
 try:
     import uvloop

@@ -1,8 +1,8 @@
 """What a session asks, where a batch of rollouts plays it.
 
 Invariant: samples are drawn on the loop of the batch, with its slots, seeds, limits and weights, as
-those of environments are; all else is done on the loop of the gateway, which is the same unless
-groups of tasks come one after the other.
+those of environments are; all else is done on the loop of the gateway, which is the same but for
+a stream.
 """
 
 import asyncio

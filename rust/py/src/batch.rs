@@ -5,14 +5,15 @@
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, mpsc};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use abut_core::{Error, Tokenizer};
 use pyo3::prelude::*;
 
 use crate::detach::encoding;
-use crate::forks::starting;
+use crate::forks::while_nobody_forks;
 
 /// How often Ctrl-C is looked for; it is noticed between two texts.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -70,19 +71,34 @@ pub fn answers<T: Send>(
                 end.store(0, Ordering::Relaxed);
             }
         };
+        if threads == 1 {
+            return work(&mut look_for_signals);
+        }
+        // Who is done waits behind it until all are, so that they end together.
+        let gate = &Mutex::new(());
         thread::scope(|scope| {
+            let closed = gate.lock();
+            let (sender, from_others) = mpsc::channel();
             let start = |place| {
+                let sender = sender.clone();
                 let work = move || {
                     abut_core::look_first_at(place);
-                    work(&mut || {})
+                    // Nobody listens where the first thread panicked.
+                    sender.send(work(&mut || {})).ok();
+                    drop(sender);
+                    drop(gate.lock());
                 };
-                starting(|| scope.spawn(work))
+                while_nobody_forks(|| scope.spawn(work))
             };
             let others: Vec<_> = (1..threads).map(start).collect();
+            drop(sender);
             let mut answered = work(&mut look_for_signals);
-            for other in others {
-                answered.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            }
+            answered.extend(from_others.iter().flatten());
+            let ended = while_nobody_forks(|| {
+                drop(closed);
+                others.into_iter().try_for_each(ScopedJoinHandle::join)
+            });
+            ended.unwrap_or_else(|panic| resume_unwind(panic));
             answered
         })
     });

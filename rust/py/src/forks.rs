@@ -1,8 +1,9 @@
-//! No thread of ours starts while the process is forked.
+//! No thread of ours starts or ends while the process is forked.
 //!
-//! glibc (seen in 2.36) may hand a new thread the stack of one that ended, and frees what that one kept
-//! there before it notes that nothing stands there any more. A child that was forked in between frees it
-//! once more when it starts a thread itself, and is killed: "double free or corruption".
+//! What a thread holds in that moment a forked child has for ever. Where one starts, glibc (seen in
+//! 2.36) may hand it the stack of one that ended, and frees what that one kept there before it notes that
+//! nothing stands there any more: a child frees it once more, and is killed. Where one ends, Rust's
+//! standard library takes a lock, and the first thread of a child that ends waits for it.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,26 +11,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 
-/// Held by who starts a thread, and by who forks.
-static STARTING: Mutex<()> = Mutex::new(());
+/// Held by whose threads start or end, and by who forks.
+static LOCK: Mutex<()> = Mutex::new(());
 
 thread_local! {
     /// Of a thread that forks, and of the only thread that its child has.
     static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// Starts a thread, while nobody forks through Python's `os`.
-pub fn starting<T>(start: impl FnOnce() -> T) -> T {
+/// Starts or ends threads while nobody forks through Python's `os`, which waits for it: `work` may
+/// neither take long nor need the GIL.
+pub fn while_nobody_forks<T>(work: impl FnOnce() -> T) -> T {
     let _lock = lock();
-    start()
+    work()
 }
 
 fn lock() -> MutexGuard<'static, ()> {
-    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has Python wait for threads that are about to start before it forks. To start one takes
-/// microseconds and needs no GIL.
+/// Has Python wait for such work before it forks.
 pub fn register(py: Python<'_>) -> PyResult<()> {
     let os = py.import("os")?;
     if !os.hasattr("fork")? {

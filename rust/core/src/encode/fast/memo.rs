@@ -18,7 +18,8 @@ use crate::by_bytes::Key;
 const MOST_IDS: usize = 4;
 /// Where more than one word in so many has a record, those of the next words are fetched beforehand.
 const MANY: usize = 8;
-/// For the tokens of as many words as are looked for at the same time.
+/// For the tokens of as many words as are looked for at the same time: fewer than are read together, and
+/// behind the last of them all that are.
 const ROOM: usize = AT_ONCE * (MOST_TOGETHER - 1) + MOST_TOGETHER;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
@@ -229,10 +230,6 @@ impl Scratch {
         encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
     ) {
         if let Some(key) = key {
-            // One of more tokens than a slot has.
-            if let Some(known) = self.slot(key, set_of(key)).and_then(|slot| self.tokens_of(slot)) {
-                return ids.extend_from_slice(known);
-            }
             self.bring_home(key);
         }
         if let Some(known) = self.recall(key, word.as_bytes()) {
