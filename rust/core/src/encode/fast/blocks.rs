@@ -1,18 +1,22 @@
 //! The words of 64 bytes at once: kinds of characters as bits, and from them where words begin.
 //!
 //! Invariant: where a bit is set a word begins, if one begins at the first byte; of what stands before
-//! the last such bit none is missing. Whatever these rules do not know ends what is looked at: a
-//! character beyond ASCII, contractions. The function for one word at a time goes on there, and
-//! a test compares the two.
+//! the last such bit none is missing. Whatever these rules do not know ends what is looked at:
+//! contractions, and of what is beyond ASCII all but letters and signs. The function for one word at a
+//! time goes on there, and a test compares the two.
 
 #![allow(clippy::inline_always, reason = "called for each block, in loops that must stay small")]
 
 use wide::{CmpEq, CmpGt, i8x16};
 
 use super::AT_ONCE;
+use super::class::{CASELESS, Classes, LETTER, MARK, NUMBER, SPACE, UPPER};
 
 const BLOCK: usize = 64;
 pub(super) type Block = [u8; BLOCK];
+
+/// `ſ`, which without regard to case is an s.
+pub(super) const LONG_S: [u8; 2] = [0xC5, 0xBF];
 
 /// What patterns like cl100k's and o200k's differ in.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +49,8 @@ struct Kinds {
     newlines: u64,
     apostrophes: u64,
     slashes: u64,
+    /// All bytes but the first of each sign that has more than one.
+    tails: u64,
     unknown: u64,
 }
 
@@ -113,10 +119,10 @@ fn places(mut bits: u64, at: usize, count: usize, places: &mut [usize]) {
 
 /// Where words begin by GPT-2's pattern, the first byte left out.
 #[inline(always)]
-pub(super) fn gpt2(block: &Block) -> u64 {
+pub(super) fn gpt2(classes: &Classes, block: &Block) -> u64 {
     let rules = Rules { digits: usize::MAX, contractions: Contractions::Before, cased: false };
     let Kinds { letters, digits, spaces, tabs, newlines, apostrophes, mut unknown, .. } =
-        kinds(block, rules);
+        kinds(classes, block, rules);
     let whitespace = spaces | tabs | newlines;
     let signs = !(letters | digits | whitespace | unknown);
 
@@ -131,8 +137,8 @@ pub(super) fn gpt2(block: &Block) -> u64 {
 
 /// Where words begin by patterns like cl100k's and o200k's, the first byte left out.
 #[inline(always)]
-pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
-    let kinds = kinds(block, rules);
+pub(super) fn by_rules(classes: &Classes, block: &Block, rules: Rules) -> u64 {
+    let kinds = kinds(classes, block, rules);
     let Kinds { letters, capitals, digits, newlines, apostrophes, slashes, mut unknown, .. } =
         kinds;
     // A tab goes with letters as a space does, but not with signs.
@@ -141,7 +147,9 @@ pub(super) fn by_rules(block: &Block, rules: Rules) -> u64 {
 
     // A sign that has no space before it takes the letters behind it, if it is one sign.
     let plain_signs = first(signs) & !(kinds.spaces << 1);
-    let mut words = plain_signs | first(letters) & !((spaces | plain_signs) << 1);
+    // What is added to the lowest of some bits in a row is carried behind the last.
+    let behind_sign = (plain_signs << 1).wrapping_add(kinds.tails) & !kinds.tails;
+    let mut words = plain_signs | first(letters) & !(spaces << 1 | behind_sign);
     if rules.cased {
         words |= capitals & (letters & !capitals) << 1;
         unknown |= slashes & newlines << 1;
@@ -209,8 +217,10 @@ fn possible(block: &Block, mut apostrophes: u64) -> u64 {
     while apostrophes != 0 {
         let at = apostrophes.trailing_zeros();
         // A letter stands behind it.
-        let letter = block[at as usize + 1] | 0x20;
-        found |= u64::from(matches!(letter, b's' | b't' | b'r' | b'v' | b'm' | b'l' | b'd')) << at;
+        let letter = block[at as usize + 1];
+        let is_possible = matches!(letter | 0x20, b's' | b't' | b'r' | b'v' | b'm' | b'l' | b'd')
+            || letter == LONG_S[0];
+        found |= u64::from(is_possible) << at;
         apostrophes &= apostrophes - 1;
     }
     found
@@ -223,7 +233,7 @@ fn below(count: u32) -> u64 {
 }
 
 #[inline(always)]
-fn kinds(block: &Block, rules: Rules) -> Kinds {
+fn kinds(classes: &Classes, block: &Block, rules: Rules) -> Kinds {
     let mut kinds = Kinds::default();
     for (index, bytes) in block.chunks_exact(VECTOR).enumerate() {
         let bytes = Bytes::new(bytes.try_into().expect("one vector"));
@@ -243,7 +253,33 @@ fn kinds(block: &Block, rules: Rules) -> Kinds {
             kinds.slashes |= bytes.is(b'/') << at;
         }
     }
+    if kinds.unknown != 0 {
+        kinds.add_beyond_ascii(classes, block, rules);
+    }
     kinds
+}
+
+impl Kinds {
+    /// Adds the characters beyond ASCII, up to the first that no rule knows.
+    #[inline(always)]
+    fn add_beyond_ascii(&mut self, classes: &Classes, block: &Block, rules: Rules) {
+        // Marks are letters to some patterns and not to others, and a letter that is both small and
+        // capital ends words where what follows is one of both.
+        let no_rule = NUMBER | SPACE | MARK | if rules.cased { CASELESS } else { 0 };
+        while self.unknown != 0 {
+            let at = self.unknown.trailing_zeros();
+            let Some((class, len)) = classes.beyond_ascii(&block[at as usize..]) else { return };
+            if class & no_rule != 0 {
+                return;
+            }
+            let bytes = ((1 << len) - 1) << at;
+            let if_it = |is: bool| if is { u64::MAX } else { 0 };
+            self.unknown ^= bytes;
+            self.letters |= bytes & if_it(class & LETTER != 0);
+            self.capitals |= bytes & if_it(class & UPPER != 0);
+            self.tails |= bytes & bytes << 1 & if_it(class & LETTER == 0);
+        }
+    }
 }
 
 /// Bytes that are compared at once. One beyond ASCII is below all others.
@@ -294,7 +330,7 @@ mod tests {
 
     #[test]
     fn blocks_have_the_words_that_are_found_one_by_one() {
-        const PARTS: [&str; 48] = [
+        const PARTS: [&str; 61] = [
             "a",
             "b",
             "s",
@@ -339,7 +375,20 @@ mod tests {
             "\u{b}",
             "\u{c}",
             "é",
+            "É",
+            "ß",
+            "ж",
+            "Ж",
+            "ế",
+            "Ế",
+            "ª",
+            "ǅ",
             "中",
+            "«",
+            "“",
+            "—",
+            "²",
+            "🙂",
             "\u{301}",
             "\u{a0}",
             "ſ",

@@ -62,15 +62,16 @@ struct SixtyFour {
 
 /// As many characters have one byte or two.
 const LOW: usize = 0x800;
-/// What a character of three bytes or more begins with.
+/// What characters of three bytes or more begin with.
 const FIRST_OF_THREE: u8 = 0xE0;
+const FIRST_OF_FOUR: u8 = 0xF0;
 
 /// The classes of all code points: blocks of 256, equal ones stored once.
 pub(super) struct Classes {
     /// Of the characters of one or two bytes.
     low: [Class; LOW],
     /// By the bits of the first two bytes that are not the same for all characters of three bytes.
-    of_three_bytes: Box<[SixtyFour; 1 << 10]>,
+    like: Box<[SixtyFour; 1 << 10]>,
     blocks: Vec<u16>,
     in_blocks: Vec<Class>,
 }
@@ -114,16 +115,17 @@ impl Classes {
             }));
         }
         let low = std::array::from_fn(|code| all[code]);
-        let of_three_bytes = Box::new(std::array::from_fn(|prefix| {
+        let like = Box::new(std::array::from_fn(|prefix| {
             let classes = &all[prefix << 6..(prefix + 1) << 6];
             SixtyFour {
                 all: classes.iter().fold(Class::MAX, BitAnd::bitand),
                 any: classes.iter().fold(0, BitOr::bitor),
             }
         }));
-        Self { low, of_three_bytes, blocks, in_blocks }
+        Self { low, like, blocks, in_blocks }
     }
 
+    #[cfg(test)]
     pub fn of(&self, c: char) -> Class {
         self.of_code(c as usize)
     }
@@ -135,18 +137,15 @@ impl Classes {
 
     /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
     /// of the text.
-    #[allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "called for each byte")]
+    #[allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
         let first = *text.as_bytes().get(at)?;
         if first < 128 {
             return Some((self.low[usize::from(first)], at + 1));
         }
-        if first < FIRST_OF_THREE {
-            return Some((self.of_two_bytes(first, text.as_bytes()[at + 1]), at + 2));
-        }
-        self.beyond_two_bytes(text, at)
+        let (class, len) = self.beyond_ascii(&text.as_bytes()[at..])?;
+        Some((class, at + len))
     }
 
     #[inline(always)]
@@ -155,20 +154,38 @@ impl Classes {
         self.low[usize::from(first & 0x1F) << 6 | usize::from(second & 0x3F)]
     }
 
-    fn beyond_two_bytes(&self, text: &str, at: usize) -> Option<(Class, usize)> {
-        if let [first @ 0xE0..0xF0, second, third, ..] = text.as_bytes()[at..] {
-            let SixtyFour { all, any } = self.like(first, second);
-            // That of all 64, mostly: to look it up would be two loads that wait for each other.
-            if all == any {
-                return Some((all, at + 3));
+    /// The class of the character beyond ASCII that begins here, and how many bytes it has; `None`
+    /// where not all of them are there.
+    #[inline]
+    pub fn beyond_ascii(&self, bytes: &[u8]) -> Option<(Class, usize)> {
+        match *bytes {
+            [first @ ..FIRST_OF_THREE, second, ..] => Some((self.of_two_bytes(first, second), 2)),
+            [first @ FIRST_OF_THREE..FIRST_OF_FOUR, second, third, ..] => {
+                Some((self.of_three_bytes(first, second, third), 3))
             }
-            let code = usize::from(first & 0x0F) << 12
-                | usize::from(second & 0x3F) << 6
-                | usize::from(third & 0x3F);
-            return Some((self.of_code(code), at + 3));
+            [first @ FIRST_OF_FOUR..=u8::MAX, second, third, fourth, ..] => {
+                let code = usize::from(first & 0x07) << 18
+                    | usize::from(second & 0x3F) << 12
+                    | usize::from(third & 0x3F) << 6
+                    | usize::from(fourth & 0x3F);
+                Some((self.of_code(code), 4))
+            }
+            _ => None,
         }
-        let c = text[at..].chars().next()?;
-        Some((self.of(c), at + c.len_utf8()))
+    }
+
+    #[inline]
+    fn of_three_bytes(&self, first: u8, second: u8, third: u8) -> Class {
+        let SixtyFour { all, any } = self.like(first, second);
+        // That of all 64, mostly: to look it up would be two loads that wait for each other.
+        if all == any {
+            return all;
+        }
+        self.of_code(
+            usize::from(first & 0x0F) << 12
+                | usize::from(second & 0x3F) << 6
+                | usize::from(third & 0x3F),
+        )
     }
 
     /// Where the characters from byte `at` on that have one of these properties end.
@@ -198,11 +215,12 @@ impl Classes {
                 (self.low[usize::from(byte)], at + 1)
             } else if byte < FIRST_OF_THREE {
                 (self.of_two_bytes(byte, bytes[at + 1]), at + 2)
-            } else if byte >> 4 == 0b1110 && surely(self.like(byte, bytes[at + 1])) {
+            } else if byte < FIRST_OF_FOUR && surely(self.like(byte, bytes[at + 1])) {
                 at += 3;
                 continue;
             } else {
-                self.beyond_two_bytes(text, at).expect("a character begins here")
+                let (class, len) = self.beyond_ascii(&bytes[at..]).expect("a whole character");
+                (class, at + len)
             };
             if !goes_on(class) {
                 break;
@@ -215,7 +233,7 @@ impl Classes {
     /// What is known of a character of three bytes by the first two.
     #[inline]
     fn like(&self, first: u8, second: u8) -> SixtyFour {
-        self.of_three_bytes[usize::from(first & 0x0F) << 6 | usize::from(second & 0x3F)]
+        self.like[usize::from(first & 0x0F) << 6 | usize::from(second & 0x3F)]
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::AT_ONCE;
 use super::ascii::{capitals_end, letters_end, signs_end, small_letters_end, spaces_end};
-use super::blocks::{self, Block, Contractions, Rules, by_rules, words};
+use super::blocks::{self, Block, Contractions, LONG_S, Rules, by_rules, words};
 use super::class::{
     CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER, classes,
 };
@@ -92,10 +92,11 @@ impl Pattern {
     /// The same with blocks or without.
     pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
         let classes = classes();
-        let blocks = |rules| move |block: &Block| by_blocks.then(|| by_rules(block, rules));
+        let blocks =
+            |rules| move |block: &Block| by_blocks.then(|| by_rules(classes, block, rules));
         match self {
             Self::Gpt2 => {
-                let blocks = |block: &Block| by_blocks.then(|| blocks::gpt2(block));
+                let blocks = |block: &Block| by_blocks.then(|| blocks::gpt2(classes, block));
                 words(text, each, blocks, |at| gpt2(classes, text, at));
             }
             Self::Cl100k { digits, marks_are_letters, long_s } => {
@@ -276,7 +277,7 @@ fn contraction(text: &str, at: usize, case: Case) -> Option<usize> {
     match (first, rest.get(1).map(fold)) {
         (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
         (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(at + 3),
-        (0xC5, Some(0xBF)) if case == Case::AnyWithLongS => Some(at + 3),
+        _ if case == Case::AnyWithLongS && rest.starts_with(&LONG_S) => Some(at + 3),
         _ => None,
     }
 }
