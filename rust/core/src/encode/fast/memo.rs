@@ -410,6 +410,7 @@ mod tests {
 
     #[test]
     fn words_that_come_in_turn_are_kept_and_older_ones_forgotten() {
+        const MANY: u32 = 50_000;
         let mut scratch = Scratch::new();
         let mut is_new = |number: u32| {
             let word = number.to_string().into_bytes();
@@ -420,7 +421,6 @@ mod tests {
             }
             is_new
         };
-        const MANY: u32 = 50_000;
         for text in 0..4 {
             let words = || text * MANY..(text + 1) * MANY;
             assert!(words().all(&mut is_new), "no number is in two texts");
