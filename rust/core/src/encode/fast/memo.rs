@@ -154,7 +154,8 @@ impl Scratch {
     pub fn new() -> Self {
         let sets = vec![Set::default(); SETS].into_boxed_slice();
         let sets = sets.try_into().expect("as many as asked for");
-        let pairs = Box::new([Pair::default(); SETS / 2]);
+        let pairs = vec![Pair::default(); SETS / 2].into_boxed_slice();
+        let pairs = pairs.try_into().expect("as many as asked for");
         Self { sets, pairs, long: LongWords::new(), batch: None, bench: Bench::default() }
     }
 
