@@ -263,8 +263,8 @@ impl Kinds {
     /// Adds the characters beyond ASCII, up to the first that no rule knows.
     #[inline(always)]
     fn add_beyond_ascii(&mut self, classes: &Classes, block: &Block, rules: Rules) {
-        // Marks are letters to some patterns and not to others, and a letter that is both small and
-        // capital ends words where what follows is one of both.
+        // Marks are letters to some patterns and not to others, and where the case tells words apart a
+        // letter without one goes with the letters before it or behind it, by what follows those.
         let no_rule = NUMBER | SPACE | MARK | if rules.cased { CASELESS } else { 0 };
         while self.unknown != 0 {
             let at = self.unknown.trailing_zeros();
