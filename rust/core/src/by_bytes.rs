@@ -7,6 +7,7 @@
 
 use std::hash::Hasher;
 
+use bytemuck::cast;
 use rustc_hash::FxHasher;
 
 /// Words of at most as many bytes have a key: with their length they are one number.
@@ -22,12 +23,14 @@ pub(crate) struct Key {
     pub high: u64,
 }
 
-/// For each length the bytes of a number that a word fills.
-const FILLED: [u128; MOST_BYTES + 1] = {
-    let mut filled = [0; MOST_BYTES + 1];
+/// For each length the bytes of two numbers that a word fills.
+const FILLED: [[u64; 2]; MOST_BYTES + 1] = {
+    let mut filled = [[0; 2]; MOST_BYTES + 1];
     let mut len = 1;
     while len <= MOST_BYTES {
-        filled[len] = u128::MAX >> (8 * (size_of::<u128>() - len));
+        let [low, high] = &mut filled[len];
+        *low = if len < 8 { u64::MAX >> (8 * (8 - len)) } else { u64::MAX };
+        *high = if len > 8 { u64::MAX >> (8 * (16 - len)) } else { 0 };
         len += 1;
     }
     filled
@@ -43,39 +46,30 @@ impl Key {
     }
 
     /// The word from `start` to `end`.
-    #[inline(always)]
     pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
+        Self::of_inner(text, start, end).or_else(|| {
+            let word = &text[start..end];
+            let mut padded = [0; MOST_BYTES + 1];
+            padded.get_mut(..word.len())?.copy_from_slice(word);
+            Self::of_inner(&padded, 0, word.len())
+        })
+    }
+
+    /// The same for a word that does not stand at the end of the text; `None` where it may.
+    #[inline(always)]
+    pub fn of_inner(text: &[u8], start: usize, end: usize) -> Option<Self> {
         let len = end - start;
-        let filled = FILLED.get(len)?;
-        let bytes = if let Some(chunk) = text[start..].first_chunk() {
-            u128::from_le_bytes(*chunk) & filled
-        } else {
-            at_the_end(&text[start..end])
-        };
-        let half = |bytes: u128| u64::try_from(bytes & u128::from(u64::MAX)).expect("a half");
-        let (low, high) = (half(bytes), half(bytes >> 64) | (len as u64) << LENGTH);
-        Some(Self { low, high })
+        let Some([of_low, of_high]) = FILLED.get(len) else { return None };
+        let Some(chunk) = text.get(start..start + MOST_BYTES + 1) else { return None };
+        let chunk: [u8; MOST_BYTES + 1] = chunk.try_into().expect("as long");
+        let [low, high]: [u64; 2] = cast(chunk);
+        let (low, high) = (u64::from_le(low) & of_low, u64::from_le(high) & of_high);
+        Some(Self { low, high: high | (len as u64) << LENGTH })
     }
 
     #[inline(always)]
     pub fn hash(self) -> u32 {
         mixed(self.low, self.high)
-    }
-}
-
-/// A word behind which the text has too few bytes to read a number from it: its first and its last
-/// bytes, which may be the same ones.
-#[inline(never)]
-fn at_the_end(word: &[u8]) -> u128 {
-    let len = word.len();
-    if let (Some(first), Some(last)) = (word.first_chunk::<8>(), word.last_chunk::<8>()) {
-        let last = u128::from(u64::from_le_bytes(*last));
-        u128::from(u64::from_le_bytes(*first)) | last << (8 * (len - 8))
-    } else if let (Some(first), Some(last)) = (word.first_chunk::<4>(), word.last_chunk::<4>()) {
-        let last = u128::from(u32::from_le_bytes(*last));
-        u128::from(u32::from_le_bytes(*first)) | last << (8 * (len - 4))
-    } else {
-        word.iter().rev().fold(0, |number, &byte| number << 8 | u128::from(byte))
     }
 }
 

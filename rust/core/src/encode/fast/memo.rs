@@ -67,6 +67,16 @@ impl Slot {
         usize::try_from(self.high >> COUNT).expect("four bits")
     }
 
+    fn key(&self) -> Key {
+        Key { low: self.low, high: self.high << (u64::BITS - COUNT) >> (u64::BITS - COUNT) }
+    }
+
+    /// How it is marked where it stands in this set.
+    fn mark_in(&self, set: SetIndex) -> Mark {
+        let key = self.key();
+        if set_of(key) == set { Mark::NONE } else { Mark::of(key) }
+    }
+
     /// Where its tokens are, if it has none itself.
     #[inline(always)]
     fn record(&self) -> Record {
@@ -81,36 +91,64 @@ impl Slot {
 #[repr(align(64))]
 struct Set([Slot; 2]);
 
-/// What is known of two sets that stand beside each other.
+/// What is known of the four slots of two sets that stand beside each other: a bit each, and then
+/// three for the word of the other set that it holds, if it holds one.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pair(u8);
+struct Pair(u16);
+
+/// Part of the hash of a word that stands in the set beside its own; of all others [`Mark::NONE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark(u16);
+
+impl Mark {
+    const BITS: usize = 3;
+    const ALL: u16 = (1 << Self::BITS) - 1;
+    const NONE: Self = Self(0);
+
+    #[inline]
+    fn of(key: Key) -> Self {
+        Self(u16::try_from(key.hash() >> 1 & u32::from(Self::ALL)).expect("few bits").max(1))
+    }
+}
 
 impl Pair {
-    const SLOTS: u8 = 0b1111;
+    const SLOTS: usize = 4;
+    const RECENT: u16 = (1 << Self::SLOTS) - 1;
+
+    /// The number of a slot among the four.
+    #[inline]
+    fn number(set: SetIndex, slot: usize) -> usize {
+        2 * usize::from(set % 2) + slot
+    }
 
     /// Which slot of a set was written longer ago than the others of both, if any was.
     #[inline]
     fn old_slot(self, set: SetIndex) -> Option<usize> {
-        let slots = self.0 >> (2 * (set % 2)) & 0b11;
+        let slots = self.0 >> Self::number(set, 0) & 0b11;
         (slots != 0b11).then(|| slots.trailing_ones() as usize)
     }
 
     /// A slot of a set is written. Once all four are, all count as old.
     #[inline]
-    fn write(&mut self, set: SetIndex, slot: usize) {
-        if self.0 & Self::SLOTS == Self::SLOTS {
-            self.0 &= !Self::SLOTS;
+    fn write(&mut self, set: SetIndex, slot: usize, mark: Mark) {
+        if self.0 & Self::RECENT == Self::RECENT {
+            self.0 &= !Self::RECENT;
         }
-        self.0 |= 1 << (2 * usize::from(set % 2) + slot);
+        self.0 |= 1 << Self::number(set, slot);
+        self.set_mark(set, slot, mark);
     }
 
-    /// Whether words of a set moved to the other one.
-    fn has_moved(self, set: SetIndex) -> bool {
-        self.0 >> (4 + set % 2) & 1 != 0
+    #[inline]
+    fn set_mark(&mut self, set: SetIndex, slot: usize, Mark(mark): Mark) {
+        let at = Self::SLOTS + Mark::BITS * Self::number(set, slot);
+        self.0 = self.0 & !(Mark::ALL << at) | mark << at;
     }
 
-    fn set_moved(&mut self, set: SetIndex) {
-        self.0 |= 1 << (4 + set % 2);
+    /// Whether one of the slots of a set has this mark.
+    #[inline]
+    fn has_mark(self, set: SetIndex, mark: Mark) -> bool {
+        let marks = self.0 >> (Self::SLOTS + Mark::BITS * Self::number(set, 0));
+        Mark(marks & Mark::ALL) == mark || Mark(marks >> Mark::BITS & Mark::ALL) == mark
     }
 }
 
@@ -118,7 +156,7 @@ impl Pair {
 #[derive(Debug)]
 pub(super) struct Scratch {
     sets: Box<[Set; SETS]>,
-    /// To wait for the set beside would be one part in twenty of the time that new code takes: this says
+    /// To wait for the set beside would be one part in ten of the time that new text takes: this says
     /// when it has to be.
     pairs: Box<[Pair; SETS / 2]>,
     long: LongWords,
@@ -150,6 +188,68 @@ impl Default for Batch {
     }
 }
 
+impl Batch {
+    /// Fills in what is looked for: words that follow each other, the first from byte `start` on, each
+    /// up to its end.
+    #[inline(always)]
+    fn fill(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
+        let mut at = start;
+        let mut has_others = false;
+        for ((key, set), &end) in self.keys.iter_mut().zip(&mut self.sets).zip(ends) {
+            // No call stands in this loop, for which registers would have to be kept free.
+            *key = Key::of_inner(text, at, end).unwrap_or_else(|| {
+                has_others = true;
+                Key::NONE
+            });
+            *set = set_of(*key);
+            at = end;
+        }
+        if has_others {
+            self.fill_others(text, start, ends, long);
+        }
+    }
+
+    /// Fills in what is known of long words, and of those at the end of a text.
+    #[inline(never)]
+    fn fill_others(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
+        let mut at = start;
+        let places = self.sets.iter_mut().zip(&mut self.hashes);
+        for ((key, (set, hash)), &end) in self.keys.iter_mut().zip(places).zip(ends) {
+            if key.known().is_none() {
+                if let Some(short) = Key::of(text, at, end) {
+                    *key = short;
+                    *set = set_of(short);
+                } else {
+                    *hash = long.fetch(&text[at..end]);
+                }
+            }
+            at = end;
+        }
+    }
+}
+
+/// The slot of a word in a set, if it is easily found there: of two words that begin with the same
+/// eight bytes the first slot's is not.
+#[inline(always)]
+fn slot(table: &[Set; SETS], key: Key, set: SetIndex) -> Option<&Slot> {
+    let Set(both) = &table[usize::from(set)];
+    // Which of the two it is changes from word to word: a branch on it would often go wrong.
+    let slot = &both[usize::from(both[1].low == key.low)];
+    slot.is_of(key).then_some(slot)
+}
+
+/// The slots of words that follow each other, up to the first that is not found so or has no tokens.
+#[inline(always)]
+fn slots_in_a_row<'a>(
+    table: &'a [Set; SETS],
+    keys: &'a [Key],
+    sets: &'a [SetIndex],
+) -> impl Iterator<Item = &'a Slot> {
+    keys.iter()
+        .zip(sets)
+        .map_while(|(&key, &set)| slot(table, key, set).filter(|slot| slot.count() > 0))
+}
+
 impl Scratch {
     pub fn new() -> Self {
         let sets = vec![Set::default(); SETS].into_boxed_slice();
@@ -173,63 +273,63 @@ impl Scratch {
         mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
         let mut batch = self.batch.take().unwrap_or_default();
-        let Batch { keys, sets, hashes, found } = &mut *batch;
         let mut has_many_records = false;
         for ends in ends.chunks(AT_ONCE) {
-            let mut at = start;
-            let places = sets.iter_mut().zip(&mut *hashes);
-            for ((key, (set, hash)), &end) in keys.iter_mut().zip(places).zip(ends) {
-                *key = if let Some(key) = Key::of(text.as_bytes(), at, end) {
-                    *set = set_of(key);
-                    key
-                } else {
-                    *hash = self.long.fetch(&text.as_bytes()[at..end]);
-                    Key::NONE
-                };
-                at = end;
-            }
-            self.fetch(&sets[..ends.len()]);
+            batch.fill(text.as_bytes(), start, ends, &self.long);
+            let Batch { keys, sets, hashes, found } = &mut *batch;
+            let (keys, sets) = (&keys[..ends.len()], &sets[..ends.len()]);
+            self.fetch(sets);
             if has_many_records {
-                self.fetch_records(&keys[..ends.len()], sets);
+                self.fetch_records(keys, sets);
             }
+            let end_of = |word: usize| ends.get(word).copied();
+            // Without a panic, so that whoever hears of no word does not wait for where it is.
+            let range_of = |word: usize| {
+                let start = end_of(word.wrapping_sub(1)).unwrap_or(start);
+                start..end_of(word).unwrap_or(start)
+            };
             let mut records = 0;
             // Tokens are counted here: to count them in the vector would be a store and a load for each
             // word, which wait for those of the word before.
             let mut count = 0;
-            let places = sets.iter().zip(&*hashes);
-            for ((&key, (&set, &hash)), &end) in keys.iter().zip(places).zip(ends) {
-                match self.slot(key, set) {
-                    Some(slot) if slot.count() > 0 => {
-                        // All of them, and then less: a copy of unknown length would cost more.
-                        found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
-                        let before = count;
-                        count += slot.count();
-                        written(start..end, &found[before..count]);
-                    }
-                    slot => {
-                        let record = match key.known() {
-                            Some(_) => slot.map(Slot::record),
-                            None => self.long.find(&text.as_bytes()[start..end], hash),
-                        };
-                        if let Some((tokens, of_word)) =
-                            record.and_then(|record| self.long.together(record))
-                        {
-                            records += usize::from(key.known().is_some());
-                            found[count..count + MOST_TOGETHER].copy_from_slice(tokens);
-                            let before = count;
-                            count += of_word;
-                            written(start..end, &found[before..count]);
-                        } else {
-                            ids.extend_from_slice(&found[..count]);
-                            count = 0;
-                            let before = ids.len();
-                            self.write_other(&text[start..end], key.known(), ids, &encode);
-                            written(start..end, &ids[before..]);
-                        }
-                    }
+            let mut next = 0;
+            while next < ends.len() {
+                // Of words that follow each other most have slots: a loop of nothing else has the
+                // processor keep in registers what it needs.
+                let in_a_row = slots_in_a_row(&self.sets, &keys[next..], &sets[next..]);
+                for slot in in_a_row {
+                    // All of them, and then less: a copy of unknown length would cost more.
+                    found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
+                    let of_word = slot.count();
+                    written(range_of(next), &found[count..count + of_word]);
+                    count += of_word;
+                    next += 1;
                 }
-                start = end;
+                if next == ends.len() {
+                    break;
+                }
+                let (key, word) = (keys[next], range_of(next));
+                let record = match key.known() {
+                    Some(_) => self.slot(key, sets[next]).map(Slot::record),
+                    None => self.long.find(&text.as_bytes()[word.clone()], hashes[next]),
+                };
+                if let Some((tokens, of_word)) =
+                    record.and_then(|record| self.long.together(record))
+                {
+                    records += usize::from(key.known().is_some());
+                    found[count..count + MOST_TOGETHER].copy_from_slice(tokens);
+                    written(word, &found[count..count + of_word]);
+                    count += of_word;
+                } else {
+                    ids.extend_from_slice(&found[..count]);
+                    count = 0;
+                    let before = ids.len();
+                    self.write_other(&text[word.clone()], key.known(), ids, &encode);
+                    written(word, &ids[before..]);
+                }
+                next += 1;
             }
+            start = ends[ends.len() - 1];
             has_many_records = records > ends.len() / MANY;
             ids.extend_from_slice(&found[..count]);
         }
@@ -256,10 +356,7 @@ impl Scratch {
 
     #[inline(always)]
     fn slot(&self, key: Key, set: SetIndex) -> Option<&Slot> {
-        let Set(both) = &self.sets[usize::from(set)];
-        // Which of the two it is changes from word to word: a branch on it would often go wrong.
-        let slot = &both[usize::from(both[1].is_of(key))];
-        slot.is_of(key).then_some(slot)
+        slot(&self.sets, key, set)
     }
 
     #[inline(never)]
@@ -270,9 +367,6 @@ impl Scratch {
         ids: &mut Vec<u32>,
         encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
     ) {
-        if let Some(key) = key {
-            self.bring_home(key);
-        }
         if let Some(known) = self.recall(key, word.as_bytes()) {
             return ids.extend_from_slice(known);
         }
@@ -284,30 +378,28 @@ impl Scratch {
     /// Moves a word that stands in the set beside its own, where most are looked for, into that one.
     fn bring_home(&mut self, key: Key) {
         let home = set_of(key);
-        if !self.has_moved(home) {
+        let other = beside(home);
+        if !self.pairs[usize::from(home) / 2].has_mark(other, Mark::of(key)) {
             return;
         }
-        let other = usize::from(beside(home));
-        if let Some(place) = self.sets[other].0.iter().position(|slot| slot.is_of(key)) {
-            let away = self.sets[other].0[place];
-            let own = &mut self.sets[usize::from(home)].0[any_slot(key)];
-            self.sets[other].0[place] = std::mem::replace(own, away);
+        let Set(away) = &mut self.sets[usize::from(other)];
+        if let Some(place) = away.iter().position(|slot| slot.is_of(key)) {
+            let found = away[place];
+            let own_place = any_slot(key);
+            let own = std::mem::replace(&mut self.sets[usize::from(home)].0[own_place], found);
+            self.sets[usize::from(other)].0[place] = own;
+            let pair = &mut self.pairs[usize::from(home) / 2];
+            pair.set_mark(home, own_place, Mark::NONE);
+            pair.set_mark(other, place, own.mark_in(other));
         }
-    }
-
-    #[inline]
-    fn has_moved(&self, set: SetIndex) -> bool {
-        self.pairs[usize::from(set) / 2].has_moved(set)
     }
 
     /// The tokens of a word that is remembered.
-    pub fn recall(&self, key: Option<Key>, word: &[u8]) -> Option<&[u32]> {
-        if let Some(key) = key {
-            let home = set_of(key);
-            let away = || self.has_moved(home).then(|| self.slot(key, beside(home)))?;
-            return self.tokens_of(self.slot(key, home).or_else(away)?);
-        }
-        self.long.get(word)
+    pub fn recall(&mut self, key: Option<Key>, word: &[u8]) -> Option<&[u32]> {
+        let Some(key) = key else { return self.long.get(word) };
+        self.bring_home(key);
+        let Set(both) = &self.sets[usize::from(set_of(key))];
+        self.tokens_of(both.iter().find(|slot| slot.is_of(key))?)
     }
 
     /// The tokens of a word that has a slot; `None` where its record was forgotten.
@@ -338,19 +430,21 @@ impl Scratch {
         } else {
             let place = any_slot(key);
             if let Some(old) = pair.old_slot(beside(home)) {
-                self.sets[usize::from(beside(home))].0[old] = self.sets[usize::from(home)].0[place];
-                pair.write(beside(home), old);
-                pair.set_moved(home);
+                let moved = self.sets[usize::from(home)].0[place];
+                self.sets[usize::from(beside(home))].0[old] = moved;
+                pair.write(beside(home), old, moved.mark_in(beside(home)));
             }
             place
         };
-        pair.write(home, place);
+        pair.write(home, place, Mark::NONE);
         self.sets[usize::from(home)].0[place] = slot;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     /// Other tokens for each word, as many as its last byte says.
@@ -402,11 +496,33 @@ mod tests {
         let away: Vec<_> = words.iter().filter(|(_, key, _)| is_away(&scratch, key)).collect();
         let [(number, key, word)] = away[..] else { panic!("{} of 3 moved", away.len()) };
         assert_eq!(scratch.recall(*key, word), Some(&[*number][..]));
-        scratch.bring_home(key.expect("a short word"));
         assert!(!is_away(&scratch, key));
         for (number, key, word) in &words {
             assert_eq!(scratch.recall(*key, word), Some(&[*number][..]));
         }
+    }
+
+    #[test]
+    fn words_of_one_set_that_begin_alike_are_told_apart() {
+        let spelled = (0..1_000_000).map(|number: u32| (number, format!("the same{number}")));
+        let words: Vec<_> = spelled
+            .filter(|(_, word)| set_of(Key::of(word.as_bytes(), 0, word.len()).expect("short")) == 1)
+            .take(2)
+            .collect();
+        let [(_, first), (_, second)] = &words[..] else { panic!("{words:?}") };
+        let (text, ends) = (format!("{first}{second}"), [first.len(), first.len() + second.len()]);
+        let mut scratch = Scratch::new();
+        let encoded = Cell::new(0);
+        for _ in 0..3 {
+            let mut ids = Vec::new();
+            let encode = |word: &str, _: Option<Key>, _: &mut Bench, ids: &mut Vec<u32>| {
+                encoded.set(encoded.get() + 1);
+                ids.push(words.iter().find(|(_, one)| one == word).expect("one of them").0);
+            };
+            scratch.write_all(&text, 0, &ends, &mut ids, encode, |_, _| ());
+            assert_eq!(ids, [words[0].0, words[1].0]);
+        }
+        assert_eq!(encoded.get(), 2, "both are remembered");
     }
 
     #[test]
