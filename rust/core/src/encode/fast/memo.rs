@@ -191,7 +191,7 @@ impl Default for Batch {
 impl Batch {
     /// Fills in what is looked for: words that follow each other, the first from byte `start` on, each
     /// up to its end.
-    #[inline(always)]
+    #[inline(never)]
     fn fill(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
         let mut has_others = false;
@@ -298,10 +298,10 @@ impl Scratch {
                 // processor keep in registers what it needs.
                 let in_a_row = slots_in_a_row(&self.sets, &keys[next..], &sets[next..]);
                 for slot in in_a_row {
+                    let of_word = slot.count();
                     // All of them, and then less: a copy of unknown length would cost more.
                     found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
-                    let of_word = slot.count();
-                    written(range_of(next), &found[count..count + of_word]);
+                    written(range_of(next), found.get(count..count + of_word).unwrap_or_default());
                     count += of_word;
                     next += 1;
                 }
