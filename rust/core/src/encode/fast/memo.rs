@@ -506,7 +506,9 @@ mod tests {
     fn words_of_one_set_that_begin_alike_are_told_apart() {
         let spelled = (0..1_000_000).map(|number: u32| (number, format!("the same{number}")));
         let words: Vec<_> = spelled
-            .filter(|(_, word)| set_of(Key::of(word.as_bytes(), 0, word.len()).expect("short")) == 1)
+            .filter(|(_, word)| {
+                set_of(Key::of(word.as_bytes(), 0, word.len()).expect("short")) == 1
+            })
             .take(2)
             .collect();
         let [(_, first), (_, second)] = &words[..] else { panic!("{words:?}") };
