@@ -23,6 +23,8 @@ pub(crate) struct Key {
     pub high: u64,
 }
 
+/// So many bytes of a text are read at once, whatever the length of the word.
+const BYTES_READ: usize = size_of::<[u64; 2]>();
 /// For each length the bytes of two numbers that a word fills.
 const FILLED: [[u64; 2]; MOST_BYTES + 1] = {
     let mut filled = [[0; 2]; MOST_BYTES + 1];
@@ -30,7 +32,7 @@ const FILLED: [[u64; 2]; MOST_BYTES + 1] = {
     while len <= MOST_BYTES {
         let [low, high] = &mut filled[len];
         *low = if len < 8 { u64::MAX >> (8 * (8 - len)) } else { u64::MAX };
-        *high = if len > 8 { u64::MAX >> (8 * (16 - len)) } else { 0 };
+        *high = if len > 8 { u64::MAX >> (8 * (BYTES_READ - len)) } else { 0 };
         len += 1;
     }
     filled
@@ -47,22 +49,21 @@ impl Key {
 
     /// The word from `start` to `end`.
     pub fn of(text: &[u8], start: usize, end: usize) -> Option<Self> {
-        Self::of_inner(text, start, end).or_else(|| {
+        Self::before_others(text, start, end).or_else(|| {
             let word = &text[start..end];
-            let mut padded = [0; MOST_BYTES + 1];
+            let mut padded = [0; BYTES_READ];
             padded.get_mut(..word.len())?.copy_from_slice(word);
-            Self::of_inner(&padded, 0, word.len())
+            Self::before_others(&padded, 0, word.len())
         })
     }
 
-    /// The same for a word that does not stand at the end of the text; `None` where it may.
+    /// The same, without a call; `None` also where the text ends too soon behind the word.
     #[inline(always)]
-    pub fn of_inner(text: &[u8], start: usize, end: usize) -> Option<Self> {
+    pub fn before_others(text: &[u8], start: usize, end: usize) -> Option<Self> {
         let len = end - start;
-        let Some([of_low, of_high]) = FILLED.get(len) else { return None };
-        let Some(chunk) = text.get(start..start + MOST_BYTES + 1) else { return None };
-        let chunk: [u8; MOST_BYTES + 1] = chunk.try_into().expect("as long");
-        let [low, high]: [u64; 2] = cast(chunk);
+        let [of_low, of_high] = FILLED.get(len)?;
+        let read: [u8; BYTES_READ] = text.get(start..start + BYTES_READ)?.try_into().ok()?;
+        let [low, high]: [u64; 2] = cast(read);
         let (low, high) = (u64::from_le(low) & of_low, u64::from_le(high) & of_high);
         Some(Self { low, high: high | (len as u64) << LENGTH })
     }

@@ -197,7 +197,7 @@ impl Batch {
         let mut has_others = false;
         for ((key, set), &end) in self.keys.iter_mut().zip(&mut self.sets).zip(ends) {
             // No call stands in this loop, for which registers would have to be kept free.
-            *key = Key::of_inner(text, at, end).unwrap_or_else(|| {
+            *key = Key::before_others(text, at, end).unwrap_or_else(|| {
                 has_others = true;
                 Key::NONE
             });
