@@ -301,9 +301,9 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
     assert text.startswith(
         "# Performance\n\n"
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
-        "**Only some rows were measured; not these: encode, encode_batch, append, open_text, seam, "
-        "rollouts, pace, turns, async_rollouts, environments, stitch, engine_reply, gateway, load, "
-        "memory, records.**"
+        "**Only some rows were measured; not these: encode, encode_kinds, encode_batch, append, "
+        "open_text, seam, rollouts, pace, turns, async_rollouts, environments, stitch, "
+        "engine_reply, gateway, load, memory, records.**"
         "\n\nHow fast"
     )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"

@@ -13,8 +13,9 @@ from abut._native import Tokenizer
 from abut.bench import batching, encoders
 from abut.bench.encoders import ABUT, GIGATOKEN, SHAPES, TIKTOKEN, TOKENIZERS, Shape
 from abut.bench.figures import Row
+from abut.bench.kinds import KINDS, text_of
 from abut.bench.peers import PeerMissing
-from abut.bench.rows import encode, encode_batch
+from abut.bench.rows import encode, encode_batch, encode_kinds
 from abut.bench.scale import Scale
 from abut.bench.texts import Corpus
 from abut.bench.timing import available_cores
@@ -231,6 +232,44 @@ def test_what_was_won_and_lost_is_told() -> None:
     encode._tell(row, GIGATOKEN, ["a", "b", "c"])
     encode._tell(row, TIKTOKEN, ["a", "b"])
     assert row.notes == [f"Beside {GIGATOKEN} abut is faster in 1 of 2 cases; slower: b."]
+
+
+# ---- kinds of text
+
+
+def test_each_kind_is_text_of_that_size_and_another_one_for_each_seed() -> None:
+    texts = [text_of(kind, seed, 3_000) for kind in KINDS for seed in (0, 1)]
+    assert len(set(texts)) == len(texts)
+    assert all(2_997 <= len(text.encode()) <= 3_000 for text in texts)
+    assert texts[-1] == text_of(KINDS[-1], 1, 3_000)
+
+
+def test_the_slowest_kind_must_not_be_a_fifth_slower() -> None:
+    row = Row("encode_kinds", "encode")
+    for kind in KINDS:
+        slow = {KINDS[0]: 2.0, KINDS[1]: 2.5}
+        row.add(f"{kind}, again", {ABUT: [slow.get(kind, 1.0)], GIGATOKEN: [2.0]})
+    for case in (encode_kinds.FIRST, encode_kinds.AGAIN):
+        encode_kinds._require_of_slowest(row, case)
+    (need,) = row.needs
+    assert need.what.endswith(f"the lowest of all kinds: {KINDS[1]}, again")
+    assert not need.met
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_kind_that_gigatoken_writes_otherwise_is_left_out(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    def spoil(_: str, ids: Any) -> Any:
+        return ids + 1 if wrong else ids
+
+    with_peers(workbench, monkeypatch, gigatoken=gigatoken_that(spoil))
+    monkeypatch.setattr(encode_kinds, "KINDS", ("emoji", "tabs"))
+    row = measure("encode_kinds", workbench)
+    assert row.error is None
+    assert {figure.side for figure in row.figures} == ({ABUT} if wrong else {ABUT, GIGATOKEN})
+    assert list(row.missing) == ([f"{GIGATOKEN}, emoji", f"{GIGATOKEN}, tabs"] if wrong else [])
+    assert bool(row.needs) is not wrong
 
 
 # ---- many texts at once

@@ -11,6 +11,8 @@ class Scale:
     encode_code_bytes: int = 500_000
     """The standard library has about 9 MB of it."""
     encode_rounds: int = 7
+    kind_bytes: int = 400_000
+    kind_rounds: int = 5
     batch_many: tuple[int, int] = (200, 4_000)
     """How many texts in one call, and the bytes of each."""
     batch_short: tuple[int, int] = (1_000, 200)
@@ -84,6 +86,8 @@ class Scale:
             encode_bytes=20_000,
             encode_code_bytes=10_000,
             encode_rounds=2,
+            kind_bytes=2_000,
+            kind_rounds=1,
             batch_many=(8, 500),
             batch_short=(16, 100),
             batch_few=(2, 200),

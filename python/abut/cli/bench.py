@@ -20,9 +20,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--rows",
         type=_bench_rows,
-        help="which rows, with commas between them (all): encode, encode_batch, append, "
-        "open_text, seam, rollouts, pace, turns, async_rollouts, environments, collate, stitch, "
-        "engine_reply, gateway, load, memory, records",
+        help="which rows, with commas between them (all): encode, encode_kinds, encode_batch, "
+        "append, open_text, seam, rollouts, pace, turns, async_rollouts, environments, collate, "
+        "stitch, engine_reply, gateway, load, memory, records",
     )
     parser.add_argument(
         "--tokenizer",

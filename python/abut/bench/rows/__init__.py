@@ -13,6 +13,7 @@ from abut.bench.rows import (
     collate,
     encode,
     encode_batch,
+    encode_kinds,
     engine_reply,
     environments,
     gateway,
@@ -32,6 +33,7 @@ Measure: TypeAlias = Callable[[Workbench], Row]
 
 ROWS: dict[str, Measure] = {
     "encode": encode.measure,
+    "encode_kinds": encode_kinds.measure,
     "encode_batch": encode_batch.measure,
     "append": append.measure,
     "open_text": open_text.measure,
