@@ -19,6 +19,7 @@ mod nfc;
 mod pool;
 mod scan;
 mod shape;
+mod short_words;
 
 use std::ops::Range;
 
