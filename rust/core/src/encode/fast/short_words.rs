@@ -157,6 +157,16 @@ impl Pair {
     }
 }
 
+/// The slot of a word in a set, if it is easily found there: of two words that begin with the same
+/// eight bytes the first slot's is not.
+#[inline(always)]
+fn slot_in(table: &[Set; SETS], key: Key, set: SetIndex) -> Option<&Slot> {
+    let Set(both) = &table[usize::from(set)];
+    // Which of the two it is changes from word to word: a branch on it would often go wrong.
+    let slot = &both[usize::from(both[1].low == key.low)];
+    slot.is_of(key).then_some(slot)
+}
+
 /// The words.
 #[derive(Debug)]
 pub(super) struct ShortWords {
@@ -185,14 +195,10 @@ impl ShortWords {
         black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
     }
 
-    /// The slot of a word in a set, if it is easily found there: of two words that begin with the same
-    /// eight bytes the first slot's is not.
+    /// The slot of a word in a set, as [`slot_in`] finds it.
     #[inline(always)]
     pub fn slot(&self, key: Key, set: SetIndex) -> Option<&Slot> {
-        let Set(both) = &self.sets[usize::from(set)];
-        // Which of the two it is changes from word to word: a branch on it would often go wrong.
-        let slot = &both[usize::from(both[1].low == key.low)];
-        slot.is_of(key).then_some(slot)
+        slot_in(&self.sets, key, set)
     }
 
     /// The slots of words that follow each other, up to the first that is not found so or has no tokens.
@@ -202,8 +208,12 @@ impl ShortWords {
         keys: &'a [Key],
         sets: &'a [SetIndex],
     ) -> impl Iterator<Item = &'a Slot> {
+        // Taken once: what is read behind `self` would be read again for each word.
+        let table = &*self.sets;
         let with_tokens = |slot: &&Slot| slot.count() > 0;
-        keys.iter().zip(sets).map_while(move |(&key, &set)| self.slot(key, set).filter(with_tokens))
+        keys.iter()
+            .zip(sets)
+            .map_while(move |(&key, &set)| slot_in(table, key, set).filter(with_tokens))
     }
 
     /// The slot of a word that is remembered, wherever it stands.
