@@ -6,7 +6,7 @@ them. What a peer cannot read has a reason, which the table prints.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -130,7 +130,10 @@ SHAPES = (
 
 
 def peers_of(
-    workbench: Workbench, file: Path, tokenizer: Tokenizer
+    workbench: Workbench,
+    file: Path,
+    tokenizer: Tokenizer,
+    wanted: Collection[str] = (GIGATOKEN, TIKTOKEN),
 ) -> tuple[dict[str, Encode], dict[str, str]]:
     """The peers beside `tokenizers` that can encode by a file.
 
@@ -138,15 +141,17 @@ def peers_of(
         workbench: has the peers.
         file: the tokenizer.json.
         tokenizer: the same in abut.
+        wanted: their sides' names; no other one is made.
 
     Returns:
         Each by its side's name, and of each that cannot the reason.
     """
     found: dict[str, Encode] = {}
     missing: dict[str, str] = {}
-    for side, make in ((GIGATOKEN, _gigatoken), (TIKTOKEN, _tiktoken)):
+    makes = {GIGATOKEN: _gigatoken, TIKTOKEN: _tiktoken}
+    for side in wanted:
         try:
-            found[side] = make(workbench, file, tokenizer)
+            found[side] = makes[side](workbench, file, tokenizer)
         except PeerMissing as reason:
             missing[side] = str(reason)
     return found, missing

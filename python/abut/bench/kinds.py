@@ -1,7 +1,7 @@
 """Texts of one kind each: what mixed text has little of, and an encoder may be slow at.
 
 Each kind is one function, which writes a piece of it from random numbers; the same seed gives the
-same text. Words are made of syllables: most of them no text has, as in names and identifiers.
+same text. Words are made of syllables, as names and identifiers are.
 """
 
 import json
@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable
 from typing import TypeAlias
 
-from abut.bench.texts import Corpus, cut
+from abut.bench.texts import Corpus, cut, word
 from abut.bench.words import SYLLABLES, WORDS
 
 Writer: TypeAlias = Callable[[random.Random], str]
@@ -29,12 +29,8 @@ def text_of(kind: str, seed: int, size: int) -> str:
     return cut("".join(pieces), size)
 
 
-def _word(rng: random.Random) -> str:
-    return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))
-
-
 def _words(rng: random.Random, least: int, most: int) -> list[str]:
-    return [_word(rng) for _ in range(rng.randint(least, most))]
+    return [word(rng) for _ in range(rng.randint(least, most))]
 
 
 def _of(characters: str, least: int, most: int) -> Writer:
@@ -64,7 +60,7 @@ def _record(rng: random.Random) -> str:
     values = [rng.random(), rng.randint(0, 99)]
     record = {
         "id": rng.randint(0, 10**6),
-        "name": _word(rng),
+        "name": word(rng),
         "v": values,
         "ok": rng.random() < 0.5,
     }
@@ -75,17 +71,17 @@ def _log_line(rng: random.Random) -> str:
     day, hour, minute, second = (rng.randint(1, most) for most in (30, 23, 59, 59))
     return (
         f"2026-11-{day:02}T{hour:02}:{minute:02}:{second:02}.{rng.randint(0, 999):03}Z INFO "
-        f"[{_word(rng)}.{_word(rng)}] {_word(rng)} {_word(rng)}={rng.randint(0, 9999)}\n"
+        f"[{word(rng)}.{word(rng)}] {word(rng)} {word(rng)}={rng.randint(0, 9999)}\n"
     )
 
 
 def _address(rng: random.Random) -> str:
     host, *path = _words(rng, 3, 3)
-    return f"https://{host}.com/{'/'.join(path)}?id={rng.randint(0, 99_999)}&q={_word(rng)}\n"
+    return f"https://{host}.com/{'/'.join(path)}?id={rng.randint(0, 99_999)}&q={word(rng)}\n"
 
 
 def _table_line(rng: random.Random) -> str:
-    return f"{_word(rng)},{rng.randint(0, 9999)},{rng.random():.3f},{_word(rng)}\n"
+    return f"{word(rng)},{rng.randint(0, 9999)},{rng.random():.3f},{word(rng)}\n"
 
 
 def _markdown(rng: random.Random) -> str:
@@ -94,8 +90,8 @@ def _markdown(rng: random.Random) -> str:
 
 
 def _camel(rng: random.Random) -> str:
-    name = "".join(word.capitalize() for word in _words(rng, 2, 4))
-    return f"{name}({_word(rng)}{_word(rng).capitalize()});\n"
+    name = "".join(part.capitalize() for part in _words(rng, 2, 4))
+    return f"{name}({word(rng)}{word(rng).capitalize()});\n"
 
 
 def _quotations(rng: random.Random) -> str:
@@ -122,10 +118,10 @@ def _japanese(rng: random.Random) -> str:
 _SENTENCE = (" ",) * 9 + (". ",)
 _ACCENTS = "aeiounrstlàâçéèêëîïôùûüÿœæßäöñ"
 _WRITERS: dict[str, Writer] = {
-    "prose": _then(_word, *_SENTENCE),
-    "capitals": _then(lambda rng: _word(rng).upper(), " "),
+    "prose": _then(word, *_SENTENCE),
+    "capitals": _then(lambda rng: word(rng).upper(), " "),
     "camel case": _camel,
-    "snake case": lambda rng: f"{'_'.join(_words(rng, 2, 4))} = {_word(rng)}\n",
+    "snake case": lambda rng: f"{'_'.join(_words(rng, 2, 4))} = {word(rng)}\n",
     "nonsense": _then(_of(string.ascii_lowercase, 2, 10), " "),
     "digits": _then(lambda rng: str(rng.randint(0, 10 ** rng.randint(1, 8))), " "),
     "long numbers": _then(lambda rng: str(rng.randint(0, 10**60)), "\n"),
@@ -133,8 +129,8 @@ _WRITERS: dict[str, Writer] = {
     "UUIDs": _uuid,
     "base64": _then(_of(string.ascii_letters + string.digits + "+/", 76, 76), "\n"),
     "signs": _then(_of(string.punctuation, 1, 6), "", "", " "),
-    "tabs": lambda rng: "\t" * rng.randint(1, 4) + _word(rng) + "\n",
-    "indented lines": lambda rng: " " * rng.randint(1, 40) + _word(rng) + "\n",
+    "tabs": lambda rng: "\t" * rng.randint(1, 4) + word(rng) + "\n",
+    "indented lines": lambda rng: " " * rng.randint(1, 40) + word(rng) + "\n",
     "JSON": _record,
     "log lines": _log_line,
     "addresses": _address,

@@ -225,18 +225,19 @@ def _records(rng: random.Random, size: int) -> str:
         records.append(
             {
                 "id": f"{rng.getrandbits(64):016x}",
-                _word(rng): rng.randint(0, 100_000),
+                word(rng): rng.randint(0, 100_000),
                 "created_at": f"20{rng.randint(10, 29)}-{rng.randint(1, 12):02}-"
                 f"{rng.randint(1, 28):02}T{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00Z",
-                _word(rng): {_word(rng): round(rng.gauss(0, 50), rng.randint(1, 6))},
-                "path": "/".join(_word(rng) for _ in range(rng.randint(1, 5))),
-                "tags": [_word(rng) for _ in range(rng.randint(0, 4))],
-                _word(rng): rng.choice((None, True, False)),
-                "text": " ".join(_word(rng) for _ in range(rng.randint(2, 12))) + "\n",
+                word(rng): {word(rng): round(rng.gauss(0, 50), rng.randint(1, 6))},
+                "path": "/".join(word(rng) for _ in range(rng.randint(1, 5))),
+                "tags": [word(rng) for _ in range(rng.randint(0, 4))],
+                word(rng): rng.choice((None, True, False)),
+                "text": " ".join(word(rng) for _ in range(rng.randint(2, 12))) + "\n",
             }
         )
     return json.dumps(records, indent=rng.choice((None, 2, 4)), ensure_ascii=False) + "\n"
 
 
-def _word(rng: random.Random) -> str:
+def word(rng: random.Random) -> str:
+    """A word of one to four syllables: most of them no text has."""
     return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))

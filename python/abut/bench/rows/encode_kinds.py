@@ -27,8 +27,10 @@ def measure(workbench: Workbench) -> Row:
             "remembers the words of another kind."
         ],
     )
+    of_file = workbench.peer("tokenizers").Tokenizer.from_file
+    oracle = of_file(str(workbench.tokenizer_json))
     for kind in KINDS:
-        for case, taken in _timed(workbench, row, kind).items():
+        for case, taken in _timed(workbench, row, kind, oracle).items():
             row.add(f"{kind}, {case}", taken)
     for case in (FIRST, AGAIN):
         _require_of_slowest(row, case)
@@ -49,17 +51,15 @@ def _require_of_slowest(row: Row, case: str) -> None:
         row.need_faster(GIGATOKEN, slowest, _AT_LEAST, what=what)
 
 
-def _timed(workbench: Workbench, row: Row, kind: str) -> dict[str, dict[str, list[float]]]:
+def _timed(
+    workbench: Workbench, row: Row, kind: str, oracle: Any
+) -> dict[str, dict[str, list[float]]]:
     """The times of a kind by case and side."""
     file = workbench.tokenizer_json
     tokenizer = Tokenizer.from_file(file)
-    oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
-    peers, missing = peers_of(workbench, file, tokenizer)
-    sides: dict[str, Encode] = {ABUT: tokenizer.encode}
-    if GIGATOKEN in peers:
-        sides[GIGATOKEN] = peers[GIGATOKEN]
-    else:
-        row.missing[GIGATOKEN] = missing[GIGATOKEN]
+    peers, missing = peers_of(workbench, file, tokenizer, [GIGATOKEN])
+    row.missing |= missing
+    sides: dict[str, Encode] = {ABUT: tokenizer.encode, **peers}
 
     def prepare(number: int) -> tuple[Sides, Check]:
         text = text_of(kind, number, workbench.scale.kind_bytes)

@@ -171,7 +171,7 @@ fn slot_in(table: &[Set; SETS], key: Key, set: SetIndex) -> Option<&Slot> {
 #[derive(Debug)]
 pub(super) struct ShortWords {
     sets: Box<[Set; SETS]>,
-    /// To wait for the set beside would be one part in ten of the time that new text takes: this says
+    /// To wait for the set beside would be one part in thirty of the time that new text takes: this says
     /// when it has to be.
     pairs: Box<[Pair; SETS / 2]>,
 }
