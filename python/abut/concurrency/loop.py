@@ -68,6 +68,12 @@ class LoopTasks:
         future.add_done_callback(cancel)
         return future
 
+    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """As `ask`; where this is the loop, in the caller's own task, which `cancel` leaves alone."""
+        if asyncio.get_running_loop() is self._loop:
+            return await call()
+        return await self.ask(call)
+
     def stop(self) -> None:
         """Cancel what still runs; from any thread."""
         self._mailbox.put(self.cancel)

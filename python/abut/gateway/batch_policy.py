@@ -81,7 +81,7 @@ class BatchPolicy:
         seconds = self._batch.config.turn_timeout_s
         try:
             async with asyncio.timeout(None if self._batch.in_process else seconds):
-                return await self._on_batch.ask(lambda: self._sampled(request))
+                return await self._on_batch.run(lambda: self._sampled(request))
         except TimeoutError:
             raise over(f"turn_timeout_s={seconds:g} is over", reason=StopReason.DEADLINE) from None
 
@@ -96,7 +96,9 @@ class BatchPolicy:
             self.failure.exception()  # seen, or of no concern any more
 
     async def _sampled(self, request: SampleRequest) -> Sample:
-        with self.clock.stopped(self._batch.in_process):
+        if not self._batch.in_process:
+            return await self._batch.sample(request)
+        with self.clock.stopped():
             return await self._batch.sample(request)
 
     async def _fail(self, error: Exception) -> None:

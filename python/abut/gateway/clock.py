@@ -28,9 +28,9 @@ class Clock:
         self._go_on()
 
     @contextmanager
-    def stopped(self, stops: bool) -> Iterator[None]:
-        """Stand still, if it is to, as long as anybody is in here."""
-        if not stops or self._left_s is None:
+    def stopped(self) -> Iterator[None]:
+        """Stand still as long as anybody is in here."""
+        if self._left_s is None:
             yield
             return
         self._samples += 1

@@ -81,7 +81,7 @@ class AgentEpisode:
             self._gateway.endpoint(self._id), counted=lambda: self.session.answered
         )
         if is_pool(self._agent):
-            with self._clock.stopped(True):  # that is the time of other rollouts
+            with self._clock.stopped():  # that is the time of other rollouts
                 self._lent = await lent_by(self._agent, self._task)
         desk = self._gateway.desk
         await desk.ask(lambda: desk.open(self.session))
