@@ -20,6 +20,8 @@ from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ParsedCalls
 
+_json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one for each call
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -91,7 +93,7 @@ def answer_of(
             given = call_id(call.id)
             if given == call.id:
                 own_ids.add(given)
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            arguments = _json_of(call.arguments)
             function = {"name": call.name, "arguments": arguments}
             message["tool_calls"].append({"id": given, "type": "function", "function": function})
     return Answer(

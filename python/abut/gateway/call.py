@@ -8,16 +8,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from abut.gateway.answer import Answer
 from abut.gateway.request import ChatRequest
 from abut.rollout.conversation import Heard
 from abut.samplers.sampler import Sample
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False)
@@ -37,12 +32,13 @@ class Asked:
     body: bytes
     retried: bool
     is_open: Callable[[], bool]
-    placed: "asyncio.Future[Call]" = field(default_factory=_future)
-    answered: "asyncio.Future[Call]" = field(default_factory=_future)
+    placed: "asyncio.Future[Call]"
+    answered: "asyncio.Future[Call]"
 
     def as_call(self, number: int) -> "Call":
         """What it becomes, behind so many calls of its rollout."""
-        return Call(number, self.body, self.request, _future(), self.is_open, time.monotonic())
+        answered: asyncio.Future[Answer] = self.answered.get_loop().create_future()
+        return Call(number, self.body, self.request, answered, self.is_open, time.monotonic())
 
     def is_placed(self, call: "Call") -> None:
         """Note that its prompt is written."""

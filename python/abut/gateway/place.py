@@ -14,12 +14,14 @@ from abut.gateway.matching import History, Match, match
 class Place(NamedTuple):
     """Where a request goes on.
 
-    `again`: it asks once more what the branch was asked behind `found.turns` answers.
+    `again`: it asks once more what the branch was asked behind `found.turns` answers. `stale`: the
+    token ids that it names for the last of them are others.
     """
 
     branch: Branch
     found: Match
     again: bool
+    stale: bool
 
 
 def find_place(
@@ -44,7 +46,8 @@ def find_place(
         again = ended and (bool(rest) and rest[0].ours if not whole else branch.unanswered)
         if not (found.turns or again):
             continue
-        rank = (again, found.turns, whole, *branch.agreement(history.messages, found))
+        agreement = branch.agreement(history.messages, found)
+        rank = (again, found.turns, whole, *agreement)
         if best is None or rank >= best[0]:
-            best = rank, Place(branch, found, again)
+            best = rank, Place(branch, found, again, agreement[0] < 0)
     return None if best is None else best[1]

@@ -65,6 +65,7 @@ class Session:
         self._asking: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
         self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
+        self._undelivered: set[Call] = set()  # mostly none, and so no look at all that were before
         self._call_ids: set[str] = set()
         self._numbers = itertools.count()
 
@@ -134,8 +135,9 @@ class Session:
             retried: whether the client says that it has asked this before.
             is_open: whether it still listens.
         """
-        asked = Asked(request, body, retried, is_open)
-        task = asyncio.get_running_loop().create_task(self._answer(asked))
+        loop = asyncio.get_running_loop()
+        asked = Asked(request, body, retried, is_open, loop.create_future(), loop.create_future())
+        task = loop.create_task(self._answer(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         return asked
@@ -143,6 +145,7 @@ class Session:
     def delivered(self, call: Call) -> None:
         """Note that an answer was written to who asked."""
         if not call.delivered:
+            self._undelivered.discard(call)
             call.delivered, call.delivered_as = True, self._deliveries
             call.heard_at = self.used = time.monotonic()
             self._deliveries += 1
@@ -180,6 +183,7 @@ class Session:
             self._require_open()
             if (call := self._asked_before(asked.body, asked.retried)) is not None:
                 call.is_open, call.delivered = asked.is_open, False
+                self._undelivered.add(call)
                 return call, None
             branch = await self._placed(request, shown)
             turn = SampleRequest(
@@ -193,6 +197,7 @@ class Session:
             )
             call = asked.as_call(len(self.calls))
             self.calls.append(call)
+            self._undelivered.add(call)
             self._by_body[asked.body].append(call)
             branch.sampling = True
             return call, (branch, turn)
@@ -216,12 +221,14 @@ class Session:
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
             return await self._root(request, shown, history, self._why_new(request, history))
-        branch, found, again = place
-        for call in branch.calls[: found.turns]:
-            if not call.delivered:
-                self.delivered(call)  # its text has come back
-        self.client_rewrites.update(found.rewrites)
-        self.stale_ids += branch.agreement(request.messages, found)[0] < 0
+        branch, found, again, stale = place
+        if self._undelivered:
+            for call in branch.calls[: found.turns]:
+                if not call.delivered:
+                    self.delivered(call)  # its text has come back
+        if found.rewrites:
+            self.client_rewrites.update(found.rewrites)
+        self.stale_ids += stale
         if again:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)

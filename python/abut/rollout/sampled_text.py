@@ -32,8 +32,9 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
         return text
     tokens = [tokenizer.token_to_id(token) for _, token in spelled]
     wanted = frozenset(tokens)
-    places = [place for place, token in enumerate(ids) if token in wanted]
-    if [int(ids[place]) for place in places] == tokens:
+    sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    places = [place for place, token in enumerate(sampled) if token in wanted]
+    if [sampled[place] for place in places] == tokens:
         return text
     # The runs between those that were sampled are text, whatever they spell.
     pieces: list[tuple[str, bool]] = []
