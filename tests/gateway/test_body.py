@@ -89,18 +89,24 @@ def test_equal_fields_are_read_once_and_say_the_same() -> None:
     asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
     body, known = read(json.dumps(asked).encode())
     assert known is not None
-    first = known.fields.noted = read_request(body)
-    for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}):
-        longer = {**asked, "messages": [user, added]}
-        body, beginning = read(json.dumps(longer).encode(), known)
+    assert known.noted is None
+    first = known.noted = read_request(body)
+    longer, beginning = asked, known
+    for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}, user):
+        longer = {**asked, "messages": [*longer["messages"], added]}
+        body, beginning = read(json.dumps(longer).encode(), beginning)
         assert beginning is not None
-        again = read_request(body, like=beginning.fields.noted)
+        assert len(beginning.noted.messages) == len(longer["messages"]) - 1
+        again = beginning.noted = read_request(body, like=beginning.noted)
         assert again == read_request(longer)
         assert again.frame == read_request(longer).frame
         assert again.tools is first.tools
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
-    assert other.fields.noted is None
+    assert other.noted is None
+    _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
+    assert other is not None
+    assert other.noted is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'

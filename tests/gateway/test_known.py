@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from abut.gateway import matching
-from abut.gateway.known import Known, Seen
+from abut.gateway.known import Known
 from abut.gateway.matching import REWRITES, Entry, History, match
-from abut.gateway.request import read_request
 
 Messages = list[dict[str, Any]]
 
@@ -150,13 +149,3 @@ def test_a_message_in_another_way_is_learned_anew() -> None:
     assert found.rewrites == {"text_lost": 1}
     assert known.common(messages) == len(entries)
     assert known.common(as_sent(entries)) == 3
-
-
-def test_tokens_in_what_was_seen_are_remembered() -> None:
-    known = Known()
-    known.learn(0, {"role": "user", "content": "x"}, ours=False)
-    known.learn(1, {"role": "assistant", "content": "y", "generation_token_ids": [1]}, ours=True)
-    assert [known.seen(count).token_ids for count in (0, 1, 2)] == [False, False, True]
-    body = {"messages": [*known.messages, {"role": "user", "content": "z"}]}
-    assert read_request(body, seen=known.seen(2)).token_ids
-    assert not read_request({"messages": body["messages"][:1]}, seen=Seen(1)).token_ids

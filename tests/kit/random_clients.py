@@ -251,9 +251,11 @@ class Clients(RuleBasedStateMachine):
         self.figures["requests"] += 1
         body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
+        read = read_request(body, like=None if beginning is None else beginning.noted)
+        assert read == read_request(body)
         if beginning is not None:
+            beginning.noted = read
             self.bodies.keep("0", beginning)
-        read = read_request(body, seen=self.session.seen(body["messages"]))
         expected = self.given_again(request.text, retried)
         heard = len(self.policy.heard)
         listens = asyncio.Event()

@@ -180,11 +180,10 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
         return await _pass_on(request, desk, rank, content.whole)
-    seen = desk.seen(rollout, body.get("messages"))
-    like = None if beginning is None else beginning.fields.noted
-    chat = read_request(body, unenforced=desk.unenforced, seen=seen, like=like)
+    like = None if beginning is None else beginning.noted
+    chat = read_request(body, unenforced=desk.unenforced, like=like)
     if beginning is not None:
-        beginning.fields.noted = chat
+        beginning.noted = chat
     digest, retried = content.digest(beginning), _is_retry(request)
     session = await desk.session_of(rollout, chat, digest, retried=retried)
     if beginning is not None and session.rollout_id == named:

@@ -30,16 +30,14 @@ class Fields:
         head: what stands before them.
         tail: what stands behind them, as text.
         options: the same, read.
-        noted: what was made of them, by who reads them; None: nothing yet.
     """
 
     head: dict[str, Any]
     tail: str
     options: dict[str, Any]
-    noted: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beginning:
     """A body up to its last message, and what was read of it.
 
@@ -49,6 +47,8 @@ class Beginning:
         digest: of these; one goes on from a copy.
         messages: one at least.
         fields: all else, of the whole body.
+        noted: what was made of it, by who reads it; until then, of one before it that has the same
+            fields and no message that is not among the first of these; None: nothing.
     """
 
     pieces: tuple[bytes, ...]
@@ -56,6 +56,7 @@ class Beginning:
     digest: hashlib.blake2b
     messages: list[Message]
     fields: Fields
+    noted: Any = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -72,7 +73,8 @@ class Beginning:
                     return None
                 chunk = chunks[number]
                 count = min(len(piece) - begun, len(chunk) - at)
-                if not chunk.startswith(memoryview(piece)[begun : begun + count], at):
+                part = piece if count == len(piece) else memoryview(piece)[begun : begun + count]
+                if not chunk.startswith(part, at):
                     return None
                 begun, at = begun + count, at + count
                 if at == len(chunk):
@@ -221,7 +223,8 @@ def _read(body: Body) -> Beginning | None:
     pieces = (*before, piece)
     if len(pieces) > _MOST_PIECES:
         pieces = (b"".join(pieces),)
-    return Beginning(pieces, end_before + len(piece), digest, messages, fields)
+    noted = known.noted if known is not None and fields is known.fields else None
+    return Beginning(pieces, end_before + len(piece), digest, messages, fields, noted)
 
 
 def _head(text: str) -> tuple[dict[str, Any] | None, int]:

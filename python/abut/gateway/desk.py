@@ -12,7 +12,6 @@ from abut.concurrency.loop import DaemonLoop
 from abut.gateway.body import Bodies
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
-from abut.gateway.known import Seen
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
@@ -123,10 +122,8 @@ class Desk:
         """
         if not key:
             raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
-        opens = self._keys.opens_all(key)
-        if not opens and endpoint_id is not None:
-            opens = self._keys.opens(key, endpoint_id)
-        if not opens:
+        keys = self._keys
+        if not (keys.opens_all(key) if endpoint_id is None else keys.opens(key, endpoint_id)):
             raise Refusal("the API key does not open this rollout", code="wrong_api_key")
 
     def rank_of(self, endpoint_id: str) -> int | None:
@@ -135,16 +132,6 @@ class Desk:
             return None
         read = EndpointId.read(endpoint_id)
         return None if read is None or read.rank == self.rank else read.rank
-
-    def seen(self, endpoint_id: str | None, messages: Any) -> Seen:
-        """What of a request's messages its rollout has seen before, see `Session.seen`."""
-        if endpoint_id is None or not isinstance(messages, list):
-            return Seen()
-        if self.serving is not None:
-            session = self.serving.session(endpoint_id)
-        else:
-            session = self.sessions.get(endpoint_id)
-        return Seen() if session is None else session.seen(messages)
 
     async def session_of(
         self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool

@@ -24,8 +24,6 @@ class Seen(NamedTuple):
 
     messages: int = 0
     """So many of the first."""
-    token_ids: bool = False
-    """Whether one of them has tokens."""
     ids: CallIds | None = None
     """Of the calls in them; it grows with what is learned."""
     answers: Sequence[CallPlace | None] = ()
@@ -57,23 +55,22 @@ class Known:
         self._keys: list[Any] = []
         self._rules: dict[int, str] = {}  # by the places of answers that came back changed
         self._answers: list[int] = []
-        self._same_ids: list[int] = []
-        self._with_tokens: list[int] = []
+        self._same_ids: list[int] = []  # of the answers up to each
         self._ids = CallIds()
         self._places: list[CallPlace | None] = []
 
     def common(self, messages: Sequence[Any]) -> int:
         """How many of the first messages are known."""
-        count = min(len(messages), len(self._keys))
-        if messages[:count] == self._keys[:count]:
-            return count
-        return list(map(eq, messages, self._keys)).index(False)
+        keys = self._keys
+        if messages[: len(keys)] == keys:  # no look at each: what is equal is mostly the same
+            return len(keys)
+        equal = list(map(eq, messages, keys))
+        return equal.index(False) if False in equal else len(equal)
 
     def seen(self, count: int) -> Seen:
         """What the first messages are, so many of them."""
         ids = self._ids if count == len(self.messages) else call_ids(self.messages[:count])
-        with_tokens = bool(self._with_tokens) and self._with_tokens[0] < count
-        return Seen(count, with_tokens, ids, self._places)
+        return Seen(count, ids, self._places)
 
     def compared(self, count: int) -> Compared:
         """What came of comparing so many of them."""
@@ -83,7 +80,8 @@ class Known:
             if place < count:
                 rewrites[rule] = rewrites.get(rule, 0) + 1
         behind_turn = self._answers[turns - 1] + 1 if turns else 0
-        return Compared(turns, behind_turn, rewrites, sum(self._same_ids[:turns]))
+        same_ids = self._same_ids[turns - 1] if turns else 0
+        return Compared(turns, behind_turn, rewrites, same_ids)
 
     def learn(
         self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
@@ -106,18 +104,16 @@ class Known:
         self._places.append(self._ids.place(message))
         self._ids.add(message, place)
         if ours:
+            before = self._same_ids[-1] if self._same_ids else 0
             self._answers.append(place)
-            self._same_ids.append(same_ids)
-        if has_tokens(message):
-            self._with_tokens.append(place)
+            self._same_ids.append(before + same_ids)
 
     def first(self, count: int) -> "Known":
         """What is known of so many entries."""
         other = Known()
         other.messages, other._keys = self.messages[:], self._keys[:]
         other._rules, other._answers = {**self._rules}, self._answers[:]
-        other._same_ids, other._with_tokens = self._same_ids[:], self._with_tokens[:]
-        other._places = self._places[:]
+        other._same_ids, other._places = self._same_ids[:], self._places[:]
         other._forget(count)
         return other
 
@@ -127,7 +123,6 @@ class Known:
         del self.messages[place:], self._keys[place:]
         self._rules = {at: rule for at, rule in self._rules.items() if at < place}
         del self._answers[turns:], self._same_ids[turns:]
-        del self._with_tokens[bisect_left(self._with_tokens, place) :]
         del self._places[place:]
         self._ids = call_ids(self.messages)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from abut.gateway.known import Seen, has_tokens
+from abut.gateway.known import has_tokens
 from abut.gateway.refusal import Refusal
 from abut.gateway.values import text_of
 from abut.messages import Message, strange_block
@@ -38,7 +38,6 @@ _HONOURED = frozenset(
     | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
 )
 _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
-_NOTHING = Seen()
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
@@ -101,7 +100,6 @@ def read_request(
     body: Mapping[str, Any],
     *,
     unenforced: str = "refuse",
-    seen: Seen = _NOTHING,
     like: ChatRequest | None = None,
 ) -> ChatRequest:
     """What a request asks.
@@ -109,15 +107,17 @@ def read_request(
     Args:
         body: its JSON.
         unenforced: "accept" samples freely where a typed answer is asked for.
-        seen: what of its messages was read before.
-        like: one that was read with the same fields, but for its messages; they are not read again.
+        like: one that was read with the same fields, and with the first of its messages; neither is
+            read again.
 
     Raises:
         Refusal: names the field that is wrong, or that could not be exact.
     """
     if like is not None:
-        messages = _messages(body, seen.messages)
-        return like.again(messages, token_ids=_wants_ids(body, messages, seen))
+        before = len(like.messages)
+        messages = _messages(body, before)
+        more = messages[before:]
+        return like.again(messages, token_ids=like.token_ids or any(map(has_tokens, more)))
     _refuse_inexact(body)
     variables = _object(body, "chat_template_kwargs")
     if taken := sorted(_TAKEN & variables.keys()):
@@ -128,7 +128,8 @@ def read_request(
     unmet = _unmet(body, unenforced)
     choice = body.get("tool_choice")
     options = _object(body, "stream_options")
-    messages = _messages(body, seen.messages)
+    names = _flag(body, "return_tokens_as_token_ids")
+    messages = _messages(body)
     return ChatRequest(
         messages=messages,
         tools=_tools(body),
@@ -139,8 +140,8 @@ def read_request(
         stream=_flag(body, "stream"),
         usage=bool(options.get("include_usage")),
         logprobs=_flag(body, "logprobs"),
-        token_ids=_wants_ids(body, messages, seen),
-        token_names=_flag(body, "return_tokens_as_token_ids"),
+        token_ids=_flag(body, "return_token_ids") or names or any(map(has_tokens, messages)),
+        token_names=names,
         template_kwargs=variables,
         sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
         ignored=sorted(key for key in body if key not in _HONOURED and body[key] is not None),
@@ -199,21 +200,12 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
     return unmet
 
 
-def _wants_ids(body: Mapping[str, Any], messages: Sequence[Message], seen: Seen) -> bool:
-    return (
-        _flag(body, "return_token_ids")
-        or _flag(body, "return_tokens_as_token_ids")
-        or seen.token_ids
-        or any(map(has_tokens, messages[seen.messages :]))
-    )
-
-
-def _messages(body: Mapping[str, Any], seen: int) -> list[Message]:
-    """Those of a request, of which the first were read before."""
+def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
+    """Those of a request, of which so many were read before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list with a message at least", param="messages")
-    for place, message in enumerate(messages[seen:], seen):
+    for place, message in enumerate(messages[read:], read):
         where = f"messages[{place}]"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             raise Refusal(
