@@ -44,6 +44,22 @@ def test_who_is_on_the_loop_itself_gets_results_and_errors_as_from_another(
     assert asyncio.run(ask()) == "abut-test-loop"
 
 
+def test_who_is_on_the_loop_itself_runs_it_in_the_own_task(loop: DaemonLoop) -> None:
+    tasks = loop.tasks()
+
+    async def which() -> Any:
+        await asyncio.sleep(0)
+        return asyncio.current_task()
+
+    async def run() -> bool:
+        with pytest.raises(KeyError, match="own"):
+            await tasks.run(fails)
+        return await tasks.run(which) is asyncio.current_task()
+
+    assert loop.submit(run).result(WAIT_S)
+    assert not asyncio.run(run())
+
+
 def test_what_is_asked_for_is_cancelled_with_who_asked(loop: DaemonLoop) -> None:
     tasks = loop.tasks()
     cancelled = threading.Event()

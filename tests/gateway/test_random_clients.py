@@ -75,6 +75,28 @@ def test_a_turn_that_was_begun_and_never_sampled_is_none(
     client.teardown()
 
 
+def test_an_answer_that_comes_back_was_heard(clients: type[Clients]) -> None:
+    """Whatever became of its connection: who reads a stream may hang up before its last byte."""
+    client = clients()
+    client.begin(seed=0)
+    first = Request({"messages": [user("a")]}, [said(user("a"))], {})
+    asked = client.send(first)
+    asked.hang_up()
+    client.answer(asked)
+    assert not asked.call.delivered
+    (node,) = client.tree.nodes
+    messages, on = [user("a"), node.answer, user("go on")], user("go on")
+    client.answer(
+        client.send(Request({"messages": messages}, [*first.items, answered(node), said(on)], {}))
+    )
+    assert asked.call.delivered
+    again = client.send(first)
+    assert again.call is not asked.call
+    client.answer(again)
+    client.every_request_is_a_prefix_and_every_sample_stands_once()
+    client.teardown()
+
+
 def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[..., str | None]:
     """`rewrite_of` of a message and an answer that were changed before."""
     real = matching.rewrite_of
