@@ -69,7 +69,7 @@ class LoopTasks:
         return future
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """As `ask`; where this is the loop, in the caller's own task, which `cancel` leaves alone."""
+        """As `ask`; where this is the loop, in the caller's own task, which `cancel` leaves be."""
         if asyncio.get_running_loop() is self._loop:
             return await call()
         return await self.ask(call)

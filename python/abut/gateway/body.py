@@ -53,7 +53,7 @@ class Beginning:
 
     pieces: tuple[bytes, ...]
     end: int
-    digest: hashlib.blake2b
+    digest: "hashlib._Hash"  # SHA-256: processors have instructions for it
     messages: list[Message]
     fields: Fields
     noted: Any = None
@@ -114,7 +114,7 @@ class Body:
             beginning: its own, where it has one.
         """
         if beginning is None:
-            return hashlib.blake2b(self.whole).digest()
+            return hashlib.sha256(self.whole).digest()
         digest, known = beginning.digest.copy(), 0 if self.known is None else self.known.end
         digest.update(memoryview(self.rest)[beginning.end - known :])
         return digest.digest()
@@ -191,7 +191,7 @@ def _read(body: Body) -> Beginning | None:
         if head is None or text[at] != "[":
             return None
         messages, end = _value_at(text, at)
-        digest, before, end_before = hashlib.blake2b(), (), 0
+        digest, before, end_before = hashlib.sha256(), (), 0
     else:
         at = _behind_space(text, 0)
         if text[at] == "]":
