@@ -48,6 +48,7 @@ def asked(*, rendered: list[int], digest: str = "") -> tuple[dict[str, float], d
         gateway.ABUT: Answering([1, 2]),
         gateway.PASSES: Answering([], digest),
         gateway.PARSES: Answering([]),
+        gateway.ENCODES: Answering([]),
         gateway.RENDERS: Answering(rendered),
     }
     talks = [gateway._Talk(servers[gateway.ABUT], "http://there/v1", "key") for _ in range(2)]
@@ -62,7 +63,7 @@ def test_all_sides_get_the_same_bytes_and_the_time_of_a_call_is_a_share() -> Non
     seconds, servers = asked(rendered=[1, 2])
     assert seconds == dict.fromkeys(gateway.SIDES, 1.0)
     bodies = [server.bodies for server in servers.values()]
-    assert bodies[1:] == bodies[:1] * 3
+    assert bodies[1:] == bodies[:1] * (len(bodies) - 1)
     assert len(set(bodies[0])) == 2
 
 

@@ -24,6 +24,7 @@ from abut.bench.measured_conversation import logprobs
 from abut.bench.rows.gateway import (
     ABUT,
     DIGEST,
+    ENCODES,
     PARSES,
     PASSES,
     RENDERS,
@@ -148,6 +149,7 @@ def _serve_other(side: str, folder: Path, upstream: str) -> None:
         UPSTREAM: lambda: _upstream,
         PASSES: lambda: _passing_on(upstream),
         PARSES: lambda: _parses,
+        ENCODES: lambda: _encoding(Workbench(folder, Scale(), {})),
         RENDERS: lambda: _rendering(Workbench(folder, Scale(), {}), rendered),
     }
     app.router.add_post("/v1/chat/completions", handlers[side]())
@@ -193,6 +195,18 @@ def _passing_on(upstream: str) -> Handler:
 async def _parses(request: web.Request) -> web.Response:
     json.loads(await request.read())
     return web.json_response(_COMPLETION)
+
+
+def _encoding(workbench: Workbench) -> Handler:
+    encode, value_at = workbench.tokenizer.encode, json.JSONDecoder().raw_decode
+
+    async def answer(request: web.Request) -> web.Response:
+        content = await request.read()
+        message, _ = value_at(content[content.rindex(b'{"role"') :].decode())
+        encode(message["content"])
+        return web.json_response(_COMPLETION)
+
+    return answer
 
 
 def _rendering(workbench: Workbench, rendered: list[list[int]]) -> Handler:

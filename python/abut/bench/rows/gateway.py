@@ -23,9 +23,10 @@ from abut.messages import Message
 ABUT = "abut"
 PASSES = "aiohttp, passes bytes on"
 PARSES = "aiohttp, parses the JSON"
+ENCODES = "aiohttp, parses and encodes the new text"
 RENDERS = "aiohttp, apply_chat_template of all"
 UPSTREAM = "upstream"
-SIDES = (ABUT, PASSES, PARSES, RENDERS)
+SIDES = (ABUT, PASSES, PARSES, ENCODES, RENDERS)
 
 DIGEST = "x-digest"
 """The header by which the upstream says which bytes came to it."""
@@ -74,8 +75,10 @@ def measure(workbench: Workbench) -> Row:
             f"A conversation that grew by answers with a call of a tool, and {scale.reply_bytes:,} "
             f"bytes of reply to each. Each call sends all of it, and behind the last answer a "
             f"reply of {scale.gateway_bytes:,} bytes, which is new: the same bytes to all sides.",
-            f"{PARSES}: reads the body, parses it and answers; nothing that reads what is sent "
-            "can take less.",
+            f"{PARSES}: reads the body, parses all of it and answers.",
+            f"{ENCODES}: reads the body, parses its last message alone, encodes the text of that "
+            "with abut's encoder and answers; it knows nothing of what was said before. With this "
+            "server and encoder no gateway can take less.",
             f"{RENDERS}: the conversation is rendered and tokenized as a whole; what is sampled "
             "is neither decoded nor parsed.",
         ],
@@ -237,6 +240,7 @@ def _servers(workbench: Workbench) -> Iterator[dict[str, _Server]]:
             ABUT: started(ABUT, str(rollouts)),
             PASSES: started(PASSES, upstream.url),
             PARSES: started(PARSES),
+            ENCODES: started(ENCODES),
             RENDERS: started(RENDERS),
         }
 
