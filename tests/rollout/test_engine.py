@@ -5,11 +5,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
 import pytest
 
+from abut.concurrency.loop import LoopTasks
 from abut.errors import RolloutError, SamplerError
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
@@ -29,6 +31,28 @@ from stage import (
 )
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
+
+
+def test_a_batch_that_is_over_before_anybody_waits_for_it_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine this thread may come late: its loop was told so by the wrong thread."""
+    submit = LoopTasks.submit
+
+    def over_by_then(self: LoopTasks, call: Any) -> Any:
+        future = submit(self, call)
+        wait([future])
+        return future
+
+    monkeypatch.setattr(LoopTasks, "submit", over_by_then)
+    played: list[Any] = []
+    play = threading.Thread(target=lambda: played.append(stage.play(Talk, Talk)), daemon=True)
+    play.start()
+    play.join(60)
+    (once,) = played
+    for rollout in once.rollouts:
+        assert_done(rollout)
+
 
 # ---- independent rollouts
 

@@ -246,7 +246,8 @@ class Batch:
 
     def _stop_loop(self, playing: Future[Any]) -> None:
         if self._loop is not None:
-            self._loop.stop()  # this is its thread
+            # On its thread, where it was played; on the other one, where it was over by then.
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _serve(self, done: Future[Any], expected: Callable[[], int]) -> None:
         """Sample for models in this process on this thread until the batch is done."""
