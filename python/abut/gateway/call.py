@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from abut.gateway.answer import Answer
+from abut.gateway.refusal import Refusal
 from abut.gateway.request import ChatRequest
 from abut.rollout.conversation import Heard
 from abut.samplers.sampler import Sample
@@ -91,6 +92,12 @@ class Call:
     env_s: float = 0.0
     delivered_as: int = field(default=-1)
     """How many answers of the rollout were delivered before it."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer that there is no answer."""
+        if not self.answered.done():
+            self.answered.set_exception(refusal)
+            self.answered.exception()  # one that nobody waits for is none of the loop's
 
     @property
     def sampled_tokens(self) -> int:

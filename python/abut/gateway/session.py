@@ -222,10 +222,9 @@ class Session:
         if place is None:
             return await self._root(request, shown, history, self._why_new(request, history))
         branch, found, again, stale = place
-        if self._undelivered:
-            for call in branch.calls[: found.turns]:
-                if not call.delivered:
-                    self.delivered(call)  # its text has come back
+        for call in branch.calls[: found.turns] if self._undelivered else ():
+            if not call.delivered:
+                self.delivered(call)  # its text has come back
         if found.rewrites:
             self.client_rewrites.update(found.rewrites)
         self.stale_ids += stale
@@ -351,13 +350,13 @@ class Session:
             call.answered.set_result(answer)
             branch.hear(call)
         except asyncio.CancelledError:  # by `end`, and who asked is told so
-            _refuse(call, over(self._over or "the rollout has ended"))
+            call.refuse(over(self._over or "the rollout has ended"))
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused
-            _refuse(call, refusal)
+            call.refuse(refusal)
         except Exception as error:
             self.end("the policy failed")
-            _refuse(call, over("the policy failed"))
+            call.refuse(over("the policy failed"))
             self._policy.failed(error)
         finally:
             branch.sampling = False
@@ -399,9 +398,3 @@ class Session:
             id_ = f"call{next(self._numbers):05d}"
         self._call_ids.add(id_)
         return id_
-
-
-def _refuse(call: Call, refusal: Refusal) -> None:
-    if not call.answered.done():
-        call.answered.set_exception(refusal)
-        call.answered.exception()  # one that nobody waits for is none of the loop's
