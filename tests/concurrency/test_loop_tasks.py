@@ -60,6 +60,19 @@ def test_who_is_on_the_loop_itself_runs_it_in_the_own_task(loop: DaemonLoop) -> 
     assert not asyncio.run(run())
 
 
+def test_what_runs_in_the_own_task_is_cancelled_with_the_rest(loop: DaemonLoop) -> None:
+    tasks = loop.tasks()
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_soon(tasks.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await tasks.run(lambda: asyncio.sleep(WAIT_S))
+        tasks.cancel()  # it is over
+        await asyncio.sleep(0)
+
+    loop.submit(run).result(WAIT_S)
+
+
 def test_what_is_asked_for_is_cancelled_with_who_asked(loop: DaemonLoop) -> None:
     tasks = loop.tasks()
     cancelled = threading.Event()

@@ -104,9 +104,6 @@ def test_equal_fields_are_read_once_and_say_the_same() -> None:
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
     assert other.noted is None
-    _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
-    assert other is not None
-    assert other.noted is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'

@@ -19,8 +19,9 @@ from abut._native import Seam, Tokenizer
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Scaffold
-from abut.rollout.closing import stops_in, turn_close
+from abut.rollout.closing import turn_close
 from abut.rollout.conversation import Conversation
+from abut.rollout.sampled_text import places_of
 from abut.template.probe import CALLING, PLAIN, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
@@ -239,7 +240,7 @@ class _SeamMaker:
     def _close(self, sampled: list[int], messages: Sequence[Message]) -> list[Part]:
         stops = self._processor.stop_token_ids
         return turn_close(
-            self._processor, self._tokenizer, sampled, messages, stops=stops_in(sampled, stops)
+            self._processor, self._tokenizer, sampled, messages, stops=places_of(sampled, stops)
         )
 
     def _closed(self, samples: Sequence[list[int]], messages: Sequence[Message]) -> list[_MadeSeam]:

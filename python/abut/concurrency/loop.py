@@ -69,10 +69,17 @@ class LoopTasks:
         return future
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """As `ask`; where this is the loop, in the caller's own task, which `cancel` leaves be."""
-        if asyncio.get_running_loop() is self._loop:
+        """As `ask`; where this is the loop, in the caller's own task."""
+        if asyncio.get_running_loop() is not self._loop:
+            return await self.ask(call)
+        task: asyncio.Task[Any] | None = asyncio.current_task()
+        if task is None or task in self._tasks:
             return await call()
-        return await self.ask(call)
+        self._tasks.add(task)
+        try:
+            return await call()
+        finally:
+            self._tasks.discard(task)
 
     def stop(self) -> None:
         """Cancel what still runs; from any thread."""

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from abut.gateway.answer import Answer
 from abut.gateway.refusal import Refusal
@@ -53,10 +54,8 @@ class Asked:
 
     def fail(self, error: BaseException) -> None:
         """Note that it gets none."""
-        for future in (self.placed, self.answered):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # one that nobody waits for is none of the loop's
+        _fail(self.placed, error)
+        _fail(self.answered, error)
 
 
 @dataclass(eq=False)
@@ -95,9 +94,7 @@ class Call:
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer that there is no answer."""
-        if not self.answered.done():
-            self.answered.set_exception(refusal)
-            self.answered.exception()  # one that nobody waits for is none of the loop's
+        _fail(self.answered, refusal)
 
     @property
     def sampled_tokens(self) -> int:
@@ -108,3 +105,9 @@ class Call:
     def may_be_given(self) -> bool:
         """Whether it has a sample, or may still get one."""
         return not self.answered.done() or self.answered.exception() is None
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # one that nobody waits for is none of the loop's

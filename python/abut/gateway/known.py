@@ -14,10 +14,6 @@ from typing import Any, NamedTuple
 from abut.gateway.values import CallIds, CallPlace, call_ids
 from abut.messages import Message
 
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""Of a message that came back with its tokens."""
-_TOKEN_FIELDS = frozenset(TOKEN_FIELDS)
-
 
 class Seen(NamedTuple):
     """What of a request was seen before."""
@@ -140,11 +136,6 @@ class _Exact:
         return isinstance(other, dict) and json.dumps(other) == self._text
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def has_tokens(message: Message) -> bool:
-    """Whether a message came back with its tokens."""
-    return not _TOKEN_FIELDS.isdisjoint(message)
 
 
 def _is_plain(message: Message) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from abut.gateway.known import has_tokens
 from abut.gateway.refusal import Refusal
 from abut.gateway.values import text_of
 from abut.messages import Message, strange_block
@@ -37,6 +36,7 @@ _HONOURED = frozenset(
     | {"metadata"}  # the client's own notes, which say nothing of the sample
     | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
 )
+_TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs"})
 _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
@@ -117,7 +117,7 @@ def read_request(
         before = len(like.messages)
         messages = _messages(body, before)
         more = messages[before:]
-        return like.again(messages, token_ids=like.token_ids or any(map(has_tokens, more)))
+        return like.again(messages, token_ids=like.token_ids or any(map(_has_tokens, more)))
     _refuse_inexact(body)
     variables = _object(body, "chat_template_kwargs")
     if taken := sorted(_TAKEN & variables.keys()):
@@ -140,7 +140,7 @@ def read_request(
         stream=_flag(body, "stream"),
         usage=bool(options.get("include_usage")),
         logprobs=_flag(body, "logprobs"),
-        token_ids=_flag(body, "return_token_ids") or names or any(map(has_tokens, messages)),
+        token_ids=_flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
         token_names=names,
         template_kwargs=variables,
         sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
@@ -198,6 +198,11 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
             )
         unmet.append(name)
     return unmet
+
+
+def _has_tokens(message: Message) -> bool:
+    """Whether a message came back with its tokens."""
+    return not _TOKEN_FIELDS.isdisjoint(message)
 
 
 def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:

@@ -105,15 +105,10 @@ class Serving:
         """How many rollouts there are that have not ended."""
         return len(self._live)
 
-    def session(self, id_: str) -> Session | None:
-        """That of a rollout that lives."""
-        live = self._live.get(id_)
-        return None if live is None else live.session
-
     def answered(self, id_: str) -> int:
         """How many calls of a rollout that lives were answered."""
-        session = self.session(id_)
-        return 0 if session is None else session.answered
+        live = self._live.get(id_)
+        return 0 if live is None else live.session.answered
 
     def counts(self, sessions: Sequence[Session] | None = None) -> tuple[int, int]:
         """How many calls were answered, and how many tokens sampled; None: by all that live too."""

@@ -246,7 +246,7 @@ class Batch:
 
     def _stop_loop(self, playing: Future[Any]) -> None:
         if self._loop is not None:
-            # On its thread, where it was played; on the other one, where it was over by then.
+            # Called on its thread, or by who waits for the batch where that was over by then.
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _serve(self, done: Future[Any], expected: Callable[[], int]) -> None:

@@ -3,22 +3,13 @@
 One function for the engine, the audit and the replay: what is certified is what training writes.
 """
 
-from collections.abc import Collection, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from abut._native import Tokenizer
 from abut.messages import Message
 from abut.parts import Part
 from abut.processor import PartsProcessor
 from abut.rollout.sampled_text import Ids, sampled_text
-
-
-def stops_in(ids: Ids, stop_token_ids: Collection[int]) -> list[int]:
-    """The places of the stop tokens in a sample; at the first of them the turn ended."""
-    # Half of what a comparison of arrays costs for each of the few stop tokens.
-    sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    return [place for place, token in enumerate(sampled) if token in stop_token_ids]
 
 
 def turn_close(
@@ -41,7 +32,7 @@ def turn_close(
         ids: all that was sampled; none: the end is missing as a whole.
         messages: what follows the turn.
         stops: where in `ids` stop tokens of the engine stand, which may have more of them than
-            the processor; see `stops_in`.
+            the processor; at the first of them the turn ended.
 
     Raises:
         TemplateError: as `PartsProcessor.closing`.

@@ -25,9 +25,9 @@ from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
 from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor
-from abut.rollout.closing import stops_in, turn_close
+from abut.rollout.closing import turn_close
 from abut.rollout.rollout import StopReason
-from abut.rollout.sampled_text import Ids, sampled_text
+from abut.rollout.sampled_text import Ids, places_of, sampled_text
 
 # What is encoded in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
@@ -228,7 +228,7 @@ class Conversation:
         self._require_written()
         start = len(self.trajectory)
         seam = self._noted(self.trajectory.append_sampled(ids, logprobs))
-        self._sampled, self._stops = ids, stops_in(ids, self.stop_token_ids)
+        self._sampled, self._stops = ids, places_of(ids, self.stop_token_ids)
         messages, text, stop = len(self.messages), "", _Stop()
         if len(ids):
             text, stop = self._until_stop(start, ids, stop_string)
@@ -315,7 +315,7 @@ class Conversation:
         other.note(self.messages[:messages])
         other.turns, other.seams = self.turns[:kept], self.seams[:seams]
         other._written = min(self._written, messages)
-        other._sampled, other._stops = sampled, stops_in(sampled, self.stop_token_ids)
+        other._sampled, other._stops = sampled, places_of(sampled, self.stop_token_ids)
         return other
 
     def _require_written(self) -> None:

@@ -3,7 +3,7 @@
 A policy can spell `<tool_call>` with other tokens, and an answer that quotes one is no call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
@@ -31,10 +31,8 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
     if not spelled:
         return text
     tokens = [tokenizer.token_to_id(token) for _, token in spelled]
-    wanted = frozenset(tokens)
-    sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    places = [place for place, token in enumerate(sampled) if token in wanted]
-    if [sampled[place] for place in places] == tokens:
+    places = places_of(ids, frozenset(tokens))
+    if [int(ids[place]) for place in places] == tokens:
         return text
     # The runs between those that were sampled are text, whatever they spell.
     pieces: list[tuple[str, bool]] = []
@@ -48,6 +46,13 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
         piece if is_token else _veiled(tokenizer, piece, hide) for piece, is_token in pieces
     )
     return Sampled(veiled, {veil: first for first, veil in hide.items()})
+
+
+def places_of(ids: Ids, tokens: Collection[int | None]) -> list[int]:
+    """Where in a sample any of some tokens stand."""
+    # Half of what a comparison of arrays costs for each of a few tokens.
+    sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    return [place for place, token in enumerate(sampled) if token in tokens]
 
 
 def _veiled(tokenizer: Tokenizer, text: str, hide: dict[str, str]) -> str:
