@@ -1,7 +1,7 @@
 """The continuous mode: groups of tasks, played one after the other as slots get free.
 
 Invariant: whatever becomes of its rollouts, every group whose members have all ended is handed over
-once, whole; and as many rollouts as there are slots wait to be handed over at the most, so that
+once, whole; and none begins while as many as there are slots wait to be handed over, so that
 nothing is played for ever that nobody takes.
 """
 
@@ -148,10 +148,10 @@ class Stream:
         while len(tasks := await THREADS.ask(lambda: next(self._groups, end))):
             group: dict[int, Rollout] = {}
             for k in range(len(tasks)):
-                while self._undelivered >= batch.at_once:
+                await slots.acquire()
+                while self._undelivered >= batch.at_once:  # while it waited for a slot, too
                     self._delivered.clear()
                     await self._delivered.wait()
-                await slots.acquire()
                 await own_loops.host(tasks[k])
                 ended = functools.partial(self._ended_one, batch, own_loops, tasks, group, k)
                 self._start(self._play_one(play, slots, tasks[k], ended))
