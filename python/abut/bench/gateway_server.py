@@ -4,10 +4,14 @@ Started with a side, the tokenizer's folder, and a number of rollouts or an addr
 listens as JSON. Then it answers each line of its input with one of JSON, and ends with its input:
 
 - `clock`: seconds of the processor that this process has taken so far
-- `prompts`: the token ids that it has asked its engine with, or would have, since then
+- `prompts`: the token ids that it has asked its engine with, or would have, since this or `forget`:
+  of each prompt the bytes of its int64, in base 64, so that no number becomes an object here, in
+  whose place the server's own would have to come back into the caches
+- `forget`: nothing, and keeps none of those so far
 """
 
 import asyncio
+import base64
 import json
 import sys
 import threading
@@ -73,11 +77,13 @@ def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], obje
     def answer() -> None:
         say(listens)
         for line in sys.stdin:
-            if line.strip() == "clock":
+            question = line.strip()
+            if question == "clock":
                 say(time.process_time())
-            else:
-                say([list(map(int, ids)) for ids in prompts])
-                prompts.clear()
+                continue
+            wanted = prompts if question == "prompts" else []
+            say([base64.b64encode(np.asarray(ids, np.int64).tobytes()).decode() for ids in wanted])
+            prompts.clear()
         when_over()
 
     threading.Thread(target=answer, daemon=True).start()

@@ -69,8 +69,10 @@ class Scale:
     reply_tokens: int = 1_024
     reply_rounds: int = 50
     gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
-    gateway_conversations: int = 8
-    """Of each length."""
+    gateway_conversations: int = 9
+    """Of a set; the first of them is not counted."""
+    gateway_sets: int = 3
+    """Of each length: a conversation grows with each round, and stands for its length no longer."""
     gateway_rounds: int = 3
     gateway_bytes: int = 16_000
     """New in each call."""
@@ -140,6 +142,7 @@ class Scale:
             reply_rounds=2,
             gateway_lengths=(500, 1_500),
             gateway_conversations=2,
+            gateway_sets=2,
             gateway_rounds=1,
             gateway_bytes=1_000,
             load_rounds=1,
