@@ -47,8 +47,18 @@ def first(model_folder: Path) -> Iterator[VLLMServer]:
 
 @pytest.fixture
 def server(first: VLLMServer) -> VLLMServer:
-    """The server that lives through all tests."""
+    """The server that lives through all tests, with the weights of `untied`."""
     return first.start().ready()
+
+
+@pytest.fixture
+def own_server(model_folder: Path) -> Iterator[VLLMServer]:
+    """A server of one test, which may change its weights."""
+    server = VLLMServer(model_folder).start()
+    try:
+        yield server.ready()
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,12 @@ such engine. So here weights go by way of a file, through TRL's own door for ano
 pause, the requests that it keeps, the versions and all of training are as with a GPU.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from vllm_server import VLLMServer
 from vllm_training import Vowels, send
 
 STEPS = 8
@@ -40,16 +38,6 @@ class FileTransfer:
         self.server.post("/resume", b"")
 
     def destroy(self) -> None: ...
-
-
-# One for each test: its weights change.
-@pytest.fixture
-def own_server(model_folder: Path) -> Iterator[Any]:
-    server = VLLMServer(model_folder).start()
-    try:
-        yield server.ready()
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize("synced", [True, False], ids=["synced", "without sync"])

@@ -90,20 +90,18 @@ def check(trainer: Any, outputs: list[Any]) -> None:
 
 
 def test_the_helper_with_a_server(
-    server: VLLMServer, tiny_model: Any, hf_tokenizer: Any, tmp_path: Path, monkeypatch: Any
+    own_server: VLLMServer, tiny_model: Any, hf_tokenizer: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     from trl.generation.vllm_client import VLLMClient
 
     def update(client: Any, metadata: Any, params: Any) -> None:
-        send(server, tmp_path, params)
+        send(own_server, tmp_path, params)
 
     model = tiny_model(seed=3, tie_word_embeddings=False, head_dim=32)
-    send(server, tmp_path, model.named_parameters())
-    server.post("/reset_prefix_cache")
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, **_: None)
     monkeypatch.setattr(VLLMClient, "update_named_params", update)
     out = tmp_path / "out"
-    settings = {"vllm_mode": "server", "vllm_server_base_url": server.url}
+    settings = {"vllm_mode": "server", "vllm_server_base_url": own_server.url}
     trainer, outputs = a_trainer(model, hf_tokenizer, out, **settings)
     trainer.train()
     check(trainer, outputs)

@@ -1,6 +1,5 @@
 """`examples/wordle_grpo.py` with a real vLLM server: the game is a small one, the rest as it is."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,6 @@ from example_run import CPU, SMALL, run_example
 from vllm_server import VLLMServer
 from vllm_training import DIFFERENCE, send
 from wire_server import WireServer
-
-
-@pytest.fixture
-def own_server(model_folder: Path) -> Iterator[VLLMServer]:
-    server = VLLMServer(model_folder).start()
-    try:
-        yield server.ready()
-    finally:
-        server.kill()
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves

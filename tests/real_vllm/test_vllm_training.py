@@ -3,23 +3,12 @@
 TRL sends weights by NCCL, which needs a GPU. Here they go by way of a file; all else is TRL's.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_server import VLLMServer
 from vllm_training import LEARNING, a_trainer, check_learning, send
-
-
-@pytest.fixture(scope="module")
-def own_server(model_folder: Path) -> Iterator[Any]:
-    server = VLLMServer(model_folder).start()
-    try:
-        yield server.ready()
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize(
@@ -41,8 +30,6 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     from trl.generation.vllm_client import VLLMClient
 
     model = tiny_model(seed=3, tie_word_embeddings=False, head_dim=32)
-    send(own_server, tmp_path, model.named_parameters())  # another run may have changed them
-    own_server.post("/reset_prefix_cache")
 
     def update(client: Any, metadata: Any, params: Any) -> None:
         if synced:
