@@ -69,7 +69,7 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     versions = {row.model_version for row in run.pushed}
     assert len(versions) > 1, "weights went to the server in the middle of it"
     assert min(versions) == 1
-    # Without its weights a server stays where it was, and the trainer leaves it behind for good. With
-    # them some steps are on policy again, and not all: rows may be a step behind, which moves far.
+    # Without its weights a server stays where it was, and the trainer leaves it behind for good.
+    # With them some steps are on policy again, and not all: rows may be a step behind.
     kl = [log["kl"] for log in run.logs[1:]]
     assert (min(kl) < 0.05) == synced, kl
