@@ -9,6 +9,7 @@ pause, the requests that it keeps, the versions and all of training are as with 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vllm_training import Vowels, send
@@ -70,6 +71,6 @@ def test_the_trainer_computes_the_logprobs_that_were_sampled(
     assert len(versions) > 1, "weights went to the server in the middle of it"
     assert min(versions) == 1
     # Without its weights a server stays where it was, and the trainer leaves it behind for good.
-    # With them some steps are on policy again, and not all: rows may be a step behind.
-    kl = [log["kl"] for log in run.logs[1:]]
-    assert (min(kl) < 0.05) == synced, kl
+    # With them most steps are on policy again, and not all: rows may be a step behind.
+    kl = [log["kl"] for log in run.logs[-5:]]
+    assert (np.median(kl) < 0.05) == synced, kl

@@ -95,7 +95,7 @@ def measure(workbench: Workbench) -> Row:
     with _servers(workbench) as servers:
         endpoints = iter(servers[ABUT].endpoints)
         for length in scale.gateway_lengths:
-            taken: dict[str, list[float]] = {side: [] for side in (*SIDES, FIRST)}
+            rounds: list[dict[str, float]] = []
             for _ in range(scale.gateway_sets):
                 talks = [
                     _Talk(servers[ABUT], *next(endpoints))
@@ -104,12 +104,10 @@ def measure(workbench: Workbench) -> Row:
                 for talk in talks:
                     talk.grow(length, replies)
                 servers[ABUT].forget()  # what it was asked while they grew
-                for number in range(-1, scale.gateway_rounds):
-                    seconds = _asked_all(servers, talks, new)
-                    if number >= 0:
-                        for side, value in seconds.items():
-                            taken[side].append(value)
-            row.add(case(length), taken)
+                _asked_all(servers, talks, new)  # not counted
+                rounds += [_asked_all(servers, talks, new) for _ in range(scale.gateway_rounds)]
+            sides = (*SIDES, FIRST)
+            row.add(case(length), {side: [taken[side] for taken in rounds] for side in sides})
     _require(row, scale.gateway_lengths)
     return row
 
@@ -211,6 +209,8 @@ def _asked_all(
     servers: Mapping[str, _Server], talks: Sequence[_Talk], new: Replies
 ) -> dict[str, float]:
     """Ask all sides the same, once for each conversation; returns the seconds of a call of each.
+
+    The first conversation's call is not counted, but for that of abut, which is `FIRST`.
 
     Raises:
         ResultsDiffer: they understood it differently.
