@@ -1,58 +1,116 @@
-"""Which connections are closed with a rollout."""
+"""Connections: which outlive a rollout, and which are closed after it."""
 
 import asyncio
+import functools
 import gc
 import os
 import sys
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from abut import agent
-from abut.gateway.connections import Connections
+from abut.gateway import connections as connections_module
+from abut.gateway.connections import IDLE_TICKS, Connection, Connections
 from abut.gateway.server import Gateway
-from agent_stage import play_agents
-from stage import Stage, eventually
+from agent_stage import play_agents, says, serving, user
+from raw_http import RawClient
+from stage import Recording, Stage, eventually
 
 
-class Connection:
-    def __init__(self) -> None:
-        self.transport: Any = self
+class Serves(asyncio.Protocol):
+    """What serves requests, and does nothing."""
+
+
+class Transport:
+    """One whose end the other side does not see."""
+
+    is_open = True
 
     def close(self) -> None:
-        self.transport = None
+        self.is_open = False
+
+    abort = close
 
 
-async def ended(connections: Connections, *rollouts: str) -> None:
-    for rollout in rollouts:
-        connections.end(rollout)
+def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def runs() -> None:
+        asyncio.run(test())
+
+    return runs
 
 
-def test_those_that_one_rollout_alone_has_used() -> None:
+def connected(connections: Connections) -> tuple[Connection, Transport]:
+    """A connection over which one request was answered."""
+    connection, transport = Connection(Serves(), connections), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.data_received(b"a request")
+    connection.begin()
+    connection.end()
+    return connection, transport
+
+
+def after(connections: Connections, ticks: int, *all_: Transport) -> list[bool]:
+    """Which of them are open after so many ticks."""
+    for _ in range(ticks):
+        for connection in tuple(connections._open):
+            connection.tick()
+    return [transport.is_open for transport in all_]
+
+
+@on_a_loop
+async def test_idle_connections_of_one_ended_rollout_are_closed_after_a_while() -> None:
     connections = Connections()
-    own, other, shared = Connection(), Connection(), Connection()
+    (own, one), (other, two), (shared, three) = [connected(connections) for _ in range(3)]
     connections.note(own, "a")
     connections.note(other, "b")
     for rollout in ("a", "b", "a"):
         connections.note(shared, rollout)
-    asyncio.run(ended(connections, "a"))
-    assert [c.transport is None for c in (own, other, shared)] == [True, False, False]
-    asyncio.run(ended(connections, "b", "never there"))
-    assert [c.transport is None for c in (own, other, shared)] == [True, True, False]
+    connections.end("a")
+    assert after(connections, IDLE_TICKS, one, two, three) == [True] * 3
+    assert after(connections, 1, one, two, three) == [False, True, True]
+    connections.end("b")
+    connections.end("never there")
+    assert after(connections, IDLE_TICKS + 1, one, two, three) == [False, False, True]
+    connections.close()
 
 
-def test_nothing_is_kept_of_connections_that_clients_close() -> None:
+@on_a_loop
+async def test_a_connection_that_is_used_again_is_not_closed() -> None:
     connections = Connections()
-    for number in range(10_000):
-        connection = Connection()
+    connection, transport = connected(connections)
+    connections.note(connection, "a")
+    connections.end("a")
+    after(connections, IDLE_TICKS)
+    connection.data_received(b"headers of b")  # nobody knows yet whose they are
+    assert after(connections, 1, transport) == [True]
+    connection.begin()
+    assert after(connections, 10 * IDLE_TICKS, transport) == [True]
+    connections.note(connection, "b")
+    connection.end()
+    assert after(connections, 10 * IDLE_TICKS, transport) == [True]
+    connections.close()
+
+
+@on_a_loop
+async def test_nothing_is_kept_of_connections_that_clients_close() -> None:
+    connections = Connections()
+    for number in range(1000):
+        connection, _ = connected(connections)
         connections.note(connection, f"r{number % 3}")
-        connection.close()
-    assert len(connections._used_by) + sum(map(len, connections._of.values())) < 1500
+        connection.connection_lost(None)
+    assert (len(connections), len(connections._of)) == (0, 0)
+    connections.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_clients_that_nobody_closes_keep_no_files_of_the_gateway_open(stage: Stage) -> None:
+def test_clients_that_nobody_closes_keep_no_files_of_the_gateway_open(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     openai = pytest.importorskip("openai")
 
     @agent
@@ -64,6 +122,7 @@ def test_clients_that_nobody_closes_keep_no_files_of_the_gateway_open(stage: Sta
         return 1.0
 
     kept: list[Any] = []
+    monkeypatch.setattr(connections_module, "TICK_S", 0.01)
     gateway = Gateway()
     try:
         engine = play_agents(stage, forgets, gateway=gateway).engine
@@ -78,3 +137,81 @@ def test_clients_that_nobody_closes_keep_no_files_of_the_gateway_open(stage: Sta
     kept.clear()
     del engine, played
     gc.collect()
+
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "policy", "messages": [user("hi")]}
+
+
+def test_a_rollout_s_end_leaves_its_connection_to_the_next(stage: Stage, hf_tokenizer: Any) -> None:
+    with (
+        serving(says(stage), hf_tokenizer) as gateway,
+        RawClient(gateway.base_url, gateway.key) as client,
+    ):
+        for rollout in ("a", "b", "c"):
+            client.send(f"/r/{rollout}{CHAT}", BODY)
+            answer = client.answer()
+            assert answer is not None, f"the connection was closed before {rollout}'s request"
+            assert (answer[0], answer[1]["x-abut-rollout"]) == (200, rollout)
+            gateway.end(rollout)
+
+
+def test_a_connection_with_another_rollout_s_request_is_not_touched(
+    stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request of b is sampled for longer than the connection of a may stay open."""
+    monkeypatch.setattr(connections_module, "TICK_S", 0.001)
+    asked, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Recording):
+        async def sample(self, request: Any) -> Any:
+            if request.rollout_id == "b":
+                asked.set()
+                await asyncio.to_thread(goes_on.wait, 60)
+            return await super().sample(request)
+
+    with (
+        serving(Slow(stage.says()), hf_tokenizer) as gateway,
+        RawClient(gateway.base_url, gateway.key) as client,
+    ):
+        client.send(f"/r/a{CHAT}", BODY)
+        assert client.answer() is not None
+        client.send(f"/r/b{CHAT}", BODY)
+        assert asked.wait(60)
+        gateway.end("a")
+        passed = gateway.desk.connections.ticks
+        assert eventually(lambda: gateway.desk.connections.ticks > passed + 100)
+        goes_on.set()
+        answer = client.answer()
+        assert answer is not None
+        assert (answer[0], answer[1]["x-abut-rollout"]) == (200, "b")
+
+
+def test_64_rollouts_share_one_client_and_none_fails(stage: Stage) -> None:
+    """As docs/agents.md has it: one pool of connections, and no request is sent twice."""
+    openai = pytest.importorskip("openai")
+
+    class Solves:
+        async def start(self, gateway: Gateway) -> None:
+            self.shared = openai.AsyncOpenAI(
+                base_url="http://each.rollout.has.its.own",
+                api_key="too",
+                max_retries=0,
+                http_client=openai.DefaultAsyncHttpxClient(),
+            )
+
+        async def run(self, endpoint: Any, task: Any) -> float:
+            client = self.shared.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
+            said: list[Any] = [user("hi")]
+            for turn in range(3):
+                reply = await client.chat.completions.create(model=endpoint.model, messages=said)
+                said += [reply.choices[0].message.model_dump(exclude_none=True), user(f"{turn}?")]
+            return 1.0
+
+        async def stop(self) -> None:
+            await self.shared.close()
+
+    limits: dict[str, Any] = {"retries": 0, "max_failed_frac": 1.0, "max_rollouts": 8}
+    played = play_agents(stage, *[Solves()] * 64, **limits)
+    assert [rollout.error for rollout in played.rollouts if rollout.failed] == []
+    assert [len(rollout.turns) for rollout in played.rollouts] == [3] * 64

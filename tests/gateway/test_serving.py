@@ -12,9 +12,8 @@ import pytest
 
 from abut.gateway.server import Gateway
 from abut.records.read import read_records
-from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
-from agent_stage import LOOKUP, a_call, check_tree, user
+from agent_stage import LOOKUP, a_call, check_tree, says, serving, user
 from fake_server import FakeServer
 from stage import Recording, Stage, eventually, own_threads
 
@@ -27,25 +26,6 @@ class Kept:
 
     def write(self, rollout: Rollout, /, **extra: Any) -> None:
         self.rollouts.append(rollout)
-
-
-def says(stage: Stage, *texts: str, **options: Any) -> Recording:
-    """A sampler that says each text in its turn, the last one again and again."""
-
-    texts = texts or ("yes",)
-
-    def script(request: Any) -> list[int]:
-        text = texts[min(request.turn, len(texts) - 1)]
-        return [*stage.tokenizer.encode(text, added="parse"), stage.processor.close_token_id]
-
-    return Recording(script, **options)
-
-
-def serving(sampler: Any, hf_tokenizer: Any, recorder: Any = None, **options: Any) -> Gateway:
-    limits = RolloutConfig(max_completion_tokens=1000, **options.pop("config", {}))
-    return Gateway(
-        sampler=sampler, tokenizer=hf_tokenizer, recorder=recorder, config=limits, **options
-    )
 
 
 def post(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from abut.envs.task import RolloutTask
 from abut.gateway.played_agent import AgentSource
 from abut.gateway.server import Gateway
+from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
 from stage import Played, Recording, Stage
@@ -71,6 +72,25 @@ def play_agents(
     finally:
         if own:
             gateway.stop()
+
+
+def says(stage: Stage, *texts: str, **options: Any) -> Recording:
+    """A sampler that says each text in its turn, the last one again and again."""
+    texts = texts or ("yes",)
+
+    def script(request: Any) -> list[int]:
+        text = texts[min(request.turn, len(texts) - 1)]
+        return [*stage.tokenizer.encode(text, added="parse"), stage.processor.close_token_id]
+
+    return Recording(script, **options)
+
+
+def serving(sampler: Any, hf_tokenizer: Any, recorder: Any = None, **options: Any) -> Gateway:
+    """A gateway without a trainer."""
+    limits = RolloutConfig(max_completion_tokens=1000, **options.pop("config", {}))
+    return Gateway(
+        sampler=sampler, tokenizer=hf_tokenizer, recorder=recorder, config=limits, **options
+    )
 
 
 class Client:

@@ -42,7 +42,7 @@ from abut.bench.texts import Replies
 from abut.bench.workbench import Workbench
 from abut.concurrency.loop import new_loop
 from abut.envs.task import RolloutTask
-from abut.gateway.app import serve
+from abut.gateway.listening import serve
 from abut.gateway.played_agent import AgentSource
 from abut.gateway.server import Gateway
 from abut.rollout.config import RolloutConfig
@@ -161,11 +161,11 @@ def _serve_other(side: str, folder: Path, upstream: str) -> None:
     app.router.add_post("/v1/chat/completions", handlers[side]())
     loop = new_loop()
     asyncio.set_event_loop(loop)
-    runner, port = loop.run_until_complete(serve(app, "127.0.0.1", 0))
-    listens = [(f"http://127.0.0.1:{port}/v1", "")]
+    listening = loop.run_until_complete(serve(app, "127.0.0.1", 0))
+    listens = [(f"http://127.0.0.1:{listening.port}/v1", "")]
     _answer_lines(listens, rendered, lambda: loop.call_soon_threadsafe(loop.stop))
     loop.run_forever()
-    loop.run_until_complete(runner.cleanup())
+    loop.run_until_complete(listening.cleanup())
     loop.close()
 
 

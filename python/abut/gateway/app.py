@@ -18,6 +18,7 @@ from abut.agents import AgentResult
 from abut.gateway.answer import DONE, completion, event, events
 from abut.gateway.body import Body, read_body
 from abut.gateway.call import Call
+from abut.gateway.connections import Connection
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_request
@@ -33,10 +34,6 @@ _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 _SMALL_BYTES = 2**18
 _SMALL_TOKENS = 4096
 _COMMENT_S = 15.0
-_BACKLOG = 4096
-# Longer than clients keep a connection that nothing comes over.
-_KEEPALIVE_S = 620.0
-_SHUTDOWN_S = 1.0
 _STARTED = int(time.time())
 ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
@@ -48,7 +45,7 @@ _PEERS = web.AppKey("peers", ClientSession)
 
 def make_app(desk: Desk) -> web.Application:
     """The application of a gateway."""
-    app = web.Application(middlewares=[_refuses])
+    app = web.Application(middlewares=[_answers])
     app[_DESK] = desk
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
@@ -58,28 +55,6 @@ def make_app(desk: Desk) -> web.Application:
         app.router.add_post(f"{path}/end", _end)
     app.router.add_get("/health", _health)
     return app
-
-
-async def serve(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
-    """Listen; returns what ends it, and the port.
-
-    Raises:
-        OSError: the address cannot be had.
-    """
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handler_cancellation=True,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_SHUTDOWN_S,
-    )
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
-    except BaseException:
-        await runner.cleanup()
-        raise
-    return runner, runner.addresses[0][1]
 
 
 async def _peers(app: web.Application) -> Any:
@@ -93,7 +68,26 @@ async def _peers(app: web.Application) -> Any:
 
 
 @web.middleware  # type: ignore[untyped-decorator]
-async def _refuses(
+async def _answers(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer whatever comes; the connection of a body that nobody has read is closed."""
+    connection = _connection(request)
+    if connection is not None:
+        connection.begin()
+    try:
+        response = await _answer_or_refusal(request, handler)
+        if request.can_read_body:
+            response.force_close()
+            if connection is not None:
+                connection.linger()
+        return response
+    finally:
+        if connection is not None:
+            connection.end()
+
+
+async def _answer_or_refusal(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     try:
@@ -109,6 +103,13 @@ async def _refuses(
     except Exception:
         logger.exception("the gateway failed at a request")
         return _refused("the gateway failed; its log says of what", 500)
+
+
+def _connection(request: web.Request) -> Connection | None:
+    """The connection that a request came over, while it is open."""
+    transport = request.transport
+    protocol = None if transport is None else transport.get_protocol()
+    return protocol if isinstance(protocol, Connection) else None
 
 
 def _refused(message: str, status: int) -> web.Response:
@@ -188,11 +189,11 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     session = await desk.session_of(rollout, chat, digest, retried=retried)
     if beginning is not None and session.rollout_id == named:
         desk.bodies.keep(named, beginning)
-    # Another rank's gateway keeps its connections for the rollouts to come, and would meet a closed
-    # one there.
-    if request.protocol is not None and _FORWARDED not in request.headers:
-        desk.connections.note(request.protocol, session.rollout_id)
-    is_open = _Connection(request)
+    # Another rank's gateway keeps its connections for the rollouts to come.
+    connection = _connection(request)
+    if connection is not None and _FORWARDED not in request.headers:
+        desk.connections.note(connection, session.rollout_id)
+    is_open = _Listener(request)
     # What is being written is not left half: a client that goes leaves it to the next.
     asked = session.ask(chat, body=digest, retried=retried, is_open=is_open)
     try:
@@ -219,7 +220,7 @@ async def _chunks(request: web.Request) -> list[bytes]:
     return chunks
 
 
-class _Connection:
+class _Listener:
     """Whether who asked still listens."""
 
     def __init__(self, request: web.Request) -> None:

@@ -1,69 +1,168 @@
-"""Connections that one rollout alone has used, which are closed with it.
+"""The connections of clients: how long a request may take to come, and when an idle one is closed.
 
-Clients are often made for one rollout and never closed: each would keep two files of this process
-open until the garbage collector finds it. What is closed here is one of the two.
+Invariant: a connection that carries a request is never closed here, and an idle one only when no
+client would still use it. A client takes an idle connection from its pool without asking us, so one
+that is closed too early loses the request that was just sent on it.
+
+Clients are often made for one rollout and never closed. Each would keep two files of this process
+open until the garbage collector finds it, so our end is closed some time after the rollout.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Literal
 
-_LOOKED_THROUGH = 256
-_LAST_WORDS_S = 1.0
+TICK_S = 1.0
+# Time is counted in ticks of the loop: where the loop stands still, a client's bytes wait in the
+# kernel, and a stall of any length is one tick.
+HEADERS_TICKS = 10
+# httpx keeps an idle connection for 5 seconds, aiohttp for 15.
+IDLE_TICKS = 20
 
 
-class Connection(Protocol):
-    """What serves the requests of one connection."""
+class Connection(asyncio.Protocol):
+    """One connection, around the protocol that serves its requests.
 
-    transport: Any
-    """None when it is closed."""
+    Args:
+        serves: what reads and answers the requests; it takes the transport for its own.
+        connections: all of the server.
+    """
 
-    def close(self) -> None:
-        """Take no more requests."""
-        ...
+    def __init__(self, serves: asyncio.Protocol, connections: "Connections") -> None:
+        self.serves = serves
+        self.used_by: str | None = None
+        """The rollout that used it; None where there was none, or several."""
+        self.is_left = False
+        """Whether the only rollout that used it has ended."""
+        self.is_shared = False
+        """Whether several rollouts have used it: their client outlives each of them."""
+        self._connections = connections
+        self._state: Literal["head", "request", "idle", "lingers"] = "head"
+        self._ticks = 0
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, and wait for the headers of a request."""
+        self._transport = transport
+        self._connections.add(self)
+        self.serves.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the bytes on, or drop those of a body that nobody reads."""
+        if self._state == "lingers":
+            return
+        if self._state == "idle":
+            self._enter("head")
+        self.serves.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more."""
+        return self.serves.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self.serves.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has read again."""
+        self.serves.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._connections.discard(self)
+        self.serves.connection_lost(exc)
+
+    def begin(self) -> None:
+        """The headers of a request are there."""
+        self._enter("request")
+
+    def end(self) -> None:
+        """The request has its answer."""
+        if self._state == "request":
+            self._enter("idle")
+
+    def linger(self) -> None:
+        """Drop what still comes of a body, unread, until the client has read why.
+
+        A socket that is closed with unread bytes in it resets the connection, and the reset may
+        overtake the answer. Who serves the requests closes it after its lingering time.
+        """
+        self._enter("lingers")
+        self._transport.resume_reading()
+
+    def tick(self) -> None:
+        """Let a little time pass; closes what has had its time."""
+        self._ticks += 1
+        if self._state == "head" and self._ticks > HEADERS_TICKS:
+            self._transport.abort()
+        elif self.is_left and self._state == "idle" and self._ticks > IDLE_TICKS:
+            self._transport.close()  # what is still to be written is written
+
+    def _enter(self, state: Literal["head", "request", "idle", "lingers"]) -> None:
+        self._state, self._ticks = state, 0
 
 
 class Connections:
-    """Those of one server, on its loop."""
+    """The open connections of one server, on its loop.
+
+    Attributes:
+        ticks: how many have passed while a connection was open.
+    """
 
     def __init__(self) -> None:
-        self._used_by: dict[Connection, str | None] = {}
-        """The only rollout that has used it; None where there were several."""
+        self.ticks = 0
+        self._open: set[Connection] = set()
         self._of: defaultdict[str, set[Connection]] = defaultdict(set)
-        self._look_at = _LOOKED_THROUGH
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Connection) -> None:
+        """Watch a connection until it ends."""
+        self._open.add(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def discard(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        self._open.discard(connection)
+        self._no_more_of(connection)
 
     def note(self, connection: Connection, rollout_id: str) -> None:
         """Note that a rollout uses a connection."""
-        before = self._used_by.setdefault(connection, rollout_id)
-        if before == rollout_id:
+        if connection.used_by == rollout_id or connection.is_shared:
+            return
+        if connection.used_by is not None or connection.is_left:
+            self._no_more_of(connection)
+            connection.is_shared, connection.is_left = True, False
+        elif connection in self._open:
+            connection.used_by = rollout_id
             self._of[rollout_id].add(connection)
-        elif before is not None:
-            self._used_by[connection] = None
-            self._of[before].discard(connection)
-        if len(self._used_by) >= self._look_at:
-            self._forget_closed()
 
     def end(self, rollout_id: str) -> None:
-        """Close those that nobody else has used, when what is still said there is said."""
-        of = self._of.pop(rollout_id, set())
-        for connection in of:
-            del self._used_by[connection]
-            connection.close()
-        if of:
-            # One that waited for a request has ended with its socket open.
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, _close_all, of)
+        """Let the connections that no other rollout has used be closed once they are idle."""
+        for connection in self._of.pop(rollout_id, ()):
+            connection.used_by, connection.is_left = None, True
 
-    def _forget_closed(self) -> None:
-        for connection, rollout_id in list(self._used_by.items()):
-            if connection.transport is None:
-                del self._used_by[connection]
-                if rollout_id is not None:
-                    self._of[rollout_id].discard(connection)
-        self._look_at = max(_LOOKED_THROUGH, 2 * len(self._used_by))
+    def close(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
+    def _no_more_of(self, connection: Connection) -> None:
+        if (rollout_id := connection.used_by) is None:
+            return
+        connection.used_by = None
+        self._of[rollout_id].discard(connection)
+        if not self._of[rollout_id]:
+            del self._of[rollout_id]
 
-def _close_all(connections: Iterable[Connection]) -> None:
-    for connection in connections:
-        if connection.transport is not None:
-            connection.transport.close()
+    def _tick(self) -> None:
+        self.ticks += 1
+        for connection in tuple(self._open):
+            connection.tick()
+        self._timer = None
+        if self._open:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)

@@ -136,7 +136,7 @@ class Gateway:
         self.desk = Desk(key, rewrites=rewrites, unenforced=unenforced, serving=serving)
         """What its routes ask."""
         self._lock = threading.Lock()
-        self._runner: Any = None
+        self._listening: Any = None
         self._url = ""
 
     def __enter__(self) -> "Gateway":
@@ -184,7 +184,7 @@ class Gateway:
         """
         result = AgentResult(reward, dict(extras or {}))
         serving = self.desk.serving
-        if serving is None or self._runner is None:
+        if serving is None or self._listening is None:
             raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
         try:
             check_reward(result.reward)
@@ -217,10 +217,11 @@ class Gateway:
             SamplerError: its own sampler cannot sample.
         """
         with self._lock:
-            if self._runner is not None:
+            if self._listening is not None:
                 return
             try:
-                from abut.gateway.app import make_app, serve
+                from abut.gateway.app import make_app
+                from abut.gateway.listening import serve
             except ImportError as error:
                 raise MissingExtraError(
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"
@@ -234,8 +235,8 @@ class Gateway:
                     loop.submit(desk.serving.start).result()
                 port = 0 if desk.rank else self._port
                 app = make_app(desk)
-                listening = loop.submit(lambda: serve(app, self._host, port))
-                self._runner, bound = listening.result(_START_S)
+                starts = loop.submit(lambda: serve(app, self._host, port, desk.connections))
+                self._listening = starts.result(_START_S)
             except BaseException as error:
                 loop.end(_CLOSE_S)
                 desk.loop = None
@@ -248,7 +249,7 @@ class Gateway:
             host = f"[{self._host}]" if ":" in self._host else self._host
             if self._host in ("0.0.0.0", "::"):
                 host = "127.0.0.1"
-            self._url = f"http://{host}:{bound}"
+            self._url = f"http://{host}:{self._listening.port}"
             if self._public_url is not None and not desk.rank:
                 self._url = self._public_url
             self._show_key()
@@ -258,16 +259,16 @@ class Gateway:
     def stop(self) -> None:
         """Stop listening, and end what is live."""
         with self._lock:
-            desk, loop, runner = self.desk, self.desk.loop, self._runner
-            self._runner, self._url = None, ""
+            desk, loop, listening = self.desk, self.desk.loop, self._listening
+            self._listening, self._url = None, ""
             atexit.unregister(self.stop)
-            if loop is None or runner is None:
+            if loop is None or listening is None:
                 return
             if desk.serving is not None:
                 loop.submit(desk.serving.stop).result()
             for session in list(desk.sessions.values()):
                 loop.submit(_ends(session)).result(_CLOSE_S)
-            loop.submit(runner.cleanup).result(_START_S)
+            loop.submit(listening.cleanup).result(_START_S)
             loop.end(_CLOSE_S)
             desk.loop = None
 
