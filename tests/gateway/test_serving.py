@@ -1,11 +1,8 @@
 """A gateway without a trainer: rollouts that clients open, and who ends them."""
 
 import asyncio
-import json
 import pickle
 import threading
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from abut.gateway.server import Gateway
 from abut.records.read import read_records
 from abut.rollout.rollout import Rollout
-from agent_stage import LOOKUP, a_call, check_tree, says, serving, user
+from agent_stage import LOOKUP, a_call, ask, check_tree, post, says, serving, user
 from fake_server import FakeServer
 from stage import Recording, Stage, eventually, own_threads
 
@@ -26,30 +23,6 @@ class Kept:
 
     def write(self, rollout: Rollout, /, **extra: Any) -> None:
         self.rollouts.append(rollout)
-
-
-def post(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
-    """Send a body; returns status, JSON and headers."""
-    request = urllib.request.Request(
-        url,
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return reply.status, json.load(reply), reply.headers
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error), error.headers
-
-
-def ask(gateway: Gateway, messages: list[Any], rollout: str | None = None, **more: Any) -> Any:
-    """One turn; returns the message and the rollout's id."""
-    url = gateway.base_url if rollout is None else gateway.endpoint(rollout).base_url
-    body = {"model": "any", "messages": messages, **more}
-    status, answer, headers = post(f"{url}/chat/completions", gateway.key, body)
-    assert status == 200, answer
-    return answer["choices"][0]["message"], headers["x-abut-rollout"]
 
 
 def test_the_first_request_opens_a_rollout_and_its_end_returns_it(
@@ -144,7 +117,7 @@ def test_it_is_ended_over_http_too(stage: Stage, hf_tokenizer: Any) -> None:
             assert said in answer["error"]["message"]
         assert post(url, "no key at all that fits", {"reward": 1})[0] == 400
         assert kept.rollouts == []
-        status, answer, _ = post(url, gateway.endpoint("a").api_key, {"reward": 0.25})
+        status, answer, _ = post(url, gateway.key, {"reward": 0.25})
         assert (status, answer["rollout_id"], answer["reward"], answer["turns"]) == (
             200,
             "a",

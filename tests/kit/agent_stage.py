@@ -1,6 +1,8 @@
 """What agents are tested on: a stage that plays them, a client, and the exact check of a tree."""
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,6 +93,30 @@ def serving(sampler: Any, hf_tokenizer: Any, recorder: Any = None, **options: An
     return Gateway(
         sampler=sampler, tokenizer=hf_tokenizer, recorder=recorder, config=limits, **options
     )
+
+
+def post(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
+    """Send a body; returns status, JSON and headers."""
+    request = urllib.request.Request(
+        url,
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply), reply.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error), error.headers
+
+
+def ask(gateway: Gateway, messages: list[Any], rollout: str | None = None, **more: Any) -> Any:
+    """One turn; returns the message and the rollout's id."""
+    url = gateway.base_url if rollout is None else gateway.endpoint(rollout).base_url
+    body = {"model": "any", "messages": messages, **more}
+    status, answer, headers = post(f"{url}/chat/completions", gateway.key, body)
+    assert status == 200, answer
+    return answer["choices"][0]["message"], headers["x-abut-rollout"]
 
 
 class Client:

@@ -66,6 +66,11 @@ def add_to(commands: Commands) -> None:
         default="refuse",
         help="sample freely where a client asks for a form of the answer, or refuse (refuse)",
     )
+    parser.add_argument(
+        "--agents-may-end",
+        action="store_true",
+        help="let a rollout's own key end and reward it; else only the run's key does",
+    )
     parser.set_defaults(run=run)
 
 
@@ -94,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         recorder=args.record,
         idle_s=args.idle,
+        agents_may_end=args.agents_may_end,
     )
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:

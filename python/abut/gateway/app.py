@@ -22,7 +22,7 @@ from abut.gateway.connections import Connection
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import read_request
-from abut.gateway.serving import check_reward
+from abut.gateway.serving import check_id, check_reward
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
 
@@ -34,6 +34,8 @@ _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 _SMALL_BYTES = 2**18
 _SMALL_TOKENS = 4096
 _COMMENT_S = 15.0
+# How long a client may take to send the next byte of a body.
+_BYTE_S = 30.0
 _STARTED = int(time.time())
 ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
@@ -53,6 +55,7 @@ def make_app(desk: Desk) -> web.Application:
         app.router.add_get(f"{path}/v1/models", _models)
         app.router.add_post(f"{path}/v1/responses", _responses)
         app.router.add_post(f"{path}/end", _end)
+    app.router.add_post("/r/{id}/key", _key_of)
     app.router.add_get("/health", _health)
     return app
 
@@ -98,6 +101,8 @@ async def _answer_or_refusal(
         return _refused(
             f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
         )
+    except RecursionError:
+        return _refused("the body is nested too deeply", 400)
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception:
@@ -121,7 +126,7 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    request.app[_DESK].check_key(_key(request), request.match_info.get("id"))
+    _admit(request)
     model = {"id": MODEL, "object": "model", "created": _STARTED, "owned_by": "abut"}
     return web.json_response({"object": "list", "data": [model]})
 
@@ -136,9 +141,17 @@ async def _responses(request: web.Request) -> web.Response:
 
 async def _end(request: web.Request) -> web.Response:
     desk, serving = request.app[_DESK], request.app[_DESK].serving
-    body, _ = read_body(Body.of(await _chunks(request) or [b"{}"]))
+    key = _admit(request)
+    if not (desk.agents_may_end or desk.is_run_key(key)):
+        raise Refusal(
+            "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
+            "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
+            code="wrong_api_key",
+        )
+    content = Body.of(await _chunks(request) or [b"{}"])
+    body, _ = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, request.match_info.get("id"))
-    desk.check_key(_key(request), rollout)
+    desk.check_key(key, rollout)
     if serving is None or rollout is None:
         why = "the request names no rollout" if serving else "the trainer ends its rollouts itself"
         raise Refusal(why, code="unknown_rollout")
@@ -159,6 +172,22 @@ async def _end(request: web.Request) -> web.Response:
     )
 
 
+async def _key_of(request: web.Request) -> web.Response:
+    """The key that opens one rollout alone, for who starts its agent."""
+    desk, id_ = request.app[_DESK], request.match_info["id"]
+    desk.check_key(_key(request), None)
+    check_id(id_)
+    return web.json_response({"rollout_id": id_, "key": desk.key_of(id_)})
+
+
+def _admit(request: web.Request) -> str | None:
+    """The key of a request, which opens something; its body is unread so far."""
+    key = _key(request)
+    header, path_id = request.headers.get(ROLLOUT_HEADER), request.match_info.get("id")
+    request.app[_DESK].admit(key, header, path_id)
+    return key
+
+
 def _key(request: web.Request) -> str | None:
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
@@ -166,19 +195,14 @@ def _key(request: web.Request) -> str | None:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     desk = request.app[_DESK]
-    key = _key(request)
-    path_id = request.match_info.get("id")
-    opened = path_id if request.headers.get(ROLLOUT_HEADER) is None else None
-    if key is None or opened is not None:
-        desk.check_key(key, path_id)  # before anything is read
+    key, path_id = _admit(request), request.match_info.get("id")
     if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
         raise Refusal(_TOO_LARGE)
     named = request.headers.get(ROLLOUT_HEADER) or path_id
     content = desk.bodies.body(named, await _chunks(request))
     body, beginning = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, path_id)
-    if rollout is None or rollout != opened:
-        desk.check_key(key, rollout)
+    desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
         return await _pass_on(request, desk, rank, content.whole)
     like = None if beginning is None else beginning.noted
@@ -211,12 +235,17 @@ async def _chunks(request: web.Request) -> list[bytes]:
     if not request.body_exists:  # the stream of these is one for all, and ends for the first alone
         return chunks
     size = 0
-    async for chunk, _ in request.content.iter_chunks():
-        size += len(chunk)
-        if size > _MOST_BYTES:
-            raise Refusal(_TOO_LARGE)
-        if chunk:
-            chunks.append(chunk)
+    try:
+        while not request.content.at_eof():
+            async with asyncio.timeout(_BYTE_S):
+                chunk = await request.content.readany()
+            size += len(chunk)
+            if size > _MOST_BYTES:
+                raise Refusal(_TOO_LARGE)
+            if chunk:
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refusal(f"the body stopped: nothing came for {_BYTE_S:g} s") from None
     return chunks
 
 
@@ -246,7 +275,7 @@ def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None)
 
 def _is_retry(request: web.Request) -> bool:
     count = request.headers.get("x-stainless-retry-count", "0")
-    return count.isdecimal() and int(count) > 0
+    return bool(count.isdecimal() and count.strip("0"))  # `int` refuses more than 4300 digits
 
 
 async def _plain(

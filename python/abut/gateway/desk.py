@@ -29,6 +29,7 @@ class Desk:
         key: opens all rollouts of the run; None makes one.
         rewrites: what clients may do to a message of the policy.
         unenforced: "accept" samples freely where a form of the answer is asked for.
+        agents_may_end: whether a rollout's own key may end and reward it.
         serving: the rollouts that no trainer plays; None where one does.
     """
 
@@ -38,10 +39,12 @@ class Desk:
         *,
         rewrites: Collection[str],
         unenforced: str,
+        agents_may_end: bool,
         serving: Serving | None,
     ) -> None:
         self.rewrites = frozenset(rewrites)
         self.unenforced = unenforced
+        self.agents_may_end = agents_may_end
         self.serving = serving
         self.sessions: dict[str, Session] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
@@ -57,8 +60,10 @@ class Desk:
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
+            serving.on_open = lambda id_: self._live_keys.add(self.key_of(id_))
             serving.on_end = self._forget
         self._keys = Keys(key)
+        self._live_keys: set[str] = set()
         self._run_id = ""
 
     @property
@@ -69,6 +74,7 @@ class Desk:
     async def open(self, session: Session) -> None:
         """Answer a rollout from here on."""
         self.sessions[session.rollout_id] = session
+        self._live_keys.add(self.key_of(session.rollout_id))
 
     async def end(self, session: Session) -> None:
         """Answer a rollout no more, and wait until nothing of it changes."""
@@ -77,6 +83,7 @@ class Desk:
         self._forget(session.rollout_id)
 
     def _forget(self, endpoint_id: str) -> None:
+        self._live_keys.discard(self.key_of(endpoint_id))
         self.connections.end(endpoint_id)
         self.bodies.forget(endpoint_id)
 
@@ -113,6 +120,29 @@ class Desk:
     def id_of(self, rollout_id: str, attempt: int) -> EndpointId:
         """The id of one attempt at a rollout of this rank."""
         return EndpointId(rollout_id, attempt, self.rank)
+
+    def admit(self, key: str | None, *endpoint_ids: str | None) -> None:
+        """Refuse a request whose key opens nothing, before its body is read.
+
+        A live rollout's key is admitted without its id, which may stand in the body.
+
+        Args:
+            key: of the request.
+            endpoint_ids: the ids that stand outside of the body.
+
+        Raises:
+            Refusal: as `check_key`.
+        """
+        named = [id_ for id_ in endpoint_ids if id_ is not None]
+        if key and (self._keys.opens_all(key) or key in self._live_keys):
+            return
+        if key and any(self._keys.opens(key, id_) for id_ in named):
+            return
+        self.check_key(key, named[0] if named else None)
+
+    def is_run_key(self, key: str | None) -> bool:
+        """Whether a key opens all rollouts of the run."""
+        return key is not None and self._keys.opens_all(key)
 
     def check_key(self, key: str | None, endpoint_id: str | None) -> None:
         """Refuse who has no key of this rollout; None: of the run.

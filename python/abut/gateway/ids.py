@@ -52,15 +52,20 @@ class Keys:
 
     def of(self, endpoint_id: str) -> str:
         """The key that opens one rollout alone."""
-        digest = hashlib.blake2b(endpoint_id.encode(), key=self.key.encode()[:64], digest_size=18)
+        digest = hashlib.blake2b(_bytes(endpoint_id), key=self.key.encode()[:64], digest_size=18)
         return f"abut-{digest.hexdigest()}"
 
     def opens_all(self, key: str) -> bool:
         """Whether it is the run's."""
-        return hmac.compare_digest(key.encode(), self.key.encode())
+        return hmac.compare_digest(_bytes(key), self.key.encode())
 
     def opens(self, key: str, endpoint_id: str) -> bool:
         """Whether it opens this rollout."""
         return self.opens_all(key) or hmac.compare_digest(
-            key.encode(), self.of(endpoint_id).encode()
+            _bytes(key), self.of(endpoint_id).encode()
         )
+
+
+def _bytes(text: str) -> bytes:
+    """The bytes of what a client sent, which may be no UTF-8."""
+    return text.encode("utf-8", "surrogatepass")

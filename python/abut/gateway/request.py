@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from abut.gateway.refusal import Refusal
-from abut.gateway.values import text_of
+from abut.gateway.values import MOST_DEPTH, is_deep, text_of
 from abut.messages import Message, strange_block
 
 SAMPLING = (
@@ -225,6 +225,8 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
                 )
             if text_of(content) is None:
                 raise Refusal(f"{where}.content must be text or parts of text", param="messages")
+        if any(type(value) is not str and is_deep(value) for value in message.values()):
+            raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="messages")
         calls = message.get("tool_calls")
         if calls is not None and not (
             isinstance(calls, list)

@@ -72,6 +72,8 @@ class Gateway:
         recorder: keeps rollouts that end without a trainer: a path, or what has
             `write(rollout, **extra)`.
         idle_s: seconds after which such a rollout ends, where nothing comes any more.
+        agents_may_end: whether a rollout's own key may end and reward it over HTTP. An agent that
+            has only that key could then choose its own reward.
 
     Attributes:
         key: opens all rollouts of this run.
@@ -98,6 +100,7 @@ class Gateway:
         config: RolloutConfig | None = None,
         recorder: Recorder | str | os.PathLike[str] | None = None,
         idle_s: float = 600.0,
+        agents_may_end: bool = False,
     ) -> None:
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port!r}: must be between 0 and 65535")
@@ -133,7 +136,13 @@ class Gateway:
                 "tokenizer=, config= and recorder= are for a gateway that serves without a "
                 "trainer\nhint: give it a sampler= too, or these to make_rollout_func"
             )
-        self.desk = Desk(key, rewrites=rewrites, unenforced=unenforced, serving=serving)
+        self.desk = Desk(
+            key,
+            rewrites=rewrites,
+            unenforced=unenforced,
+            agents_may_end=agents_may_end,
+            serving=serving,
+        )
         """What its routes ask."""
         self._lock = threading.Lock()
         self._listening: Any = None

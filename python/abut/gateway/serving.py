@@ -86,6 +86,8 @@ class Serving:
             source: the tokenizer's name, for records.
         """
         self.ended = 0
+        self.on_open: Callable[[str], object] = lambda id_: None
+        """Called with the id of a rollout that begins."""
         self.on_end: Callable[[str], object] = lambda id_: None
         """Called with the id of a rollout that has ended."""
         self._counted = (0, 0)
@@ -162,11 +164,7 @@ class Serving:
             return live.session
         if id_ in self._over:
             raise over("it has ended")
-        if _ID.fullmatch(id_) is None:
-            raise Refusal(
-                f"{id_[:200]!r} is no id of a rollout: at most 200 letters, digits, '_', '-', '.'",
-                code="unknown_rollout",
-            )
+        check_id(id_)
         return self._open(id_, None).session
 
     async def end(self, id_: str, result: AgentResult) -> Rollout:
@@ -228,6 +226,7 @@ class Serving:
         session = Session(id_, policy, self._rewrites)
         live = _Live(session, policy, begins is None, time.monotonic(), begins)
         self._live[id_] = live
+        self.on_open(id_)
         live.idle = asyncio.ensure_future(self._end_idle(id_, session))
         return live
 
@@ -262,6 +261,19 @@ def _rank(place: Place) -> tuple[int, bool, bool]:
     """How well a place suits a request: of equal histories the one that nobody went on with."""
     whole = place.found.entries == len(place.branch.entries)
     return place.found.turns, whole, not place.branch.sampling
+
+
+def check_id(id_: str) -> None:
+    """Refuse what is not the id of a rollout.
+
+    Raises:
+        Refusal: it is too long, or has other characters.
+    """
+    if _ID.fullmatch(id_) is None:
+        raise Refusal(
+            f"{id_[:200]!r} is no id of a rollout: at most 200 letters, digits, '_', '-', '.'",
+            code="unknown_rollout",
+        )
 
 
 def check_reward(reward: Any) -> None:

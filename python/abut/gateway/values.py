@@ -14,6 +14,10 @@ _EMPTY_OF_OURS = ("refusal", "audio", "annotations", "function_call")
 """Keys that clients add to an assistant message, and that say nothing while they are empty."""
 
 
+MOST_DEPTH = 100
+"""How deeply the fields of a message may be nested."""
+
+
 def form(value: Any) -> Hashable:
     """The form of a JSON value; the order of keys is none of it."""
     if value is None or isinstance(value, bool):
@@ -70,7 +74,22 @@ def arguments_of(arguments: Any) -> Any:
         value = json.loads(arguments)
     except (ValueError, TypeError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return value if isinstance(value, dict) and not is_deep(value) else arguments
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested more deeply than Python's recursion lets us compare."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        if not (level := [inner for outer in level for inner in _inside(outer)]):
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

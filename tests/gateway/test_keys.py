@@ -1,0 +1,215 @@
+"""Keys: no byte of a body is read before one opens something, and an agent's own rewards nobody."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from abut.gateway import app, connections, listening
+from abut.gateway.server import Gateway
+from agent_stage import LOOKUP, a_call, ask, post, says, serving, user
+from raw_http import RawClient
+from stage import Stage
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "policy", "messages": [user("hi")]}
+LONG = b'{"messages": [' + b"[]," * 3_000_000 + b"[]]}"
+
+
+@pytest.fixture
+def gateway(stage: Stage, hf_tokenizer: Any) -> Iterator[Gateway]:
+    with serving(says(stage), hf_tokenizer) as gateway:
+        ask(gateway, [user("a")], "a")
+        yield gateway
+
+
+def refused(client: RawClient) -> str:
+    """The message of a 400 behind which the connection is closed."""
+    answer = client.answer()
+    assert answer is not None, "the connection was closed before the 400"
+    assert (answer[0], answer[1]["connection"]) == (400, "close")
+    return str(answer[2]["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "headers"),
+    [
+        ("/end", None, {}),
+        ("/r/a/end", None, {}),
+        ("/r/a/end", "a wrong one", {}),
+        (CHAT, "a wrong one", {}),
+        (f"/r/a{CHAT}", "a wrong one", {}),
+        (CHAT, "a wrong one", {"x-abut-rollout": "a"}),
+        (f"/r/a{CHAT}", "a wrong one", {"x-abut-rollout": "b"}),
+        (CHAT, None, {"x-abut-rollout": "a"}),
+        ("/r/a/key", None, {}),
+        ("/v1/responses", None, {}),
+    ],
+)
+def test_no_byte_of_a_body_is_read_before_the_key(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str, key: Any, headers: Any
+) -> None:
+    def read_body(content: Any) -> Any:
+        raise AssertionError("a body was parsed")
+
+    monkeypatch.setattr(app, "read_body", read_body)
+    with RawClient(gateway.base_url, key) as client:
+        client.socket.sendall(client.head(path, 9_000_000, **headers))  # and not one byte more
+        answer = client.answer()
+        assert answer is not None
+        assert (answer[0], answer[1]["connection"]) == (
+            404 if "responses" in path else 400,
+            "close",
+        )
+
+
+def test_who_sends_a_long_body_still_reads_why_it_is_refused(gateway: Gateway) -> None:
+    """Closing at once would reset the connection, and the client would read nothing."""
+    with RawClient(gateway.base_url, "a wrong key") as client:
+        client.send(f"/r/a{CHAT}", LONG)
+        assert "does not open this rollout" in refused(client)
+
+
+def test_a_client_that_never_stops_sending_is_cut_off(
+    stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_LINGER_S", 0.05)
+    with (
+        serving(says(stage), hf_tokenizer) as gateway,
+        RawClient(gateway.base_url, "a wrong key") as client,
+    ):
+        client.socket.sendall(client.head(CHAT, 10**9))
+        assert "does not open" in refused(client)
+        assert client.is_closed()  # after its lingering time, with the body still to come
+
+
+@pytest.mark.parametrize("key", ["run", "own"])
+def test_a_key_that_opens_something_is_admitted(gateway: Gateway, key: str) -> None:
+    """The run's, that of the id in path or header, and that of a live rollout named in the body."""
+    own = gateway.endpoint("a").api_key
+    bearer, url = (gateway.key if key == "run" else own), gateway.base_url.removesuffix("/v1")
+    for path, fields, headers in (
+        (f"/r/a{CHAT}", {}, {}),
+        (CHAT, {}, {"x-abut-rollout": "a"}),
+        (CHAT, {"rollout_id": "a"}, {}),
+        (CHAT, {"model": "policy/a"}, {}),
+    ):
+        status, answer, _ = post(f"{url}{path}", bearer, {**BODY, **fields}, **headers)
+        assert status == 200, answer
+    status, answer, _ = post(f"{url}{CHAT}", own, {**BODY, "rollout_id": "b"})
+    assert (status, answer["error"]["code"]) == (400, "wrong_api_key")
+
+
+def test_headers_that_do_not_come_end_the_connection(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "TICK_S", 0.001)
+    with RawClient(gateway.base_url) as silent, RawClient(gateway.base_url) as slow:
+        slow.socket.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        assert silent.is_closed()
+        assert slow.is_closed()
+
+
+def test_an_idle_connection_waits_for_its_next_request(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawClient(gateway.base_url, gateway.key) as client:
+        client.send(f"/r/a{CHAT}", BODY)
+        assert client.answer() is not None
+        for connection in tuple(gateway.desk.connections._open):
+            for _ in range(1000):
+                connection.tick()
+        client.send(f"/r/a{CHAT}", BODY)
+        answer = client.answer()
+        assert answer is not None
+        assert answer[0] == 200
+
+
+def test_a_body_that_stops_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_BYTE_S", 0.05)
+    with RawClient(gateway.base_url, gateway.key) as client:
+        client.socket.sendall(client.head(f"/r/a{CHAT}", 1000) + b'{"messages": [')
+        assert refused(client) == "the body stopped: nothing came for 0.05 s"
+
+
+def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:
+    endpoint = gateway.endpoint("a")
+    url = endpoint.base_url.removesuffix("/v1")
+    status, answer, _ = post(f"{url}/end", endpoint.api_key, {"reward": 1.0})
+    assert status == 400
+    assert answer["error"]["message"] == (
+        "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
+        "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it"
+    )
+    status, answer, _ = post(f"{url}/key", endpoint.api_key, {})
+    assert (status, answer["error"]["code"]) == (400, "wrong_api_key")
+    assert post(f"{url}/end", gateway.key, {"reward": 0.5})[1]["reward"] == 0.5
+
+
+def test_agents_end_their_own_rollout_where_they_may(stage: Stage, hf_tokenizer: Any) -> None:
+    with serving(says(stage), hf_tokenizer, agents_may_end=True) as gateway:
+        for rollout in ("a", "b"):
+            ask(gateway, [user("a")], rollout)
+        endpoint = gateway.endpoint("a")
+        url = endpoint.base_url.removesuffix("/v1")
+        other = gateway.endpoint("b").base_url.removesuffix("/v1")
+        status, answer, _ = post(f"{other}/end", endpoint.api_key, {"reward": 1.0})
+        assert (status, answer["error"]["code"]) == (400, "wrong_api_key")
+        status, answer, _ = post(f"{url}/end", endpoint.api_key, {"reward": 1.0})
+        assert (status, answer["reward"]) == (200, 1.0)
+
+
+def test_the_run_s_key_gets_the_key_that_opens_one_rollout_alone(gateway: Gateway) -> None:
+    root = gateway.base_url.removesuffix("/v1")
+    status, answer, _ = post(f"{root}/r/new/key", gateway.key, {})
+    assert (status, answer) == (200, {"rollout_id": "new", "key": gateway.endpoint("new").api_key})
+    assert post(f"{root}/r/new{CHAT}", answer["key"], BODY)[0] == 200
+    assert post(f"{root}/r/a{CHAT}", answer["key"], BODY)[0] == 400
+    status, answer, _ = post(f"{root}/r/{'x' * 201}/key", gateway.key, {})
+    assert (status, answer["error"]["code"]) == (400, "unknown_rollout")
+
+
+DEEP: Any = "x"
+for _ in range(300):
+    DEEP = [DEEP]
+
+
+def test_what_is_odd_gets_a_400_and_never_a_500(gateway: Gateway) -> None:
+    """Bytes that are no UTF-8, numbers that are too long, and fields that are too deep."""
+    url = gateway.endpoint("a").base_url
+    for key, headers, status in (
+        ("\udcff\udcfe", {}, 400),
+        (gateway.key, {"x-abut-rollout": "\udcff"}, 400),
+        (gateway.endpoint("a").api_key, {"x-abut-rollout": "\udcff"}, 400),
+        (gateway.key, {"x-stainless-retry-count": "9" * 5000}, 200),
+        (gateway.key, {"x-stainless-retry-count": "0" * 5000}, 200),
+    ):
+        with RawClient(gateway.base_url, key) as client:
+            client.send(f"/r/a{CHAT}", BODY, **headers)
+            answer = client.answer()
+            assert answer is not None
+            assert answer[0] == status, (key, headers, answer)
+    assert post(f"{url}/chat/completions", gateway.key, {**BODY, "rollout_id": "\ud800"})[0] == 400
+    function = {"name": "f", "parameters": {"a": DEEP}}
+    for fields, most in (
+        ({"messages": [{**user("hi"), "note": DEEP}]}, 400),
+        ({"tools": [{"type": "function", "function": function}]}, 200),
+        ({"chat_template_kwargs": {"a": DEEP}}, 200),
+    ):
+        for _ in range(2):  # and when it comes back
+            status, answer, _ = post(f"{url}/chat/completions", gateway.key, {**BODY, **fields})
+            assert status == most, (fields, answer)
+
+
+def test_calls_that_are_nested_deeply_come_back_as_the_policy_wrote_them(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    with serving(says(stage, a_call(a=DEEP), "done"), hf_tokenizer) as gateway:
+        said = [user("go")]
+        message, _ = ask(gateway, said, "a", tools=[LOOKUP])
+        said += [
+            message,
+            {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"},
+        ]
+        ask(gateway, said, "a", tools=[LOOKUP])
+        assert gateway.end("a").branches == []
