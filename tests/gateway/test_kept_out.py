@@ -82,7 +82,7 @@ def test_the_key_of_another_rollout(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ("r0-run0.7", "it has ended"),  # well formed, of this run, and not live
+        ("r0-run0.7", "this rollout is over"),  # well formed, of this run, and not live
         ("r0-run1.0", "there is no rollout"),
         ("r0-run0.0r3", "there is no rank 3"),
         ("../../etc/passwd", "there is no rollout"),
@@ -210,8 +210,8 @@ def test_an_orphan_is_told_each_time_that_it_is_over(stage: Stage) -> None:
 
     replies = asyncio.run(asks())
     gateway.stop()
-    assert {body["error"]["code"] for _, body in replies} == {"context_length_exceeded"}
-    assert all("maximum context length" in said(reply) for reply in replies)
+    assert {body["error"]["code"] for _, body in replies} == {"rollout_over"}
+    assert {said(reply) for reply in replies} == {"this rollout is over"}
 
 
 def test_nothing_secret_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from abut.gateway import idle
 from abut.gateway.server import Gateway
 from abut.records.read import read_records
 from abut.rollout.rollout import Rollout
@@ -47,8 +48,9 @@ def test_the_first_request_opens_a_rollout_and_its_end_returns_it(
         status, answer, _ = post(
             f"{endpoint.base_url}/chat/completions", endpoint.api_key, {"messages": messages}
         )
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        with pytest.raises(ValueError, match="has ended"):
+        assert (status, answer["error"]["code"]) == (400, "rollout_over")
+        assert answer["error"]["message"] == "this rollout is over"
+        with pytest.raises(ValueError, match="this rollout is over"):
             gateway.end("game-1")
         with pytest.raises(ValueError, match="there is no rollout 'game-2'"):
             gateway.end("game-2")
@@ -98,6 +100,46 @@ def test_a_rollout_that_nobody_asks_any_more_ends(stage: Stage, hf_tokenizer: An
         ask(gateway, [user("a")], "a")
         assert eventually(lambda: len(kept.rollouts) == 1)
         assert (kept.rollouts[0].rollout_id, kept.rollouts[0].reward) == ("a", None)
+
+
+@pytest.mark.parametrize("form", ["rollouts.jsonl", "rollouts"])
+def test_a_reward_that_comes_after_an_idle_end_is_recorded(
+    stage: Stage, hf_tokenizer: Any, tmp_path: Any, form: str
+) -> None:
+    path = tmp_path / form
+    with serving(says(stage), hf_tokenizer, path, idle_s=0.05) as gateway:
+        ask(gateway, [user("a")], "a")
+        serves = gateway.desk.serving
+        assert serves is not None
+        assert eventually(lambda: "a" in serves._idle)
+        url = gateway.endpoint("a").base_url.removesuffix("/v1")
+        body = {"messages": [user("a")]}
+        status, answer, _ = post(f"{url}/v1/chat/completions", gateway.key, body)
+        assert (status, answer["error"]["code"]) == (400, "rollout_over")
+        assert answer["error"]["message"] == "this rollout is over: nothing came for 0.05 s"
+        status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
+        assert (status, answer["reward"], answer["turns"]) == (200, 0.75, 1)
+        status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 1.0})
+        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
+    (record,) = read_records([path])
+    assert (record["rollout_id"], record["rewards"]) == ("a", {"reward": 0.75})
+
+
+def test_after_an_hour_a_reward_for_an_idle_rollout_is_refused(
+    stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(says(stage), hf_tokenizer, Kept(), idle_s=0.05) as gateway:
+        for rollout in ("a", "b"):
+            ask(gateway, [user("a")], rollout)
+        serves = gateway.desk.serving
+        assert serves is not None
+        assert eventually(lambda: "a" in serves._idle and "b" in serves._idle)
+        url = gateway.endpoint("a").base_url.removesuffix("/v1")
+        status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
+        assert (status, "no write_scores" in answer["error"]["message"]) == (400, True)
+        monkeypatch.setattr(idle, "KEPT_S", -1.0)
+        status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
+        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
 
 
 def test_it_is_ended_over_http_too(stage: Stage, hf_tokenizer: Any) -> None:

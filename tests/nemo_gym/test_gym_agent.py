@@ -317,7 +317,7 @@ def test_a_rollout_that_hangs_ends_by_itself_and_what_it_left_is_refused(stage: 
     scene = Scene(stage, a=run)
     (rollout,) = scene.play(retries=1)
     assert outcomes([rollout]) == ["ok"]
-    assert refused == [(400, "context_length_exceeded")]
+    assert refused == [(400, "rollout_over")]
     own = [c for c in scene.sampler.calls if c[0].rollout_id.endswith(".1")]
     check_tree(rollout, own)
 

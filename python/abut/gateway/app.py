@@ -159,17 +159,7 @@ async def _end(request: web.Request) -> web.Response:
     check_reward(reward)
     if not isinstance(extras, dict):
         raise Refusal("extras must be an object", param="extras")
-    ended = await serving.end(rollout, AgentResult(reward, extras))
-    return web.json_response(
-        {
-            "rollout_id": ended.rollout_id,
-            "reward": ended.reward,
-            "turns": len(ended.turns),
-            "branches": len(ended.branches),
-            "stop_reason": ended.stop_reason.value,
-            "error": ended.error,
-        }
-    )
+    return web.json_response(await serving.end_or_score(rollout, AgentResult(reward, extras)))
 
 
 async def _key_of(request: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from abut.concurrency.loop import DaemonLoop
 from abut.gateway.body import Bodies
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
-from abut.gateway.refusal import Refusal, over
+from abut.gateway.refusal import Refusal, ended
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
 from abut.gateway.session import Session
@@ -79,7 +79,7 @@ class Desk:
     async def end(self, session: Session) -> None:
         """Answer a rollout no more, and wait until nothing of it changes."""
         self.sessions.pop(session.rollout_id, None)
-        await session.close("it has ended")
+        await session.close()
         self._forget(session.rollout_id)
 
     def _forget(self, endpoint_id: str) -> None:
@@ -184,7 +184,7 @@ class Desk:
             return session
         read = EndpointId.read(endpoint_id)
         if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
-            raise over("it has ended")
+            raise ended()
         raise Refusal(
             f"there is no rollout {endpoint_id[:200]!r}\n"
             "hint: use the endpoint's base_url as it is",

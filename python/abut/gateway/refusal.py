@@ -50,3 +50,8 @@ def over(why: str, *, reason: StopReason | None = None) -> Refusal:
     """There is no more for this rollout: what SDKs take for the end of the context."""
     text = f"This rollout is at its maximum context length: {why}"
     return Refusal(text, code=_OVER, reason=reason)
+
+
+def ended(why: str = "") -> Refusal:
+    """The rollout is over: nothing is wrong with its context, and nothing will be answered."""
+    return Refusal("this rollout is over" + (f": {why}" if why else ""), code="rollout_over")

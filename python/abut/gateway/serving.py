@@ -22,16 +22,18 @@ from abut._native import Tokenizer
 from abut.agents import AgentResult
 from abut.concurrency.threads import THREADS
 from abut.gateway.client_policy import ClientPolicy, Upstream
+from abut.gateway.idle import IdleRollouts, said_of
 from abut.gateway.matching import History
 from abut.gateway.notes import Notes
 from abut.gateway.place import Place, find_place
 from abut.gateway.processors import Processors
-from abut.gateway.refusal import Refusal, over
+from abut.gateway.refusal import Refusal, ended, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.row import fill
 from abut.gateway.session import Session
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer
 from abut.processor import PartsProcessor
+from abut.records.record import score_record
 from abut.records.recorder import Recorder, recorder_at
 from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
@@ -95,9 +97,11 @@ class Serving:
         self._rewrites = rewrites
         self._recorder = recorder
         self._idle_s = idle_s
-        self._of_record = {"run_id": secrets.token_hex(8), "tokenizer": source}
+        self._run_id = secrets.token_hex(8)
+        self._of_record = {"run_id": self._run_id, "tokenizer": source}
         self._live: dict[str, _Live] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
+        self._idle = IdleRollouts()
         self._numbers = itertools.count()
         self._stack = AsyncExitStack()
         self._stops = False
@@ -162,10 +166,31 @@ class Serving:
             return found or self._open(f"rollout-{secrets.token_hex(6)}", begins).session
         if (live := self._live.get(id_)) is not None:
             return live.session
-        if id_ in self._over:
-            raise over("it has ended")
+        self._require_not_over(id_)
         check_id(id_)
         return self._open(id_, None).session
+
+    async def end_or_score(self, id_: str, result: AgentResult) -> dict[str, Any]:
+        """End a rollout, or score one that has ended because nothing came; returns what it was.
+
+        Raises:
+            Refusal: as `end`, and where the recorder takes no scores.
+        """
+        if id_ not in self._idle or result.reward is None:
+            return said_of(await self.end(id_, result))
+        if (recorder := self._recorder) is not None:
+            write_scores = getattr(recorder, "write_scores", None)
+            if write_scores is None:
+                name = type(recorder).__name__
+                raise Refusal(f"this rollout is recorded, and {name} has no write_scores")
+            line = score_record(self._run_id, id_, {"reward": float(result.reward)}, None)
+            await THREADS.ask(lambda: write_scores([line]))
+        return self._idle.scored(id_, result.reward)
+
+    def _require_not_over(self, id_: str) -> None:
+        if id_ in self._over:
+            idle = id_ in self._idle
+            raise ended(f"nothing came for {self._idle_s:g} s" if idle else "")
 
     async def end(self, id_: str, result: AgentResult) -> Rollout:
         """End a rollout and record it.
@@ -175,15 +200,14 @@ class Serving:
         """
         live = self._live.pop(id_, None)
         if live is None:
-            if id_ in self._over:
-                raise over("it has ended")
+            self._require_not_over(id_)
             raise Refusal(f"there is no rollout {id_[:200]!r}", code="unknown_rollout")
         self._over[id_] = None
         if len(self._over) > _ENDED_KEPT:
             self._over.popitem(last=False)
         if live.idle is not None and live.idle is not asyncio.current_task():
             live.idle.cancel()
-        await live.session.close("it has ended")
+        await live.session.close()
         self.on_end(id_)
         rollout = self._row(live, result)
         if (recorder := self._recorder) is not None:
@@ -234,7 +258,7 @@ class Serving:
         """End a rollout of which nobody wants anything any more."""
         while (left_s := session.used + self._idle_s - time.monotonic()) > 0 or session.sampling:
             await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
-        await self.end(id_, AgentResult(None))
+        self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
     def _bounds(self) -> Budget:
         holds = getattr(self._upstream.sampler, "max_context_tokens", None)

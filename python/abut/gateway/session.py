@@ -23,7 +23,7 @@ from abut.gateway.matching import History, Match
 from abut.gateway.place import find_place
 from abut.gateway.policy import Policy
 from abut.gateway.processors import Shown
-from abut.gateway.refusal import Refusal, over
+from abut.gateway.refusal import Refusal, ended, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.shown import shown_messages
 from abut.gateway.work import work_done
@@ -61,7 +61,7 @@ class Session:
         self._policy = policy
         self._rewrites = rewrites
         self._lock = asyncio.Lock()
-        self._over: str | None = None
+        self._over: Callable[[], Refusal] | None = None
         self._asking: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
         self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
@@ -103,20 +103,16 @@ class Session:
         return known.seen(count)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
-        """Answer nothing from here on, and say why.
-
-        Args:
-            why: the limit, or that the rollout has ended.
-            reason: of its rollout, where a limit ended it.
-        """
+        """Answer nothing from here on, because of `why`; `reason` is the limit that it ran into."""
         if self._over is None:
-            self._over, self.refused = why, reason or self.refused
+            self._over, self.refused = (lambda: over(why)), reason or self.refused
         for task in self._sampling:
             task.cancel()
 
-    async def close(self, why: str) -> None:
+    async def close(self) -> None:
         """End it, and wait until nothing of it changes any more."""
-        self.end(why)
+        self._over = self._over or ended
+        self.end("")
         if self._sampling:
             await asyncio.wait(self._sampling)
         async with self._lock:
@@ -312,7 +308,7 @@ class Session:
 
     def _require_open(self) -> None:
         if self._over is not None:
-            raise over(self._over)
+            raise self._over()
 
     def _require_turns(self, turns: int) -> None:
         limit = self._policy.max_turns
@@ -350,7 +346,7 @@ class Session:
             call.answered.set_result(answer)
             branch.hear(call)
         except asyncio.CancelledError:  # by `end`, and who asked is told so
-            call.refuse(over(self._over or "the rollout has ended"))
+            call.refuse(self._over() if self._over else ended())
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused
             call.refuse(refusal)

@@ -104,6 +104,20 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     }
 
 
+def score_record(
+    run_id: str, rollout_id: str, rewards: Mapping[str, float | None], advantage: float | None
+) -> dict[str, Any]:
+    """The record of the scores of one rollout."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "rollout_id": rollout_id,
+        "time": round(time.time(), 3),
+        "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
+        "advantage": advantage,
+    }
+
+
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as `read_records` yields it: messages, columns and spellings as they were."""
     read = {**record, "rewards": None, "advantage": None}

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from abut.records.background import BackgroundRecorder
+from abut.records.record import score_record
 from abut.records.recorder import Recorder
 from abut.rollout.stream import Played
 from abut.trl.async_scores import Scores
-from abut.trl.scores import score_record
 
 
 class AsyncRecords:

@@ -8,11 +8,10 @@ their order. Whatever is not there, in a TRL that keeps it elsewhere, is recorde
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from abut.records.schema import SCHEMA_VERSION
+from abut.records.record import score_record
 
 
 class _Batch(NamedTuple):
@@ -93,20 +92,6 @@ class Scores:
 
         trainer.add_callback(Collect())
         self._followed = trainer
-
-
-def score_record(
-    run_id: str, rollout_id: str, rewards: Mapping[str, float | None], advantage: float | None
-) -> dict[str, Any]:
-    """The record of the scores of one rollout."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id,
-        "rollout_id": rollout_id,
-        "time": round(time.time(), 3),
-        "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
-        "advantage": advantage,
-    }
 
 
 def _completions(trainer: Any) -> list[Any]:
