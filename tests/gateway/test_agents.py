@@ -229,3 +229,26 @@ def test_one_warning_where_much_that_was_sampled_trains_nothing(
     for text in texts:
         assert "50% of the" in text
         assert "(100%) an agent branched because it asks for several samples at one point" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format is not enforced"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+        ({"n": 2}, "n=2: one sample each request"),
+    ],
+)
+def test_an_agent_whose_calls_are_all_refused_fails_with_the_last_refusal(
+    stage: Stage, fields: dict[str, Any], why: str
+) -> None:
+    @agent
+    async def goes_on(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.post({"messages": [user("hi")], **fields})
+        return 1.0
+
+    error = play_agents(stage, goes_on, retries=0, max_failed_frac=1.0).one.error or ""
+    assert "every call of goes_on was refused; the last one: " in error
+    assert why in error
+    assert "another one's" not in error

@@ -236,6 +236,27 @@ def test_what_is_being_sampled_is_answered_before_the_gateway_stops(
     assert answers == ["yes"]
 
 
+def test_a_rollout_whose_calls_were_all_refused_is_recorded_with_the_reason(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    kept = Kept()
+    with serving(says(stage), hf_tokenizer, kept) as gateway:
+        url = f"{gateway.endpoint('a').base_url}/chat/completions"
+        key = gateway.endpoint("a").api_key
+        typed = {"messages": [user("a")], "response_format": {"type": "json_object"}}
+        assert post(url, key, {"messages": 7})[0] == 400
+        assert post(url, "the key of somebody else", typed)[0] == 400
+        assert post(url, key, typed)[0] == 400
+        assert post(url, "the key of somebody else", {})[0] == 400
+        gateway.end("a")
+        assert post(url, key, typed)[0] == 400  # which does not open it again
+    (rollout,) = kept.rollouts
+    assert rollout.failed
+    assert (rollout.error or "").startswith(
+        "no call was answered; the last one was refused: response_format is not enforced"
+    )
+
+
 def test_settings_that_do_not_fit_are_refused(stage: Stage, hf_tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="has no sampler"), Gateway():
         pass

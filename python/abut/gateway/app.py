@@ -21,7 +21,7 @@ from abut.gateway.call import Call
 from abut.gateway.connections import Connection
 from abut.gateway.desk import MODEL, Desk
 from abut.gateway.refusal import Refusal
-from abut.gateway.request import read_request
+from abut.gateway.request import ChatRequest, read_request
 from abut.gateway.serving import check_id, check_reward
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
@@ -186,27 +186,34 @@ def _key(request: web.Request) -> str | None:
 async def _chat(request: web.Request) -> web.StreamResponse:
     desk = request.app[_DESK]
     key, path_id = _admit(request), request.match_info.get("id")
-    if (request.content_length or 0) > _MOST_BYTES:  # what is left of it is passed over
-        raise Refusal(_TOO_LARGE)
     named = request.headers.get(ROLLOUT_HEADER) or path_id
-    content = desk.bodies.body(named, await _chunks(request))
-    body, beginning = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
-    rollout = _rollout_of(request, body, path_id)
+    with desk.noting(key, named):
+        content = desk.bodies.body(named, await _chunks(request))
+        small = len(content.rest) <= _SMALL_BYTES
+        body, beginning = await work_done(small, lambda: read_body(content))
+        rollout = _rollout_of(request, body, path_id)
     desk.check_key(key, rollout)
     if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
         return await _pass_on(request, desk, rank, content.whole)
-    like = None if beginning is None else beginning.noted
-    chat = read_request(body, unenforced=desk.unenforced, like=like)
-    if beginning is not None:
-        beginning.noted = chat
-    digest, retried = content.digest(beginning), _is_retry(request)
-    session = await desk.session_of(rollout, chat, digest, retried=retried)
-    if beginning is not None and session.rollout_id == named:
-        desk.bodies.keep(named, beginning)
-    # Another rank's gateway keeps its connections for the rollouts to come.
-    connection = _connection(request)
-    if connection is not None and _FORWARDED not in request.headers:
-        desk.connections.note(connection, session.rollout_id)
+    with desk.noting(key, rollout):
+        like = None if beginning is None else beginning.noted
+        chat = read_request(body, unenforced=desk.unenforced, like=like)
+        if beginning is not None:
+            beginning.noted = chat
+        digest, retried = content.digest(beginning), _is_retry(request)
+        session = await desk.session_of(rollout, chat, digest, retried=retried)
+        if beginning is not None and session.rollout_id == named:
+            desk.bodies.keep(named, beginning)
+        # Another rank's gateway keeps its connections for the rollouts to come.
+        connection = _connection(request)
+        if connection is not None and _FORWARDED not in request.headers:
+            desk.connections.note(connection, session.rollout_id)
+        return await _asked(request, session, chat, digest, retried)
+
+
+async def _asked(
+    request: web.Request, session: Session, chat: ChatRequest, digest: bytes, retried: bool
+) -> web.StreamResponse:
     is_open = _Listener(request)
     # What is being written is not left half: a client that goes leaves it to the next.
     asked = session.ask(chat, body=digest, retried=retried, is_open=is_open)
@@ -222,6 +229,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 async def _chunks(request: web.Request) -> list[bytes]:
     """The body, as it came in: `request.read()` copies it three times."""
     chunks: list[bytes] = []
+    if (request.content_length or 0) > _MOST_BYTES:
+        raise Refusal(_TOO_LARGE)
     if not request.body_exists:  # the stream of these is one for all, and ends for the first alone
         return chunks
     size = 0

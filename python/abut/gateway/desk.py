@@ -4,8 +4,9 @@ Invariant: who has no key learns nothing, and what has ended is told apart from 
 without being remembered.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
@@ -139,6 +140,19 @@ class Desk:
         if key and any(self._keys.opens(key, id_) for id_ in named):
             return
         self.check_key(key, named[0] if named else None)
+
+    @contextmanager
+    def noting(self, key: str | None, endpoint_id: str | None) -> Iterator[None]:
+        """Note what is refused in here, for the rollout that the key opens."""
+        try:
+            yield
+        except Refusal as refusal:
+            if key and endpoint_id is not None and self._keys.opens(key, endpoint_id):
+                if self.serving is not None:
+                    self.serving.refused(endpoint_id, refusal)
+                elif (session := self.sessions.get(endpoint_id)) is not None:
+                    session.refusal = str(refusal)
+            raise
 
     def is_run_key(self, key: str | None) -> bool:
         """Whether a key opens all rollouts of the run."""

@@ -176,6 +176,11 @@ class AgentEpisode:
             )
             refused.may_pass = False
             raise placed(refused, self.where())
+        if not session.calls and session.refusal is not None:
+            raise placed(
+                EnvError(f"every call of {name} was refused; the last one: {session.refusal}"),
+                self.where(),
+            )
         if not session.calls:
             raise placed(
                 EnvError(
@@ -187,7 +192,10 @@ class AgentEpisode:
         row = self._row(result)
         if row.columns is None:
             raise placed(
-                EnvError(f"none of the {len(session.calls)} calls of {name} was answered"),
+                EnvError(
+                    f"none of the {len(session.calls)} calls of {name} was answered"
+                    + (f"; the last refusal: {session.refusal}" if session.refusal else "")
+                ),
                 self.where(),
             )
         return row

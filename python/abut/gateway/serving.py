@@ -170,6 +170,15 @@ class Serving:
         check_id(id_)
         return self._open(id_, None).session
 
+    def refused(self, id_: str, refusal: Refusal) -> None:
+        """Note that a request of a named rollout was refused; its first one opens the rollout."""
+        live = self._live.get(id_)
+        if live is None:
+            if id_ in self._over or self._stops or _ID.fullmatch(id_) is None:
+                return
+            live = self._open(id_, None)
+        live.session.refusal, live.session.used = str(refusal), time.monotonic()
+
     async def end_or_score(self, id_: str, result: AgentResult) -> dict[str, Any]:
         """End a rollout, or score one that has ended because nothing came; returns what it was.
 
@@ -276,6 +285,8 @@ class Serving:
             rollout.reward = None
         elif rollout.columns is None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, "no call was answered"
+            if session.refusal is not None:
+                rollout.error += f"; the last one was refused: {session.refusal}"
         self.ended += 1
         self._counted = self.counts([session])
         return rollout

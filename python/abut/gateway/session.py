@@ -40,6 +40,7 @@ class Session:
         branches: its conversations, in the order in which they were begun.
         calls: all that were placed.
         refused: the limit that ended it, or that it ran into last.
+        refusal: why its last refused request got no answer.
         client_rewrites: how often a message of the policy came back changed, by rule.
         stale_ids: how often token ids came back that are not those of the answer.
         tool_choice_unmet: how often a call was asked for and none was sampled.
@@ -51,6 +52,7 @@ class Session:
         self.branches: list[Branch] = []
         self.calls: list[Call] = []
         self.refused: StopReason | None = None
+        self.refusal: str | None = None
         self.client_rewrites: Counter[str] = Counter()
         self.stale_ids = 0
         self.tool_choice_unmet = 0
