@@ -15,7 +15,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 
 from abut.address import said
 from abut.agents import AgentResult
-from abut.gateway.answer import DONE, completion, event, events
+from abut.gateway.answer import DONE, Answer, completion, event, events
 from abut.gateway.body import Body, read_body
 from abut.gateway.call import Call
 from abut.gateway.connections import Connection
@@ -33,6 +33,8 @@ _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
 _SMALL_TOKENS = 4096
+# A token among the logprobs takes as long as so many bare ids: 8 microseconds.
+_AS_LOGPROB = 8
 _COMMENT_S = 15.0
 # How long a client may take to send the next byte of a body.
 _BYTE_S = 30.0
@@ -281,9 +283,9 @@ async def _plain(
     request: web.Request, session: Session, call: Call, model: str
 ) -> web.StreamResponse:
     answer, tokenizer, chat = call.answered.result(), session.tokenizer, call.request
-    small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
     body = await work_done(
-        small, lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode()
+        _is_small(answer, chat),
+        lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode(),
     )
     headers = {ROLLOUT_HEADER: session.rollout_id}
     response = web.Response(body=body, content_type="application/json", headers=headers)
@@ -311,12 +313,22 @@ async def _stream(
             await response.write(event(refusal.body) + DONE)
             return response
     chat, tokenizer = call.request, session.tokenizer
-    small = not (chat.token_ids or chat.logprobs) or len(answer.prompt_ids) <= _SMALL_TOKENS
-    sent = await work_done(small, lambda: b"".join(events(answer, chat, model, tokenizer)))
+    sent = await work_done(
+        _is_small(answer, chat), lambda: b"".join(events(answer, chat, model, tokenizer))
+    )
     await response.write(sent + DONE)
     _note_delivery(request, session, call)  # clients hang up here, before the body's last byte
     await response.write_eof()
     return response
+
+
+def _is_small(answer: Answer, chat: ChatRequest) -> bool:
+    """Whether an answer is written quickly enough for the loop."""
+    sampled = len(answer.ids)
+    tokens = (len(answer.prompt_ids) + sampled if chat.token_ids else 0) + (
+        _AS_LOGPROB * sampled if chat.logprobs else 0
+    )
+    return tokens <= _SMALL_TOKENS
 
 
 def _note_delivery(request: web.Request, session: Session, call: Call) -> None:
