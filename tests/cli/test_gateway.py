@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,30 @@ def test_a_server_with_other_logprobs_is_refused_before_anybody_asks(
         args = ["gateway", "--upstream", server.url, "--tokenizer", str(DEMO_ASSETS), "--port", "0"]
         assert main(args) == 1
     assert "--logprobs-mode processed_logprobs" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize("may_end", [False, True])
+def test_agents_end_their_own_rollout_only_where_the_option_says_so(may_end: bool) -> None:
+    key = "a key of sixteen or more"
+
+    def post(path: str, key: str) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            base_url.removesuffix("/v1") + path, b"{}", {"Authorization": f"Bearer {key}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    with FakeServer(models=MODELS) as server:
+        options = ["--agents-may-end"] if may_end else []
+        process, base_url = started(server, *options, ABUT_GATEWAY_KEY=key)
+        own = post("/r/a/key", key)[1]["key"]
+        ask(f"{base_url.removesuffix('/v1')}/r/a/v1", own)
+        status, _ = post("/r/a/end", own)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert status == (200 if may_end else 400)

@@ -99,7 +99,7 @@ class Clients(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "session"):
             self.figures.update(self.session.client_rewrites)
-            self.run(self.session.close("the test is over"))
+            self.run(self.session.close())
         self.loop.close()
 
     def run(self, what: Awaitable[Any]) -> Any:
