@@ -126,6 +126,24 @@ def test_masked_and_failed_rollouts_have_no_reward_and_no_zero(stage: Any) -> No
     assert rollouts[0].columns is not None
 
 
+@pytest.mark.parametrize(
+    ("more", "reward"),
+    [
+        ({"instance_config": {"mask_sample": True}}, None),
+        ({"mask_sample": False, "instance_config": {"mask_sample": True}}, None),
+        ({"mask_sample": True, "instance_config": {"mask_sample": False}}, None),
+        ({"mask_sample": False, "instance_config": {"mask_sample": False}}, 0.0),
+        ({"instance_config": None}, 0.0),
+    ],
+)
+def test_a_rollout_is_masked_wherever_its_reply_says_so(
+    stage: Any, more: dict[str, Any], reward: float | None
+) -> None:
+    (rollout,) = Scene(stage, a=answers((200, {"reward": 0.0, **more}))).play()
+    assert outcomes([rollout]) == ["masked" if reward is None else "ok"]
+    assert rollout.reward == reward
+
+
 def test_on_failure_says_what_a_failed_rollout_has(stage: Any) -> None:
     """A rollout that was masked has not failed."""
     masked = answers((200, {"reward": 1.0, "mask_sample": True}))

@@ -69,7 +69,7 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
             f"{inner_error(value.get('_ng_failure_message'))}",
             may_pass=value.get("_ng_failure_terminal") is not True,
         )
-    reward, masked = value.get("reward"), value.get("mask_sample") is True
+    reward, masked = value.get("reward"), _is_masked(value)
     if not masked and not _is_number(reward):
         raise _failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
     response = value.get("response")
@@ -112,6 +112,17 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise _failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
     return result
+
+
+def _is_masked(value: Mapping[str, Any]) -> bool:
+    """Whether a reply says that its reward measures nothing.
+
+    Agents that run a container for each row say so in the copy of their settings that they answer
+    with, `instance_config`, and some of them nowhere else.
+    """
+    settings = value.get("instance_config")
+    said = [value, settings] if isinstance(settings, Mapping) else [value]
+    return any(one.get("mask_sample") is True for one in said)
 
 
 def _components(value: Any) -> dict[str, float]:
