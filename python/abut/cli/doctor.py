@@ -38,6 +38,16 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="for a rollout (300 seconds)"
     )
+    parser.add_argument(
+        "--judge",
+        choices=["policy"],
+        help='what training is given as NemoGym(judge="policy"): the policy answers such a judge',
+    )
+    parser.add_argument(
+        "--no-play",
+        action="store_true",
+        help="play no rollouts: for environments that wait for a whole group",
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         agent=args.agent,
         host=args.host,
         timeout_s=args.timeout,
+        judge=args.judge,
+        play=not args.no_play,
     ):
         levels.add(found.level)
         text = str(found).replace("\n", "\n     ")

@@ -7,6 +7,7 @@ that an agent with tools makes two calls, which have to be one conversation.
 import asyncio
 import functools
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,9 @@ from abut.template.processor import ChatTemplateProcessor
 
 _BUDGET = Budget(max_completion_tokens=100_000)
 _LOGPROB = -0.5
+# Servers that score a whole group know it by this index. Groups of training count from 0, and a
+# server may still remember the last probe, so each probe has one far away, and its own.
+_FIRST_GROUP = 2**30
 _VALUES: dict[str, Any] = {
     "integer": 1,
     "number": 1.0,
@@ -118,7 +122,8 @@ async def probe(
     rollout_id = desk.probe_id(number)
     session = Session(rollout_id, script, desk.rewrites)
     settings = {"temperature": 1.0, "top_p": 1.0, **desk.settings}
-    body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=number, place=0)
+    group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
+    body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
     await desk.ask(lambda: desk.open(session))
     posts = RunSession()
     reply: Reply | EnvError
@@ -127,7 +132,10 @@ async def probe(
             status, answer = await posts.run(played.url, body)
         reply = await work_done(False, lambda: reply_of(played.agent, status, answer))
     except TimeoutError:
-        reply = EnvError(f"it has not answered within {timeout_s:g} s")
+        reply = EnvError(
+            f"it has not answered within {timeout_s:g} s; an environment that scores whole groups "
+            'waits for more than one rollout: --no-play, or NemoGym(check="config"), plays none'
+        )
     except EnvError as error:
         reply = error
     except OSError as error:
