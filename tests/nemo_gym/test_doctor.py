@@ -365,9 +365,9 @@ def test_a_probe_is_in_no_group_of_training(stage: Any, address: str, tmp_path: 
         with FakeGym({"a": with_a_tool}, base_url=gateway.base_url, key=KEY) as fake:
             gym = NemoGym(fake.url)
             columns = [dict(row) for row in gym.dataset(path, agent="a")]
-            script = stage.says(
-                '<tool_call>\n{"name": "look", "arguments": {"place": "here", "n": 1}}\n</tool_call>'
-            )
+            arguments = '{"place": "here", "n": 1}'
+            call = f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
+            script = stage.says(call)
             play_agents(stage, gym, script=script, gateway=gateway, columns=columns)
             again = NemoGym(fake.url)
             again.dataset(path, agent="a")

@@ -39,6 +39,12 @@ def add_to(commands: Commands) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="for a rollout (300 seconds)"
     )
     parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="of the model that is to be trained, a name or a folder: what agents ask must be "
+        "written with its chat template",
+    )
+    parser.add_argument(
         "--judge",
         choices=["policy"],
         help='what training is given as NemoGym(judge="policy"): the policy answers such a judge',
@@ -64,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         agent=args.agent,
         host=args.host,
         timeout_s=args.timeout,
+        tokenizer=args.tokenizer,
         judge=args.judge,
         play=not args.no_play,
     ):

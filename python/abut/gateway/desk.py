@@ -13,6 +13,7 @@ from abut.gateway.body import Bodies
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
 from abut.gateway.judge import Judge
+from abut.gateway.processors import Writing
 from abut.gateway.refusal import Refusal, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
@@ -57,6 +58,8 @@ class Desk:
         among them; for agents that have to say so to somebody."""
         self.judge: Judge | None = None
         """Answers requests that name no rollout and are no rollout's; None: they are refused."""
+        self.writing: Writing | None = None
+        """What writes the conversations of the batch; for agents that look at rows before."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:

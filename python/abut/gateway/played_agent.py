@@ -15,7 +15,7 @@ from abut.gateway.batch_policy import Shared
 from abut.gateway.episode import AgentEpisode
 from abut.gateway.judge import Judge, JudgePolicy
 from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors
+from abut.gateway.processors import Processors, Writing
 from abut.gateway.server import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
@@ -76,6 +76,7 @@ class PlayedAgent(OwnLoop):
         )
         sampling = self._sampling()
         self._shared = Shared(processors, Notes(sampling))
+        self._gateway.desk.writing = Writing(batch.tokenizer, processors)
         most = batch.budget().max_completion_tokens
         self._gateway.desk.settings = {**sampling, "max_tokens": most}
         start = getattr(self._agent, "start", None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError
 from abut.gateway.judge import Judge
@@ -24,9 +25,11 @@ from abut.nemo_gym.checks import (
     server_findings,
 )
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.probe import Script, probe
+from abut.nemo_gym.probe import Script, Template, probe, writing_of
 from abut.nemo_gym.rows import File, lines_of
 from abut.nemo_gym.servers import Servers
+from abut.pretrained import load_hf_tokenizer
+from abut.template.processor import ChatTemplateProcessor
 
 _A_ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Hello."}]}}
 
@@ -75,6 +78,7 @@ def doctor(
     agent: str | None = None,
     host: str | None = None,
     timeout_s: float = 300.0,
+    tokenizer: str | None = None,
     judge: str | None = None,
     play: bool = True,
 ) -> Iterator[Finding]:
@@ -86,13 +90,16 @@ def doctor(
         agent: of rows that name none.
         host: where the gateway listens for the probe rollouts; None: where `policy_base_url` says.
         timeout_s: seconds of a probe rollout.
+        tokenizer: of the model that is to be trained: what agents ask is written with its chat
+            template; None: with that of abut's demo alone.
         judge: "policy" where training has `NemoGym(judge="policy")`.
         play: whether each agent plays a probe rollout.
     """
     try:
         head = Head(head_url)
         servers = head.servers()
-    except (AbutError, ValueError) as error:
+        template = None if tokenizer is None else _template_of(tokenizer)
+    except (AbutError, ValueError, OSError) as error:
         yield _of_error(error)
         return
     listed = ", ".join(servers.agents) or "none"
@@ -124,7 +131,19 @@ def doctor(
     if not play or any(one.level == "error" for one in found):
         return
     for url, key, names in _by_address(servers, live):
-        yield from _rehearsed(servers, url, key, {n: rows.get(n) for n in names}, host, timeout_s)
+        played = {name: rows.get(name) for name in names}
+        yield from _rehearsed(servers, url, key, played, host, timeout_s, template)
+
+
+def _template_of(name: str) -> Template:
+    """What writes conversations as training would.
+
+    Raises:
+        AbutError: nothing can be made of the tokenizer or its template.
+        OSError: there is no such tokenizer.
+    """
+    hf_tokenizer = load_hf_tokenizer(name)
+    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
 
 
 def _rehearsed(
@@ -134,6 +153,7 @@ def _rehearsed(
     rows: Mapping[str, Any],
     host: str | None,
     timeout_s: float,
+    template: Template | None,
 ) -> Iterator[Finding]:
     """Play a rollout of each agent, at a gateway where their model server asks one."""
     parts = urlsplit(url)
@@ -156,6 +176,7 @@ def _rehearsed(
         )
         return
     gateway.desk.belongs_to(secrets.token_hex(4))
+    gateway.desk.writing = None if template is None else writing_of(*template)
     try:
         gateway.start()
     except AbutError as error:
