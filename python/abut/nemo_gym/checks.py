@@ -42,6 +42,7 @@ _REFUSED = (
 )
 _DROPPED = ("instructions", "reasoning", "text", "truncation", "include", "max_tool_calls")
 _OURS = ("temperature", "top_p")
+_NOT_RESTARTED = "see the log of Gym; a server that has ended is not started again"
 _HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 
@@ -71,7 +72,7 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
     where = f"{kind}agent {played.agent} at {played.url}"
     if trouble := _trouble_at(f"{played.url}/"):
         host, head = urlsplit(played.url).hostname, urlsplit(head_url).hostname
-        hint = "see the log of Gym; a server that has ended is not started again"
+        hint = _NOT_RESTARTED
         if host in _HERE and head not in _HERE:
             hint = (
                 "that is an address of Gym's own machine: start Gym with +default_host=<its "
@@ -80,6 +81,14 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
         yield Finding("error", f"{where} does not answer: {trouble}", hint)
     else:
         yield Finding("ok", where)
+
+
+def trouble_behind(servers: Servers, agent: str) -> str | None:
+    """Return which server behind an agent does not answer, and why; None where all do."""
+    for what, name, url in servers.behind(agent):
+        if trouble := _trouble_at(f"{url}/"):
+            return f"its {what} {name} at {url} does not answer: {trouble}\nhint: {_NOT_RESTARTED}"
+    return None
 
 
 def models_findings(

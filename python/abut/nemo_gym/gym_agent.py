@@ -15,8 +15,10 @@ from abut.concurrency.threads import THREADS
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
+from abut.gateway.ids import EndpointId
 from abut.gateway.server import Gateway
 from abut.gateway.work import work_done
+from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.outcomes import Outcome, settled
@@ -205,6 +207,8 @@ class NemoGym:
         except ValueError as error:
             raise UnplayableRow(f"{self.name}: {error}") from None
         self._agents[task.rollout_id] = agent
+        if _is_again(endpoint.rollout_id):
+            played = await self._checked_again(servers, agent)
         assert self._gateway is not None
         body = run_request(
             row,
@@ -219,6 +223,26 @@ class NemoGym:
             raise _unheard(played)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
+
+    async def _checked_again(self, servers: Servers, agent: str) -> PlayedBy:
+        """Look at what an agent needs, before it plays a rollout again.
+
+        Gym asks a server that has ended without end, so the next attempt would fail as the last one
+        did: when all of its time is over.
+
+        Raises:
+            EnvError: a server behind the agent does not answer, also not where the head says now.
+        """
+        trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
+        if trouble is not None:
+            self._head.forget()
+            servers = await THREADS.ask(self._head.servers)
+            trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
+        if trouble is not None:
+            error = EnvError(f"agent {agent} of {self.name} cannot play: {trouble}")
+            error.may_pass = False
+            raise error
+        return servers.of(agent)
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
         """Compare what agents say of tokens with the ledger, and say what became of each."""
@@ -279,6 +303,11 @@ class NemoGym:
             raise EnvError(f"{where} cannot be asked: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
+
+
+def _is_again(endpoint_id: str) -> bool:
+    read = EndpointId.read(endpoint_id)
+    return read is not None and read.attempt > 0
 
 
 def _unheard(played: PlayedBy) -> EnvError:

@@ -169,6 +169,16 @@ class Servers:
         reference = self._settings_of(agent, AGENTS).get(_OWN_MODEL)
         return self._model(reference.get("name") if isinstance(reference, Mapping) else None)
 
+    def behind(self, agent: str) -> Iterator[tuple[str, str, str]]:
+        """Yield what kind of server an agent needs, its name and its address, where known."""
+        model = self.model_of(agent)
+        for what, kind, name in (
+            ("resources server", RESOURCES, self._resources_of(agent)),
+            ("model server", MODELS, None if model is None else model.name),
+        ):
+            if (url := self._urls.get(kind, {}).get(str(name))) is not None:
+                yield what, str(name), url
+
     def asked_apart(self, agent: str) -> Iterator[AskedApart]:
         """Yield the models that an agent and its resources server ask beside the agent's own."""
         environment = self.of(agent).environment
