@@ -246,15 +246,16 @@ def test_a_resources_server_that_ended_is_named_before_the_next_attempt(
 ) -> None:
     """Its agent asks it again without end, and says nothing."""
     name = "example_session_state_mgmt"
+    server = f"{name}_resources_server"
     gateway = Gateway()
     gateway.start()
     try:
         with gym_servers(
-            version, gateway.base_url, gateway.key, tmp_path, environments=[name], alone=[name]
+            version, gateway.base_url, gateway.key, tmp_path, environments=[name], alone=[server]
         ) as servers:
             gym = NemoGym(servers.head_url, check="config")
             columns = [dict(row) for row in gym.dataset(servers.file(name), agent=AGENTS[name])]
-            os.kill(servers.pids[name], signal.SIGKILL)
+            os.kill(servers.pids[server], signal.SIGKILL)
             played = play_agents(
                 stage, gym, gateway=gateway, columns=columns, retries=3,
                 rollout_timeout_s=LIMIT_S, max_failed_frac=1.0,
@@ -262,6 +263,6 @@ def test_a_resources_server_that_ended_is_named_before_the_next_attempt(
     finally:
         gateway.stop()
     assert played.one.attempts == 2
-    assert f"agent {AGENTS[name]} of nemo_gym cannot play: its resources server {name}" in str(
+    assert f"agent {AGENTS[name]} of nemo_gym cannot play: its resources server {server}" in str(
         played.one.error
     )
