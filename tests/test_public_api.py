@@ -353,7 +353,7 @@ gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_inv
 invalid_reward=0.0)
   bind(processor)
   tools
-nemo_gym.NemoGym(head_url, *, name='nemo_gym', batch_timeout_s=None, check='all')
+nemo_gym.NemoGym(head_url, *, name='nemo_gym', batch_timeout_s=None, check='all', judge=None)
   dataset(jsonl, *, agent=None, weights=None)
   run(endpoint, task)
   settle(played, tokenizer)

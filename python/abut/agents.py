@@ -92,6 +92,9 @@ class Agent(Protocol):
       rollout. What it raises ends the batch.
     - `async stop()`, after it, also where the batch was given up.
 
+    With the attribute `judge = "policy"`, requests that name no rollout, which the gateway refuses
+    otherwise, are answered from the policy and never trained.
+
     One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
     rollout is then played by what that returns, whose `close()` gives it back.
     """

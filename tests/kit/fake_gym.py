@@ -41,9 +41,9 @@ class Policy:
         self.rollout_id = rollout_id
         self.answers: list[dict[str, Any]] = []
 
-    async def post(self, body: dict[str, Any]) -> Answer:
+    async def post(self, body: dict[str, Any], *, named: bool = True) -> Answer:
         """Send a chat request; returns status and JSON."""
-        sent = {**body, "rollout_id": self.rollout_id}
+        sent = {**body, "rollout_id": self.rollout_id} if named else body
         headers = {"Authorization": f"Bearer {self._gym.key}"}
         url = f"{self._gym.base_url}/chat/completions"
         async with (
@@ -51,6 +51,11 @@ class Policy:
             session.post(url, json=sent) as reply,
         ):
             return reply.status, await reply.json()
+
+    async def judge(self, text: str) -> Answer:
+        """Ask as a judge does through the policy's model server: no rollout is named."""
+        body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
+        return await self.post(body, named=False)
 
     async def ask(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """One turn, as a model server for training asks; returns the message."""

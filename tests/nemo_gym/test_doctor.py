@@ -295,6 +295,7 @@ def test_an_agent_that_hangs(address: str, tmp_path: Path) -> None:
     level, what, _ = wrong(found(gym, timeout_s=2.0))
     assert level == "warning"  # the row is made up: of its own it may do better
     assert "it has not answered within 2 s" in what
+    assert "--no-play" in what
 
 
 def test_rows_say_what_is_refused_and_what_the_trainer_says() -> None:
@@ -352,6 +353,53 @@ def test_the_first_batch_looks_too(stage: Any, tmp_path: Path) -> None:
             assert "-probe-" in f"-{fake.bodies[0]['_ng_rollout_id']}"
     finally:
         gateway.stop()
+
+
+def test_a_probe_is_in_no_group_of_training(stage: Any, address: str, tmp_path: Path) -> None:
+    """Servers that score a whole group would compare what the probe said with its rollouts."""
+    row = {"responses_create_params": {"input": "hi"}}
+    path = rows(tmp_path / "rows.jsonl", row)
+    gateway = Gateway(key=KEY)
+    gateway.start()
+    try:
+        with FakeGym({"a": with_a_tool}, base_url=gateway.base_url, key=KEY) as fake:
+            gym = NemoGym(fake.url)
+            columns = [dict(row) for row in gym.dataset(path, agent="a")]
+            arguments = '{"place": "here", "n": 1}'
+            call = f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
+            script = stage.says(call)
+            play_agents(stage, gym, script=script, gateway=gateway, columns=columns)
+            again = NemoGym(fake.url)
+            again.dataset(path, agent="a")
+            play_agents(stage, again, script=script, gateway=gateway, columns=columns)
+    finally:
+        gateway.stop()
+    probe, own, other, _ = [body["_ng_task_index"] for body in fake.bodies]
+    assert own == 0
+    assert len({probe, other, own}) == 3
+    assert 2**30 <= min(probe, other) <= max(probe, other) < 2**31
+
+
+def test_the_doctor_plays_nothing_where_it_is_told_so(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeGym({"a": with_a_tool}, base_url=address, key=KEY) as gym:
+        assert main(["doctor", "--nemo-gym", gym.url, "--no-play"]) == 0
+        said = capsys.readouterr().out
+    assert "model server policy_model (vllm_model) asks" in said
+    assert "probe rollout" not in said
+    assert gym.bodies == []
+
+
+def test_the_command_takes_a_judge_that_is_the_policy(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_of = {"type": "responses_api_models", "name": "policy_model"}
+    config = {"a_resources": {"resources_servers": {"r": {"judge_model_server": model_of}}}}
+    with FakeGym({"a": with_a_tool}, base_url=address, key=KEY, config=config) as gym:
+        asked = ["doctor", "--nemo-gym", gym.url, "--no-play"]
+        assert main(asked) == 1
+        assert main([*asked, "--judge", "policy"]) == 0
 
 
 def test_a_probe_that_fails_of_itself_ends_no_training(

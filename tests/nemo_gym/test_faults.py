@@ -21,10 +21,11 @@ from abut.gateway.desk import Desk
 from abut.gateway.refusal import Refusal
 from abut.nemo_gym import NemoGym
 from abut.rollout.config import RolloutConfig
+from agent_stage import play_agents
 from forced_policy import forced_policy
 from gym_scripts import Plays
 from nemo_gym_stage import AGENTS, gym_servers, versions
-from stage import check_exact
+from stage import LIMIT_S, check_exact
 from trl_run import Run
 
 pytestmark = pytest.mark.nemo_gym
@@ -237,3 +238,31 @@ def test_nothing_runs_on_afterwards(run: Any) -> None:
     later = [call[0].rollout_id.rpartition(".")[0] for call in run.calls[run.sampled :]]
     assert not first & {*later}
     assert run.gateway.desk.sessions == {}
+
+
+@pytest.mark.parametrize("version", versions() or ["none"])
+def test_a_resources_server_that_ended_is_named_before_the_next_attempt(
+    stage: Any, tmp_path: Any, version: str
+) -> None:
+    """Its agent asks it again without end, and says nothing."""
+    name = "example_session_state_mgmt"
+    server = f"{name}_resources_server"
+    gateway = Gateway()
+    gateway.start()
+    try:
+        with gym_servers(
+            version, gateway.base_url, gateway.key, tmp_path, environments=[name], alone=[server]
+        ) as servers:
+            gym = NemoGym(servers.head_url, check="config")
+            columns = [dict(row) for row in gym.dataset(servers.file(name), agent=AGENTS[name])]
+            os.kill(servers.pids[server], signal.SIGKILL)
+            played = play_agents(
+                stage, gym, gateway=gateway, columns=columns, retries=3,
+                rollout_timeout_s=LIMIT_S, max_failed_frac=1.0,
+            )  # fmt: skip
+    finally:
+        gateway.stop()
+    assert played.one.attempts == 2
+    assert f"agent {AGENTS[name]} of nemo_gym cannot play: its resources server {server}" in str(
+        played.one.error
+    )

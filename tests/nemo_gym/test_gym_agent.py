@@ -126,6 +126,24 @@ def test_masked_and_failed_rollouts_have_no_reward_and_no_zero(stage: Any) -> No
     assert rollouts[0].columns is not None
 
 
+@pytest.mark.parametrize(
+    ("more", "reward"),
+    [
+        ({"instance_config": {"mask_sample": True}}, None),
+        ({"mask_sample": False, "instance_config": {"mask_sample": True}}, None),
+        ({"mask_sample": True, "instance_config": {"mask_sample": False}}, None),
+        ({"mask_sample": False, "instance_config": {"mask_sample": False}}, 0.0),
+        ({"instance_config": None}, 0.0),
+    ],
+)
+def test_a_rollout_is_masked_wherever_its_reply_says_so(
+    stage: Any, more: dict[str, Any], reward: float | None
+) -> None:
+    (rollout,) = Scene(stage, a=answers((200, {"reward": 0.0, **more}))).play()
+    assert outcomes([rollout]) == ["masked" if reward is None else "ok"]
+    assert rollout.reward == reward
+
+
 def test_on_failure_says_what_a_failed_rollout_has(stage: Any) -> None:
     """A rollout that was masked has not failed."""
     masked = answers((200, {"reward": 1.0, "mask_sample": True}))
@@ -204,12 +222,12 @@ def test_a_gym_that_was_restarted_is_found_at_its_new_ports(stage: Any) -> None:
     assert "cannot be asked" in rollout.attempt_errors[0]
 
 
-def with_an_agent_at(stage: Any, url: str) -> Scene:
-    """A Gym that names an agent `dead` as well, which is said to be there."""
+def with_an_agent_at(
+    stage: Any, url: str, name: str = "dead", kind: str = "responses_api_agents"
+) -> Scene:
+    """A Gym that names a server `dead` as well, an agent, which is said to be there."""
     scene = Scene(stage, a=one_turn)
-    scene.gym._more_instances.append(
-        {"process_name": "dead", "server_type": "responses_api_agents", "url": ""}
-    )
+    scene.gym._more_instances.append({"process_name": name, "server_type": kind, "url": ""})
     listed = scene.gym._instances
 
     async def there(request: Any) -> Any:
@@ -221,6 +239,42 @@ def with_an_agent_at(stage: Any, url: str) -> Scene:
 
     scene.gym._instances = there  # type: ignore[method-assign]
     return scene
+
+
+@pytest.mark.parametrize("kind", ["resources_servers", "responses_api_models"])
+def test_a_server_behind_an_agent_that_is_gone_is_named_before_the_next_attempt(
+    stage: Any, kind: str
+) -> None:
+    """Gym asks it again without end, so the first attempt takes all the time that it has."""
+    name = {"resources_servers": "a_resources", "responses_api_models": "policy_model"}[kind]
+
+    async def hangs(policy: Policy, body: dict[str, Any]) -> Answer:
+        await policy.ask(USER)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scene = with_an_agent_at(stage, "http://127.0.0.1:1", name, kind)
+    scene.gym.agents["a"] = hangs
+    (rollout,) = scene.play(["a"], retries=3, rollout_timeout_s=LIMIT_S)
+    assert len(scene.gym.bodies) == 1
+    assert (rollout.failed, rollout.attempts) == (True, 2)
+    what = {"resources_servers": "resources server", "responses_api_models": "model server"}[kind]
+    assert f"agent a of nemo_gym cannot play: its {what} {name} at http://127.0.0.1:1 does not" in (
+        str(rollout.error)
+    )
+    assert "hint: see the log of Gym; a server that has ended is not started again" in str(
+        rollout.error
+    )
+
+
+def test_an_agent_whose_servers_are_there_is_asked_again(stage: Any) -> None:
+    """The negative control."""
+    scene = Scene(stage, a=answers((500, "boom"), (200, {"reward": 1.0})))
+    scene.gym._more_instances.append(
+        {"process_name": "a_resources", "server_type": "resources_servers"}
+    )
+    (rollout,) = scene.play(retries=3)
+    assert (rollout.error, rollout.attempts) == (None, 2)
 
 
 def test_an_agent_that_nobody_listens_for_fails_its_own_rows(stage: Any) -> None:

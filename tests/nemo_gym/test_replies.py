@@ -165,3 +165,16 @@ def test_whatever_is_answered_is_a_reply_or_a_failure(said: Any, status: int) ->
 def test_json_without_an_end_is_a_failure() -> None:
     with pytest.raises(EnvError, match="without a JSON object"):
         reply_of("agent", 200, b"[" * 100_000)
+
+
+def test_a_hint_that_went_through_gym_begins_its_line_again() -> None:
+    """Each hop escapes the newline before it once more."""
+    said = f"the request is wrong{'x' * 500}\nhint: send another one"
+    text = f"calling an inner server: {said}"
+    for _ in range(4):
+        text = json.dumps(text)
+    with pytest.raises(EnvError) as raised:
+        reply_of("a", 500, text.encode())
+    assert str(raised.value).endswith("…\nhint: send another one")
+    assert "nhint" not in str(raised.value)
+    assert inner_error("\\nabla f is wrong") == "nabla f is wrong"

@@ -115,6 +115,52 @@ def test_a_line_that_cannot_be_played_is_an_error_at_once(
     assert f"{path}, {said}" in str(raised.value)
 
 
+PARAMS = "responses_create_params"
+
+
+def line_of(said: Any = "hi", **params: Any) -> bytes:
+    return json.dumps({PARAMS: {"input": said, **params}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (line_of(None), f"{PARAMS}.input is null: it must be a text or a list of messages"),
+        (line_of(7), f"{PARAMS}.input is 7: it must be a text or a list of messages"),
+        (line_of([]), f"{PARAMS}.input is []: it must be a text or a list of messages"),
+        (line_of({}), f"{PARAMS}.input is {{}}: it must be a text or a list of messages"),
+        (line_of(["hi"]), f'{PARAMS}.input[0] is "hi": it must be a message, a JSON object'),
+        (line_of("\ud800"), "it has half a character, \\ud800, which no server takes"),
+        (line_of("caf\xe9").replace(b"\\u00e9", b"\xe9"), "it is not UTF-8, from byte "),
+        (
+            line_of(metadata={"extra_body": "{"}),
+            f'{PARAMS}.metadata.extra_body must be a JSON object, written as a text: it is "{{"',
+        ),
+        (line_of(metadata={"extra_body": {}}), "extra_body must be a JSON object, written as a"),
+        (line_of(metadata=[1]), f"{PARAMS}.metadata is [1]: it must be a JSON object"),
+        (b"[" * 100_000, "it is nested too deep"),
+        (line_of(temperature=float("nan")), "it has NaN, which is no JSON"),
+    ],
+)
+def test_a_bad_line_is_named_when_it_is_read(
+    gym: NemoGym, tmp_path: Path, line: bytes, said: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(line_of() + b"\n\n" + line + b"\n")
+    with pytest.raises(ValueError, match="line 3") as raised:
+        gym.dataset(path, agent="a")
+    assert type(raised.value) is ValueError
+    assert f"{path}, line 3: " in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_lines_end_at_newlines_alone(gym: NemoGym, tmp_path: Path) -> None:
+    """Other characters that end a line in Python may stand in JSON as they are."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps(row("a\u2028b\x85c"), ensure_ascii=False).encode() + b"\r\n")
+    assert gym.dataset(path, agent="a")["prompt"] == ["a\u2028b\x85c"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -217,7 +263,7 @@ def test_a_rows_own_metadata_stays() -> None:
     ]["metadata"]
     assert metadata["note"] == "n"
     assert json.loads(metadata["extra_body"]) == {"stop": ["x"], "rollout_id": "r0-run.0"}
-    with pytest.raises(UnplayableRow, match="extra_body is no JSON object in a text"):
+    with pytest.raises(UnplayableRow, match="extra_body must be a JSON object, written as a text"):
         sent({"responses_create_params": {"input": "hi", "metadata": {"extra_body": "["}}})
 
 

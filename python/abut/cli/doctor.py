@@ -38,6 +38,22 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="for a rollout (300 seconds)"
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="of the model that is to be trained, a name or a folder: what agents ask must be "
+        "written with its chat template",
+    )
+    parser.add_argument(
+        "--judge",
+        choices=["policy"],
+        help='what training is given as NemoGym(judge="policy"): the policy answers such a judge',
+    )
+    parser.add_argument(
+        "--no-play",
+        action="store_true",
+        help="play no rollouts: for environments that wait for a whole group",
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
         agent=args.agent,
         host=args.host,
         timeout_s=args.timeout,
+        tokenizer=args.tokenizer,
+        judge=args.judge,
+        play=not args.no_play,
     ):
         levels.add(found.level)
         text = str(found).replace("\n", "\n     ")

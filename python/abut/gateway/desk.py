@@ -13,6 +13,8 @@ from abut.concurrency.loop import DaemonLoop
 from abut.gateway.body import Bodies
 from abut.gateway.connections import Connections
 from abut.gateway.ids import EndpointId, Keys
+from abut.gateway.judge import Judge
+from abut.gateway.processors import Writing
 from abut.gateway.refusal import Refusal, ended
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
@@ -58,6 +60,10 @@ class Desk:
         self.settings: Mapping[str, Any] = {}
         """How the trainer samples, by the names that clients know, `max_tokens` of a completion
         among them; for agents that have to say so to somebody."""
+        self.judge: Judge | None = None
+        """Answers requests that name no rollout and are no rollout's; None: they are refused."""
+        self.writing: Writing | None = None
+        """What writes the conversations of the batch; for agents that look at rows before."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
@@ -188,6 +194,8 @@ class Desk:
         if self.serving is not None:
             return await self.serving.session_of(endpoint_id, request, body, retried=retried)
         if endpoint_id is None:
+            if self.judge is not None:
+                return self.judge.session()
             raise Refusal(
                 "the request names no rollout\nhint: use the endpoint's base_url as it is; or name "
                 "it by rollout_id in the body, by the header x-abut-rollout, or by the model "

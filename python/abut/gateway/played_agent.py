@@ -13,8 +13,9 @@ from abut.envs.task import RolloutTask
 from abut.errors import TemplateError
 from abut.gateway.batch_policy import Shared
 from abut.gateway.episode import AgentEpisode
+from abut.gateway.judge import Judge, JudgePolicy
 from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors
+from abut.gateway.processors import Processors, Writing
 from abut.gateway.server import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
@@ -54,6 +55,7 @@ class PlayedAgent(OwnLoop):
         self._base = processor
         self.__name__ = name_of(source.agent)
         self._shared: Shared | None = None
+        self._judge: JudgePolicy | None = None
 
     def complete(self, task: RolloutTask) -> RolloutTask:
         """The task with what plays it."""
@@ -74,6 +76,7 @@ class PlayedAgent(OwnLoop):
         )
         sampling = self._sampling()
         self._shared = Shared(processors, Notes(sampling))
+        self._gateway.desk.writing = Writing(batch.tokenizer, processors)
         most = batch.budget().max_completion_tokens
         self._gateway.desk.settings = {**sampling, "max_tokens": most}
         start = getattr(self._agent, "start", None)
@@ -81,10 +84,28 @@ class PlayedAgent(OwnLoop):
         if start is not None:
             await self._ask(batch, "start", lambda: start(self._gateway))
         try:
-            yield
+            async with self._judging(batch):
+                yield
         finally:
             if stop is not None:
                 await self._ask(batch, "stop", stop)
+
+    @asynccontextmanager
+    async def _judging(self, batch: Batch) -> AsyncIterator[None]:
+        """Answer requests that name no rollout, where the agent's judge is the policy."""
+        if getattr(self._agent, "judge", None) != "policy":
+            yield
+            return
+        assert self._shared is not None
+        desk, before = self._gateway.desk, self._gateway.desk.judge
+        policy = self._judge = JudgePolicy(self._shared, batch)
+        judge = desk.judge = Judge(policy, desk.rewrites)
+        try:
+            yield
+        finally:
+            desk.judge = before
+            policy.end()
+            await desk.ask(judge.close)
 
     def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
         """Start the gateway and the agent, and stop that after the batch."""
@@ -102,7 +123,10 @@ class PlayedAgent(OwnLoop):
 
         Raises:
             EnvError: it raised, or has set what is no reward.
+            SamplerError: the sampler failed at a request of the judge.
         """
+        if self._judge is not None and self._judge.error is not None:
+            raise self._judge.error
         settle = getattr(self._agent, "settle", None)
         if settle is None:
             return

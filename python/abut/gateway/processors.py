@@ -8,8 +8,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, text_of
 from abut.gateway.refusal import Refusal
@@ -51,6 +52,13 @@ class Shown:
                 tools = []
             written.append(message)
         return written + (self.answers.written(tools) if tools else [])
+
+
+class Writing(NamedTuple):
+    """What writes the conversations of a run: its tokenizer, and processors of its template."""
+
+    tokenizer: Tokenizer
+    processors: "Processors"
 
 
 class Processors:

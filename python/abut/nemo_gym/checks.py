@@ -13,8 +13,20 @@ from urllib.parse import urlsplit
 
 from abut.http import AnswerError, http_get
 from abut.nemo_gym.rows import params_of
-from abut.nemo_gym.servers import ModelServer, PlayedBy, Servers
+from abut.nemo_gym.servers import (
+    AGENTS,
+    ENVIRONMENTS,
+    RESOURCES,
+    ModelServer,
+    PlayedBy,
+    Servers,
+)
 
+_KINDS = {
+    RESOURCES: "resources server",
+    AGENTS: "agent",
+    ENVIRONMENTS: "environment server",
+}
 _ASK_S = 10.0
 _MOST_BYTES = 2**20
 _FOR_TRAINING = "vllm_model_for_training.yaml"
@@ -30,6 +42,7 @@ _REFUSED = (
 )
 _DROPPED = ("instructions", "reasoning", "text", "truncation", "include", "max_tool_calls")
 _OURS = ("temperature", "top_p")
+_NOT_RESTARTED = "see the log of Gym; a server that has ended is not started again"
 _HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 
@@ -59,7 +72,7 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
     where = f"{kind}agent {played.agent} at {played.url}"
     if trouble := _trouble_at(f"{played.url}/"):
         host, head = urlsplit(played.url).hostname, urlsplit(head_url).hostname
-        hint = "see the log of Gym; a server that has ended is not started again"
+        hint = _NOT_RESTARTED
         if host in _HERE and head not in _HERE:
             hint = (
                 "that is an address of Gym's own machine: start Gym with +default_host=<its "
@@ -68,6 +81,14 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
         yield Finding("error", f"{where} does not answer: {trouble}", hint)
     else:
         yield Finding("ok", where)
+
+
+def trouble_behind(servers: Servers, agent: str) -> str | None:
+    """Return which server behind an agent does not answer, and why; None where all do."""
+    for what, name, url in servers.behind(agent):
+        if trouble := _trouble_at(f"{url}/"):
+            return f"its {what} {name} at {url} does not answer: {trouble}\nhint: {_NOT_RESTARTED}"
+    return None
 
 
 def models_findings(
@@ -93,6 +114,36 @@ def models_findings(
         )
     for model in models.values():
         yield from _model_findings(model, gateway_url, key)
+
+
+def judge_findings(
+    servers: Servers, agents: Iterable[str], *, judge: str | None
+) -> Iterator[Finding]:
+    """Whether a judge of these agents is the policy that they are to train.
+
+    Args:
+        servers: of the head.
+        agents: their names.
+        judge: "policy" where the gateway answers such a judge.
+    """
+    agents = list(agents)
+    models = [model for model in map(servers.model_of, agents) if model is not None]
+    policy = {url for model in models for url in model.base_urls}
+    found = [one for agent in agents for one in servers.asked_apart(agent)]
+    for one in {(one.server, one.field): one for one in found}.values():
+        if not policy.intersection(one.urls):
+            continue
+        where = f"{_KINDS[one.kind]} {one.server} asks {one.model} by its field {one.field}"
+        if judge == "policy":
+            yield Finding("ok", f"{where}: answered from the policy, and never trained")
+            continue
+        yield Finding(
+            "error",
+            f"{where}, which is the policy that is trained: such requests name no rollout, so "
+            "the gateway refuses them, and what they are to judge has no score",
+            f'give {one.field} a model server of its own; or NemoGym(..., judge="policy") '
+            "answers it from the policy, and never trains that",
+        )
 
 
 def _model_findings(

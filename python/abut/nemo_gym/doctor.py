@@ -11,20 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError
+from abut.gateway.judge import Judge
 from abut.gateway.server import KEY_VARIABLE, Gateway
 from abut.nemo_gym.checks import (
     Finding,
     gateway_findings,
+    judge_findings,
     models_findings,
     row_findings,
     server_findings,
 )
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.probe import probe
+from abut.nemo_gym.probe import Script, Template, probe, writing_of
 from abut.nemo_gym.rows import File, lines_of
 from abut.nemo_gym.servers import Servers
+from abut.pretrained import load_hf_tokenizer
+from abut.template.processor import ChatTemplateProcessor
 
 _A_ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Hello."}]}}
 
@@ -37,6 +42,7 @@ async def findings_of_batch(
     *,
     probes: bool,
     timeout_s: float,
+    judge: str | None = None,
 ) -> list[Finding]:
     """What is found where training starts, on the loop of environments.
 
@@ -47,6 +53,7 @@ async def findings_of_batch(
         examples: a row of each agent that plays, as JSON.
         probes: whether each of them plays a rollout.
         timeout_s: seconds of such a rollout.
+        judge: "policy" where the gateway answers a judge that is the policy.
     """
 
     def looked() -> list[Finding]:
@@ -54,7 +61,8 @@ async def findings_of_batch(
         for agent in examples:
             found += server_findings(head_url, servers.of(agent))
         url, key = gateway.base_url, gateway.key
-        return [*found, *models_findings(servers, examples, gateway_url=url, key=key)]
+        found += models_findings(servers, examples, gateway_url=url, key=key)
+        return [*found, *judge_findings(servers, examples, judge=judge)]
 
     found = await THREADS.ask(looked)
     if probes and not any(one.level == "error" for one in found):
@@ -70,6 +78,9 @@ def doctor(
     agent: str | None = None,
     host: str | None = None,
     timeout_s: float = 300.0,
+    tokenizer: str | None = None,
+    judge: str | None = None,
+    play: bool = True,
 ) -> Iterator[Finding]:
     """Look at a Gym before training; blocks.
 
@@ -79,11 +90,16 @@ def doctor(
         agent: of rows that name none.
         host: where the gateway listens for the probe rollouts; None: where `policy_base_url` says.
         timeout_s: seconds of a probe rollout.
+        tokenizer: of the model that is to be trained: what agents ask is written with its chat
+            template; None: with that of abut's demo alone.
+        judge: "policy" where training has `NemoGym(judge="policy")`.
+        play: whether each agent plays a probe rollout.
     """
     try:
         head = Head(head_url)
         servers = head.servers()
-    except (AbutError, ValueError) as error:
+        template = None if tokenizer is None else _template_of(tokenizer)
+    except (AbutError, ValueError, OSError) as error:
         yield _of_error(error)
         return
     listed = ", ".join(servers.agents) or "none"
@@ -110,11 +126,24 @@ def doctor(
     found = list(
         models_findings(servers, looked, gateway_url=None, key=os.environ.get(KEY_VARIABLE))
     )
+    found += judge_findings(servers, looked, judge=judge)
     yield from found
-    if any(one.level == "error" for one in found):
+    if not play or any(one.level == "error" for one in found):
         return
     for url, key, names in _by_address(servers, live):
-        yield from _rehearsed(servers, url, key, {n: rows.get(n) for n in names}, host, timeout_s)
+        played = {name: rows.get(name) for name in names}
+        yield from _rehearsed(servers, url, key, played, host, timeout_s, template)
+
+
+def _template_of(name: str) -> Template:
+    """What writes conversations as training would.
+
+    Raises:
+        AbutError: nothing can be made of the tokenizer or its template.
+        OSError: there is no such tokenizer.
+    """
+    hf_tokenizer = load_hf_tokenizer(name)
+    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
 
 
 def _rehearsed(
@@ -124,6 +153,7 @@ def _rehearsed(
     rows: Mapping[str, Any],
     host: str | None,
     timeout_s: float,
+    template: Template | None,
 ) -> Iterator[Finding]:
     """Play a rollout of each agent, at a gateway where their model server asks one."""
     parts = urlsplit(url)
@@ -146,6 +176,7 @@ def _rehearsed(
         )
         return
     gateway.desk.belongs_to(secrets.token_hex(4))
+    gateway.desk.writing = None if template is None else writing_of(*template)
     try:
         gateway.start()
     except AbutError as error:
@@ -168,6 +199,21 @@ async def _probed(
     timeout_s: float,
 ) -> list[Finding]:
     """A rollout of each agent, all at once; a row of None is made up."""
+    desk = gateway.desk
+    before, desk.judge = desk.judge, Judge(Script(), desk.rewrites)
+    try:
+        return await _all_probed(gateway, servers, rows, timeout_s=timeout_s)
+    finally:
+        desk.judge = before
+
+
+async def _all_probed(
+    gateway: Gateway,
+    servers: Servers,
+    rows: Mapping[str, Any],
+    *,
+    timeout_s: float,
+) -> list[Finding]:
     found = await asyncio.gather(
         *(
             probe(

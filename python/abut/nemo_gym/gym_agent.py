@@ -15,8 +15,10 @@ from abut.concurrency.threads import THREADS
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
+from abut.gateway.ids import EndpointId
 from abut.gateway.server import Gateway
 from abut.gateway.work import work_done
+from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.outcomes import Outcome, settled
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 _SMALL_BYTES = 2**18
 _PROBE_S = 300.0
 _UNKNOWN = "unknown"
+_JUDGE_CALLS = "rollout/judge_calls"
 
 
 @stays(
@@ -53,11 +56,15 @@ class NemoGym:
         name: for logs, errors and the dataset's column `environment`.
         batch_timeout_s: seconds after which the rollouts of a batch that still play fail; None:
             `RolloutConfig.rollout_timeout_s` of each is the only limit.
+        judge: "policy" answers requests that name no rollout, such as those of a judge that Gym's
+            configuration gives the policy's model server, from the policy, and never trains them;
+            None refuses them.
         check: what is looked at before the first batch: "all" has each agent of the dataset play
             a scripted rollout, "config" only reads what the head tells, None nothing.
 
     Attributes:
         name: of it.
+        judge: as it was given.
 
     Raises:
         ValueError: an argument is none of what it may be.
@@ -71,12 +78,16 @@ class NemoGym:
         name: str = "nemo_gym",
         batch_timeout_s: float | None = None,
         check: Literal["all", "config"] | None = "all",
+        judge: Literal["policy"] | None = None,
     ) -> None:
         if batch_timeout_s is not None and not batch_timeout_s > 0:
             raise ValueError(f"batch_timeout_s={batch_timeout_s!r}: must be more than 0, or None")
         if check not in ("all", "config", None):
             raise ValueError(f"check={check!r}: must be 'all', 'config' or None")
+        if judge not in ("policy", None):
+            raise ValueError(f"judge={judge!r}: must be 'policy' or None")
         self.name = self.__name__ = name
+        self.judge = judge
         self._head = Head(head_url)
         self._batch_timeout_s = batch_timeout_s
         self._check = check
@@ -140,6 +151,12 @@ class NemoGym:
         Raises:
             EnvError: it cannot be asked, or training could not be right.
         """
+        if self.judge is not None and gateway.desk.rank is not None:
+            raise EnvError(
+                f'{self.name}: judge="policy" needs a run of one process: with several, a request '
+                "that names no rollout may come when the rank that is asked has nothing to sample "
+                "with\nhint: give the judge a model server of its own in Gym's configuration"
+            )
         self._gateway = gateway
         self._agents.clear()
         self._replies.clear()
@@ -167,6 +184,7 @@ class NemoGym:
             self._examples,
             probes=self._check == "all",
             timeout_s=_PROBE_S,
+            judge=self.judge,
         )
         for one in found:
             if one.level != "error" or one.may_pass:
@@ -189,6 +207,8 @@ class NemoGym:
         except ValueError as error:
             raise UnplayableRow(f"{self.name}: {error}") from None
         self._agents[task.rollout_id] = agent
+        if _is_again(endpoint.rollout_id):
+            played = await self._checked_again(servers, agent)
         assert self._gateway is not None
         body = run_request(
             row,
@@ -204,14 +224,36 @@ class NemoGym:
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
+    async def _checked_again(self, servers: Servers, agent: str) -> PlayedBy:
+        """Look at what an agent needs, before it plays a rollout again.
+
+        Gym asks a server that has ended without end, so the next attempt would fail as the last one
+        did: when all of its time is over.
+
+        Raises:
+            EnvError: a server behind the agent does not answer, also not where the head says now.
+        """
+        trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
+        if trouble is not None:
+            self._head.forget()
+            servers = await THREADS.ask(self._head.servers)
+            trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
+        if trouble is not None:
+            error = EnvError(f"agent {agent} of {self.name} cannot play: {trouble}")
+            error.may_pass = False
+            raise error
+        return servers.of(agent)
+
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
         """Compare what agents say of tokens with the ledger, and say what became of each."""
         drifted: list[str] = []
+        counted = self._judge_calls(len(played))
         for task, rollout in played:
             agent = self._agents.get(task.rollout_id, _UNKNOWN)
             reply = None if rollout.failed else self._replies.get(task.rollout_id)
             if settled(rollout, agent, reply) is Outcome.DRIFT:
                 drifted.append(agent)
+            rollout.extras = {**rollout.extras, **counted}
         if drifted:
             logger.warning(
                 "%d rollouts have no reward, since their agents (%s) answered with tokens that "
@@ -223,6 +265,13 @@ class NemoGym:
             )
         self._agents.clear()
         self._replies.clear()
+
+    def _judge_calls(self, rollouts: int) -> dict[str, float]:
+        """The requests that named no rollout, as a share for each of so many rollouts."""
+        if self.judge is None or self._gateway is None:
+            return {}
+        judge = self._gateway.desk.judge
+        return {_JUDGE_CALLS: (judge.take_calls() if judge is not None else 0) / rollouts}
 
     async def stop(self) -> None:
         """Close what connects to agents."""
@@ -254,6 +303,11 @@ class NemoGym:
             raise EnvError(f"{where} cannot be asked: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: reply_of(played.agent, status, answer))
+
+
+def _is_again(endpoint_id: str) -> bool:
+    read = EndpointId.read(endpoint_id)
+    return read is not None and read.attempt > 0
 
 
 def _unheard(played: PlayedBy) -> EnvError:

@@ -7,15 +7,17 @@ that an agent with tools makes two calls, which have to be one conversation.
 import asyncio
 import functools
 import json
+import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from abut._native import Tokenizer
 from abut.errors import EnvError
 from abut.gateway.desk import Desk
-from abut.gateway.processors import Processors, Shown
+from abut.gateway.processors import Processors, Shown, Writing
+from abut.gateway.refusal import Refusal
 from abut.gateway.request import ChatRequest
 from abut.gateway.session import Session
 from abut.gateway.work import work_done
@@ -31,6 +33,13 @@ from abut.template.processor import ChatTemplateProcessor
 
 _BUDGET = Budget(max_completion_tokens=100_000)
 _LOGPROB = -0.5
+_NO_DEVELOPER = (
+    "a template may have no role developer: set replace_developer_role_with_system: true in its "
+    "model server"
+)
+# Servers that score a whole group know it by this index. Groups of training count from 0, and a
+# server may still remember the last probe, so each probe has one far away, and its own.
+_FIRST_GROUP = 2**30
 _VALUES: dict[str, Any] = {
     "integer": 1,
     "number": 1.0,
@@ -40,23 +49,26 @@ _VALUES: dict[str, Any] = {
     "null": None,
 }
 
+Template: TypeAlias = tuple[Tokenizer, ChatTemplateProcessor]
+"""A model's tokenizer, and what writes conversations with it."""
+
 
 class Script:
     """A policy of one rollout; see `abut.gateway.policy.Policy`.
+
+    Args:
+        writing: what writes its conversations; None: the demo's template, in which it can call.
 
     Attributes:
         asked: what came, in order.
         error: why it could not go on, if so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writing: Writing | None = None) -> None:
         self.max_turns: int | None = None
         self.error: Exception | None = None
         self.asked: list[ChatRequest] = []
-        self.tokenizer, processor = _demo()
-        self._processors = Processors(
-            lambda tools, variables: processor.with_tools(tools, **variables)
-        )
+        self.tokenizer, self._processors = writing or _demo()
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
         """One in which nothing is said yet."""
@@ -118,7 +130,8 @@ async def probe(
     rollout_id = desk.probe_id(number)
     session = Session(rollout_id, script, desk.rewrites)
     settings = {"temperature": 1.0, "top_p": 1.0, **desk.settings}
-    body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=number, place=0)
+    group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
+    body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
     await desk.ask(lambda: desk.open(session))
     posts = RunSession()
     reply: Reply | EnvError
@@ -127,7 +140,10 @@ async def probe(
             status, answer = await posts.run(played.url, body)
         reply = await work_done(False, lambda: reply_of(played.agent, status, answer))
     except TimeoutError:
-        reply = EnvError(f"it has not answered within {timeout_s:g} s")
+        reply = EnvError(
+            f"it has not answered within {timeout_s:g} s; an environment that scores whole groups "
+            'waits for more than one rollout: --no-play, or NemoGym(check="config"), plays none'
+        )
     except EnvError as error:
         reply = error
     except OSError as error:
@@ -135,7 +151,32 @@ async def probe(
     finally:
         await posts.close()
         await desk.ask(lambda: desk.end(session))
-    return list(_judged(played.agent, script, session, reply, settings, is_example))
+    found = [] if desk.writing is None else await desk.ask(lambda: _written(played, desk, script))
+    return [*found, *_judged(played.agent, script, session, reply, settings, is_example)]
+
+
+async def _written(played: PlayedBy, desk: Desk, script: Script) -> list[Finding]:
+    """Whether the run's template writes what was asked: the script was said in the demo's.
+
+    On the loop of the gateway, which its processors belong to.
+    """
+    for request in script.asked:
+        session = Session("written", Script(desk.writing), desk.rewrites)
+        try:
+            await session.ask(request, body=b"", retried=False, is_open=lambda: True).answered
+        except Refusal as refusal:
+            roles = {message["role"] for message in request.messages}
+            why, _, hint = str(refusal).partition("\nhint: ")
+            hint = _NO_DEVELOPER if "developer" in roles else hint
+            return [
+                Finding(
+                    "error",
+                    f"a probe rollout of agent {played.agent} asked what cannot be written with "
+                    f"the chat template of this run: {why}",
+                    hint,
+                )
+            ]
+    return []
 
 
 def _judged(
@@ -207,8 +248,18 @@ def _sampling_findings(what: str, script: Script, settings: Mapping[str, Any]) -
             )
 
 
+def writing_of(tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> Writing:
+    """Return what writes conversations with a model's tokenizer and chat template."""
+    made = Processors(lambda tools, variables: processor.with_tools(tools, **variables))
+    return Writing(tokenizer, made)
+
+
+def _demo() -> Writing:
+    return writing_of(*_demo_template())
+
+
 @functools.cache
-def _demo() -> tuple[Tokenizer, ChatTemplateProcessor]:
+def _demo_template() -> Template:
     """The tokenizer that ships with abut, and what writes conversations with it."""
     from abut.demo.model import load_demo_tokenizer
 

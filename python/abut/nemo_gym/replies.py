@@ -19,6 +19,11 @@ from abut.errors import EnvError
 _SHOWN = 400
 _HOP = "calling an inner server: "
 _WRONG_FIELD = re.compile(r'"loc": ?\[([^\]]*)\], ?"msg": ?"([^"]*)"')
+_REFUSAL = re.compile(r"""\{"error": ?\{"message": ?"(.*?)", ?"type\"""", re.DOTALL)
+"""What the gateway refuses with: what stands behind the message tells nobody more."""
+# A newline of a message is escaped again at each hop. Elsewhere the same letters may be LaTeX.
+_ESCAPED_HINT = re.compile(r"\\+nhint: ")
+_HINT = "\nhint: "
 _WORD = re.compile(r"[\w-]+")
 
 
@@ -69,7 +74,7 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
             f"{inner_error(value.get('_ng_failure_message'))}",
             may_pass=value.get("_ng_failure_terminal") is not True,
         )
-    reward, masked = value.get("reward"), value.get("mask_sample") is True
+    reward, masked = value.get("reward"), _is_masked(value)
     if not masked and not _is_number(reward):
         raise _failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
     response = value.get("response")
@@ -91,12 +96,20 @@ def is_told(lines: Iterable[NDArray[np.int64]], ids: NDArray[np.int64]) -> bool:
 def inner_error(value: Any) -> str:
     """What the innermost server said: each hop quotes the one behind it, escaped once more."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    said = re.sub(r"\\+", "", text.rpartition(_HOP)[2]).strip()
+    said = _ESCAPED_HINT.sub(_HINT, text.rpartition(_HOP)[2])
+    said = re.sub(r"\\+", "", said).strip()
+    if refusal := _REFUSAL.search(said):
+        said = refusal[1]
     said = re.sub(r"^b?[\"']+|[\"']+$", "", said)
     # What a server refuses repeats the whole row behind the field that is wrong.
     if wrong := _WRONG_FIELD.findall(said):
         said = "; ".join(f"{'.'.join(re.findall(_WORD, where))}: {why}" for where, why in wrong)
-    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
+    said, newline, hint = said.partition(_HINT)
+    return _cut(said) + newline + _cut(hint)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +125,17 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise _failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
     return result
+
+
+def _is_masked(value: Mapping[str, Any]) -> bool:
+    """Whether a reply says that its reward measures nothing.
+
+    Agents that run a container for each row say so in the copy of their settings that they answer
+    with, `instance_config`, and some of them nowhere else.
+    """
+    settings = value.get("instance_config")
+    said = [value, settings] if isinstance(settings, Mapping) else [value]
+    return any(one.get("mask_sample") is True for one in said)
 
 
 def _components(value: Any) -> dict[str, float]:
@@ -149,6 +173,8 @@ def _failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
 
 def _hint(status: int, value: Any) -> str:
     text = json.dumps(value)
+    if "hint: " in text:
+        return ""
     if status == 422:
         return "\nhint: the row has what this agent does not take, or lacks what it needs"
     if "Field required" in text:

@@ -7,6 +7,7 @@ rows have and others not with nulls, which servers refuse, so a row is one JSON 
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +25,9 @@ PARAMS = "responses_create_params"
 File: TypeAlias = str | os.PathLike[str]
 
 _SHOWN = 2000
+_EXTRA = "extra_body"
+# An escape that may be one half of a pair; what is written out in UTF-8 is whole.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Line(NamedTuple):
@@ -47,19 +51,20 @@ def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
         OSError: the file cannot be read.
     """
     found = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
+    # As bytes: a line that is not UTF-8 has a number too, and JSON may hold what else ends a line.
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
                 continue
-            where = f"{path}, line {number}"
             try:
-                row = json.loads(text)
+                text = _decoded(line).strip()
+                row = _read(text)
                 check_row(row)
                 name = servers.agent_of(row, agent)
             except ValueError as error:
                 hint = "" if "hint:" in str(error) else _hint(str(error))
-                raise ValueError(f"{where}: {error}{hint}") from None
-            found.append(Line(text.strip(), name, shown(row)))
+                raise ValueError(f"{path}, line {number}: {error}{hint}") from None
+            found.append(Line(text, name, shown(row)))
     if not found:
         raise ValueError(f"{path} has no rows")
     return found
@@ -76,6 +81,38 @@ def check_row(row: Any) -> None:
     params = params_of(row)
     if not isinstance(params, dict) or "input" not in params:
         raise ValueError(f"the row has no {PARAMS} with an input")
+    said = params["input"]
+    if not isinstance(said, str) and not (isinstance(said, list) and said):
+        raise _wrong("input", said, "a text or a list of messages")
+    for place, message in enumerate(said if isinstance(said, list) else ()):
+        if not isinstance(message, dict):
+            raise _wrong(f"input[{place}]", message, "a message, a JSON object")
+    extra_body(params)
+
+
+def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row itself has for the model server: its parameters have no other place for it.
+
+    Raises:
+        ValueError: it is not what Gym takes.
+    """
+    metadata = params.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise _wrong("metadata", metadata, "a JSON object")
+    for name, value in metadata.items():
+        if name != _EXTRA and value is not None and not isinstance(value, str):
+            raise _wrong(f"metadata.{name}", value, "a text")
+    text = metadata.get(_EXTRA)
+    try:
+        extra = json.loads(text or "{}") if text is None or isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        extra = None
+    if not isinstance(extra, dict):
+        raise ValueError(
+            f"{PARAMS}.metadata.{_EXTRA} must be a JSON object, written as a text: it is "
+            f"{json.dumps(text):.80}"
+        )
+    return extra
 
 
 def params_of(row: Mapping[str, Any]) -> Any:
@@ -143,6 +180,38 @@ def row_of(task: RolloutTask, name: str) -> tuple[dict[str, Any], str | None]:
     except ValueError as error:
         raise UnplayableRow(f"{name}: {error}") from None
     return row, agent if isinstance(agent, str) else None
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"it is not UTF-8, from byte {error.start} on\n"
+            "hint: write the file in UTF-8, such as with `iconv -f latin1 -t utf-8`"
+        ) from None
+
+
+def _read(text: str) -> Any:
+    """Read a line; what JSON or no server knows is an error here, and not after a rollout."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"it has {name}, which is no JSON\nhint: write null, or leave it out")
+
+    try:
+        row = json.loads(text, parse_constant=refuse)
+        if _HALF.search(text):
+            json.dumps(row, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise ValueError(f"it has half a character, \\u{half:04x}, which no server takes") from None
+    return row
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{PARAMS}.{name} is {json.dumps(value):.80}: it must be {wanted}")
 
 
 def without_nulls(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abut.envs.reset_keywords import UnplayableRow
-from abut.nemo_gym.rows import PARAMS
+from abut.nemo_gym.rows import PARAMS, extra_body
 from abut.nemo_gym.servers import PlayedBy
 
 _AS_CLIENTS_SAY = {"temperature": "temperature", "top_p": "top_p"}
@@ -90,19 +90,9 @@ def _params(
     if most:
         sent[_MOST_TOKENS] = min(most)
     metadata = dict(sent.get("metadata") or {})
-    extra = _extra_body(metadata.get("extra_body"))
+    try:
+        extra = extra_body(sent)
+    except ValueError as error:
+        raise UnplayableRow(str(error)) from None
     sent["metadata"] = {**metadata, "extra_body": json.dumps({**extra, "rollout_id": rollout_id})}
     return sent
-
-
-def _extra_body(text: Any) -> dict[str, Any]:
-    """What a row itself has for the model server, which is more than it can say elsewhere."""
-    try:
-        extra = json.loads(text or "{}")
-    except (TypeError, ValueError):
-        extra = None
-    if not isinstance(extra, dict):
-        raise UnplayableRow(
-            "the row's responses_create_params.metadata.extra_body is no JSON object in a text"
-        )
-    return extra

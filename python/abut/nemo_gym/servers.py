@@ -17,6 +17,10 @@ RESOURCES = "resources_servers"
 
 _RELAY = "legacy_agent"
 _TYPED_ONLY = "single_agent_turn"
+_OWN_MODEL = "model_server"
+"""The field of an agent that names what it asks for the policy."""
+# Where one of them is false, nobody asks the judge that is configured all the same.
+_JUDGE_SWITCHES = ("should_use_judge", "enable_llm_judge")
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
 _DEEPEST = 16
@@ -74,6 +78,25 @@ class ModelServer:
         """Where it asks; several where it spreads rollouts."""
         said = self.settings.get("base_url")
         return [str(url) for url in (said if isinstance(said, list) else [said]) if url]
+
+
+@dataclass(frozen=True)
+class AskedApart:
+    """A model that a server asks beside its agent's own: a judge, or a user that is simulated.
+
+    Attributes:
+        server: the name of the server that asks.
+        kind: of that server, `resources_servers` and others.
+        field: of its settings, which names the model.
+        model: the model server's name, or the address where the field has one.
+        urls: where the model is.
+    """
+
+    server: str
+    kind: str
+    field: str
+    model: str
+    urls: Sequence[str]
 
 
 class Servers:
@@ -143,9 +166,45 @@ class Servers:
 
     def model_of(self, agent: str) -> ModelServer | None:
         """The model server that an agent asks; None where its configuration names none."""
-        block = self._settings_of(agent, AGENTS)
-        reference = block.get("model_server")
-        name = reference.get("name") if isinstance(reference, Mapping) else None
+        reference = self._settings_of(agent, AGENTS).get(_OWN_MODEL)
+        return self._model(reference.get("name") if isinstance(reference, Mapping) else None)
+
+    def behind(self, agent: str) -> Iterator[tuple[str, str, str]]:
+        """Yield what kind of server an agent needs, its name and its address, where known."""
+        model = self.model_of(agent)
+        for what, kind, name in (
+            ("resources server", RESOURCES, self._resources_of(agent)),
+            ("model server", MODELS, None if model is None else model.name),
+        ):
+            if (url := self._urls.get(kind, {}).get(str(name))) is not None:
+                yield what, str(name), url
+
+    def asked_apart(self, agent: str) -> Iterator[AskedApart]:
+        """Yield the models that an agent and its resources server ask beside the agent's own."""
+        environment = self.of(agent).environment
+        for kind, name in (
+            (RESOURCES, self._resources_of(agent)),
+            (AGENTS, agent),
+            (ENVIRONMENTS, environment),
+        ):
+            if not isinstance(name, str):
+                continue
+            settings = self._settings_of(name, kind)
+            off = any(settings.get(switch) is False for switch in _JUDGE_SWITCHES)
+            for field, value in settings.items():
+                if not (field == _OWN_MODEL or (off and _is_judge(field))):
+                    yield from self._apart(name, kind, str(field), value)
+
+    def _apart(self, server: str, kind: str, field: str, value: Any) -> Iterator[AskedApart]:
+        if isinstance(value, Mapping):
+            if (model := self._model(value.get("name"))) is not None:
+                yield AskedApart(server, kind, field, model.name, model.base_urls)
+        elif isinstance(value, str) and _is_judge(field):  # one that is asked without a server
+            url = str(self._resolved(value))
+            yield AskedApart(server, kind, field, url, [url])
+
+    def _model(self, name: Any) -> ModelServer | None:
+        """The model server of a name; None where there is none."""
         kinds = self._block(name, MODELS) if isinstance(name, str) else {}
         for kind, settings in kinds.items():
             known = settings if isinstance(settings, Mapping) else {}
@@ -236,3 +295,7 @@ class Servers:
 
     def _listed(self) -> str:
         return ", ".join(self.agents) or "none"
+
+
+def _is_judge(field: Any) -> bool:
+    return "judge" in str(field)

@@ -71,6 +71,10 @@ class Attempts:
             attempt.oldest = self.version
         return self.version
 
+    def forget(self, request_id: str) -> None:
+        """Tell the sampler that nothing more is asked under this id."""
+        self._forget(request_id)
+
     def labelled(self, sample: Sample, asked: int | None) -> Sample:
         """A sample with the versions of its tokens, where its sampler has not given them."""
         if asked is None or not isinstance(sample, Sample):

@@ -177,6 +177,13 @@ class Batch:
         finally:
             self._request_slots.give()
 
+    async def sample_apart(self, request: SampleRequest) -> Sample:
+        """Sample a turn that belongs to no rollout of the batch."""
+        try:
+            return await self.sample(request)
+        finally:
+            self.attempts.forget(request.rollout_id)
+
     async def _sampled(self, request: SampleRequest, sampler: Any) -> Sample:
         asked = self.attempts.asks(request.rollout_id)
         return self.attempts.labelled(await sampler.sample(request), asked)
