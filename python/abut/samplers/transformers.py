@@ -15,6 +15,7 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.errors import MissingExtraError, SamplerError
 from abut.pickling import stays
+from abut.samplers.in_step import any_rank_samples, is_sharded
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
 from abut.samplers.stop_strings import Spelled, StopStrings
@@ -63,7 +64,8 @@ _NOT_TAKEN = (
 class TransformersSampler:
     """Batched `generate` with left padding; one forward pass for all requests that wait.
 
-    Requests with other stop tokens have a `generate` of their own.
+    Requests with other stop tokens have a `generate` of their own. Ranks that share a sharded model
+    generate in step: one that has no turn to sample passes a dummy through until all are done.
 
     Args:
         model: a causal language model, on its device.
@@ -121,6 +123,7 @@ class TransformersSampler:
         self._unwrap = unwrap or (lambda: nullcontext(model))
         self._stack: ExitStack | None = None
         self._plain: Any = None
+        self._in_step = False
 
     def __enter__(self) -> Self:
         """Hold the plain model, in eval mode, for a batch of rollouts."""
@@ -130,14 +133,21 @@ class TransformersSampler:
             training = [module for module in self._plain.modules() if module.training]
             self._plain.eval()
             stack.callback(_train_again, training)
+            self._in_step = is_sharded(self._plain)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Give the model back as it was."""
-        if self._stack is not None:
+        """Give the model back as it was, once no rank samples any more."""
+        if self._stack is None:
+            return
+        try:
+            # An interrupted rank waits for nobody; one that failed lets the others finish.
+            if self._in_step and (exc[0] is None or issubclass(exc[0], Exception)):  # type: ignore[arg-type]
+                self._pass_along()
+        finally:
             self._stack.close()
-        self._stack = self._plain = None
+            self._stack = self._plain = None
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one turn for each request, in order."""
@@ -194,7 +204,10 @@ class TransformersSampler:
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
-        with torch.inference_mode():
+        if self._in_step:
+            any_rank_samples(True, device)
+        # Weights that FSDP gathers in inference mode could not be trained afterwards.
+        with torch.no_grad() if self._in_step else torch.inference_mode():
             output_ids = self._plain.generate(
                 input_ids=torch.from_numpy(input_ids).to(device),
                 attention_mask=torch.from_numpy(attention_mask).to(device),
@@ -203,6 +216,8 @@ class TransformersSampler:
                     [*self._warpers(torch.from_numpy(attention_mask).to(device)), draw]
                 ),
                 stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+                # transformers would sync whole models as well, where DeepSpeed gathered them.
+                synced_gpus=self._in_step,
             )
         drawn_ids = output_ids[:, longest:].cpu().numpy()
         drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
@@ -214,6 +229,25 @@ class TransformersSampler:
         return [
             _cut(*row) for row in zip(drawn_ids, drawn_logprobs, requests, spelled, strict=True)
         ]
+
+    def _pass_along(self) -> None:
+        """Make the passes of other ranks with a dummy, until none of them samples any more."""
+        device = self._plain.device
+        while any_rank_samples(False, device):
+            ids = torch.full((1, 1), self._pad_token_id, device=device)
+            config = GenerationConfig(
+                do_sample=False,
+                max_new_tokens=1,
+                pad_token_id=self._pad_token_id,
+                disable_compile=True,
+            )
+            with torch.no_grad():
+                self._plain.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    synced_gpus=True,
+                )
 
     def _stop_strings(self, requests: Sequence[SampleRequest]) -> "StopStrings | None":
         stopping = [request for request in requests if request.stop]
