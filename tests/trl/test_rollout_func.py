@@ -368,3 +368,16 @@ def test_a_failed_row_has_its_own_question_for_a_prompt(stage: Stage) -> None:
     prompt = stage.tokenizer.decode(rows["prompt_ids"][0])
     assert "What is 1 + 2?" in prompt
     assert "42" not in prompt
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])
+def test_a_failed_row_has_no_more_of_its_prompt_than_the_trainer_holds(
+    stage: Stage, asked: bool
+) -> None:
+    tasks = stage.tasks([Talk], columns={"prompt": "word " * 5000})
+    failed = Rollout("r0", 0, prompt_ids=list(range(6052)) if asked else None)
+    engine = stage.engine(Recording(stage.says()), completion=100, context=512)
+    (prompt_ids,) = rows_of([failed], tasks, engine)["prompt_ids"]
+    assert len(prompt_ids) == 511, "with its stop token it is what fits"
+    whole = stage.engine(Recording(stage.says()), completion=100)
+    assert len(rows_of([failed], tasks, whole)["prompt_ids"][0]) > 5000
