@@ -17,6 +17,7 @@ from abut.envs.source import ForTask, bind_all
 from abut.envs.task import RolloutTask
 from abut.gateway.server import Gateway
 from abut.pickling import stays
+from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder
@@ -35,7 +36,6 @@ from abut.trl.arguments import (
     processor_with,
     route_of,
     text_config,
-    tokenizer_of,
 )
 from abut.trl.end_tokens import check_end_tokens
 from abut.trl.metrics import is_metric
