@@ -381,3 +381,14 @@ def test_a_failed_row_has_no_more_of_its_prompt_than_the_trainer_holds(
     assert len(prompt_ids) == 511, "with its stop token it is what fits"
     whole = stage.engine(Recording(stage.says()), completion=100)
     assert len(rows_of([failed], tasks, whole)["prompt_ids"][0]) > 5000
+
+
+def test_a_vanished_question_is_warned_of_once_in_a_run(
+    stage: Stage, hf_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    deaf = env(Talk, texts=("Solve the task.",))
+    rollout_func = make_rollout_func(deaf, sampler=Recording(stage.says()))
+    trainer = a_trainer(hf_tokenizer)
+    for _ in range(2):
+        rollout_func(["What is 2+2?", "What is 3+3?"], trainer)
+    assert caplog.text.count("are in no rollout") == 1
