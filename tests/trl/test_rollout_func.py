@@ -392,3 +392,21 @@ def test_a_vanished_question_is_warned_of_once_in_a_run(
     for _ in range(2):
         rollout_func(["What is 2+2?", "What is 3+3?"], trainer)
     assert caplog.text.count("are in no rollout") == 1
+
+
+def test_a_multimodal_processor_renders_the_prompts_as_trl_does(
+    called: Any, hf_tokenizer: Any
+) -> None:
+    from transformers import ProcessorMixin
+
+    class Speech(ProcessorMixin):  # type: ignore[misc]
+        def __init__(self, tokenizer: Any, chat_template: str) -> None:
+            super().__init__(tokenizer, chat_template=chat_template)
+
+    own = "{{ '<|im_start|>system\nSee.<|im_end|>\n' }}" + hf_tokenizer.chat_template
+    processor = Speech(hf_tokenizer, own)
+    trainer = a_trainer(hf_tokenizer, processing_class=processor)
+    (prompt_ids,) = called([[user("b")]], env(Talk, texts=("",)), trainer=trainer)["prompt_ids"]
+    written = processor.apply_chat_template([user("b")], tokenize=False, add_generation_prompt=True)
+    assert hf_tokenizer.decode(prompt_ids) == written
+    assert written.startswith("<|im_start|>system\nSee.")
