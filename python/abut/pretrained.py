@@ -1,5 +1,6 @@
 """What comes with a pretrained model: its tokenizer, its `tokenizer.json`, its stop tokens."""
 
+import copy
 import json
 import os
 import re
@@ -171,6 +172,34 @@ def _json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def tokenizer_of(source: Any) -> Any:
+    """Return the tokenizer of a multimodal processor, with the processor's chat template.
+
+    A tokenizer is returned as it is. TRL renders prompts with the processor, whose template may be
+    another one than its tokenizer's.
+
+    Raises:
+        TokenizerError: it is a processor without a tokenizer.
+    """
+    if _is_tokenizer(source):
+        return source
+    tokenizer: Any = getattr(source, "tokenizer", None)
+    if not _is_tokenizer(tokenizer):
+        raise TokenizerError(
+            f"{type(source).__name__} is not a transformers tokenizer, and holds none\n"
+            "hint: pass the model's tokenizer, or a processor that has one as `tokenizer`"
+        )
+    template = getattr(source, "chat_template", None)
+    if template and template != tokenizer.chat_template:
+        tokenizer = copy.copy(tokenizer)  # the processor goes on with its own
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _is_tokenizer(source: Any) -> bool:
+    return callable(getattr(source, "convert_tokens_to_ids", None))
+
+
 def tokenizer_json(source: Any) -> str:
     """Return the `tokenizer.json` of a transformers tokenizer, a model's name or a folder.
 
@@ -183,7 +212,7 @@ def tokenizer_json(source: Any) -> str:
     tokenizer = source
     if isinstance(source, str | os.PathLike):
         tokenizer = load_transformers_tokenizer(source)
-    # A multimodal processor holds its tokenizer.
+    # A multimodal processor holds its tokenizer, and may have a chat template of its own.
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -206,8 +235,9 @@ def tokenizer_source(
     if isinstance(source, str | os.PathLike):
         tokenizer = load_transformers_tokenizer(source)
     text = tokenizer_json(tokenizer)
+    template = getattr(tokenizer, "chat_template", None)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    template = getattr(tokenizer, "chat_template", None) or ""
+    template = template or getattr(tokenizer, "chat_template", None) or ""
     templates = template.values() if isinstance(template, dict) else [template]
     # Asked, and not read from the text: to parse that takes 0.4 s where there are 150,000 ids.
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()

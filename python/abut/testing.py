@@ -18,6 +18,7 @@ from abut.audit.difference import Difference, difference, token_text
 from abut.audit.replay import Replay
 from abut.errors import TemplateError
 from abut.messages import Message
+from abut.pretrained import tokenizer_of
 from abut.template.mask import json_or_none
 from abut.template.processor import ChatTemplateProcessor
 
@@ -183,6 +184,7 @@ def _encoder(
 
 
 def _replay(hf_tokenizer: Any, options: dict[str, Any]) -> Replay:
+    hf_tokenizer = tokenizer_of(hf_tokenizer)
     key = json_or_none(options)
     if key is None or json.loads(key) != options:
         return _new_replay(hf_tokenizer, options)

@@ -3,7 +3,9 @@
 import threading
 from typing import Any
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 import abut
 from abut import AgentResult, agent
@@ -205,6 +207,78 @@ def test_an_agent_that_raises_at_its_budget_keeps_its_row(stage: Stage) -> None:
     assert (rollout.failed, rollout.reward, rollout.attempts) == (False, None, 1)
     assert rollout.stop_reason == "max_completion_tokens"
     assert len(rollout.turns) > 1
+
+
+def cut_off(stage: Stage) -> Recording:
+    """A sampler whose answers are as long as they may be, and never end."""
+    ids = stage.tokenizer.encode("word ").tolist()
+    return Recording(lambda request: (ids * request.max_tokens)[: request.max_tokens])
+
+
+class Answer(BaseModel):
+    word: str
+
+
+async def parsed(endpoint: Any, max_tokens: int | None = None) -> float:
+    """Ask with the real client's `.parse()`, which raises where the answer was cut."""
+    address = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    async with openai.AsyncOpenAI(**address, max_retries=0) as client:
+        await client.chat.completions.parse(
+            model=endpoint.model, messages=[user("Say a word.")], max_tokens=max_tokens
+        )
+    return 1.0
+
+
+@pytest.mark.parametrize("limit", ["completion", "context"])
+def test_an_agent_that_raises_at_an_answer_cut_by_its_budget_is_truncated(
+    stage: Stage, limit: str
+) -> None:
+    played = play_agents(
+        stage, agent(parsed), sampler=cut_off(stage), retries=1, **{"completion": None, limit: 100}
+    )
+    rollout = played.one
+    assert (rollout.failed, rollout.reward, rollout.attempts) == (False, None, 1), rollout.error
+    assert rollout.stop_reason == f"max_{limit}_tokens"
+    check_exact(rollout.columns, played.sampler.calls)
+
+
+def test_an_answer_that_its_agent_or_a_turn_limit_cut_is_no_excuse(stage: Stage) -> None:
+    """Something was left: another answer would have been sampled."""
+
+    @agent
+    async def cuts(endpoint: Any) -> float:
+        return await parsed(endpoint, max_tokens=8)
+
+    for limits in ({}, {"max_turn_tokens": 8}):
+        options = {"retries": 0, "max_failed_frac": 1.0, **limits}
+        asks = agent(parsed) if limits else cuts
+        rollout = play_agents(stage, asks, sampler=cut_off(stage), completion=100, **options).one
+        assert "LengthFinishReasonError" in (rollout.error or "")
+
+
+def test_a_cut_answer_is_no_excuse_once_the_agent_went_on(stage: Stage) -> None:
+    @agent
+    async def goes_on(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask([user("hi")])
+            await client.ask([user("something else")], max_tokens=3)
+        raise ValueError("broken")
+
+    played = play_agents(
+        stage, goes_on, sampler=cut_off(stage), completion=50, retries=0, max_failed_frac=1.0
+    )
+    assert "ValueError: broken" in (played.one.error or "")
+
+
+def test_an_agent_that_returns_after_a_cut_answer_was_ended_by_the_budget(stage: Stage) -> None:
+    @agent
+    async def returns(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask([user("hi")])
+        return 0.5
+
+    rollout = play_agents(stage, returns, sampler=cut_off(stage), completion=50).one
+    assert (rollout.stop_reason, rollout.reward) == ("max_completion_tokens", 0.5)
 
 
 @pytest.mark.parametrize(("more", "warned"), [(1, True), (0, False)])

@@ -1,5 +1,6 @@
 """Sampling in process: logprobs are those of the distribution that each token was drawn from."""
 
+import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from abut.errors import SamplerError  # noqa: E402
+from abut.samplers.left_padding import Batches, batches_of  # noqa: E402
 from abut.samplers.sampler import SampleRequest  # noqa: E402
+from abut.samplers.stop_strings import Spelled, StopStrings  # noqa: E402
 from abut.samplers.transformers import TransformersSampler, _Draw  # noqa: E402
 
 STOP = 505
@@ -312,3 +315,62 @@ def test_stop_strings_need_a_tokenizer(tiny_model: Any) -> None:
     request = SampleRequest(np.arange(4), 4, (), 1, "r0", 2, ("x",))
     with pytest.raises(SamplerError, match=r"rollout r0, turn 2 has stop strings, and this"):
         sampler_of(tiny_model().eval()).sample_batch([request])
+
+
+def test_an_id_beyond_the_tokenizer_costs_no_other_row_its_stop_string(tokenizer: Any) -> None:
+    """A model's embedding may have more rows than there are tokens."""
+    (id_,) = tokenizer.encode("a").tolist()
+    stops = StopStrings(tokenizer, [("a",), ("a",)])
+    ids = torch.tensor([[tokenizer.vocab_size + 5], [id_]])
+    assert stops(ids, None).tolist() == [False, True]
+    assert stops.spelled == [None, Spelled("a", 1)]
+
+
+def ignoring_the_mask(model: Any) -> Any:
+    """The same model, which reads the padding of its batches."""
+    other, forward = copy.deepcopy(model), type(model).forward
+
+    def blind(self: Any, input_ids: Any = None, attention_mask: Any = None, **named: Any) -> Any:
+        named.pop("position_ids", None)
+        return forward(self, input_ids=input_ids, **named)
+
+    other.__class__ = type("Blind", (type(model),), {"forward": blind})
+    return other
+
+
+def rwkv() -> Any:
+    """A model that ignores the mask, and whose rows mix where it has a state."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    torch.manual_seed(0)
+    config = RwkvConfig(vocab_size=600, hidden_size=32, num_hidden_layers=2, context_length=128)
+    return RwkvForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["equal", "one"])
+def test_a_model_that_reads_padding_samples_in_a_batch_what_it_samples_alone(
+    model: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    blind = ignoring_the_mask(model) if kind == "equal" else rwkv()
+    requests = some_requests() + some_requests()
+    together = sampler_of(blind).sample_batch(requests)
+    for one, sample in zip(requests, together, strict=True):
+        (alone,) = sampler_of(blind).sample_batch([one])
+        assert sample.ids.tolist() == alone.ids.tolist()
+        np.testing.assert_allclose(sample.logprobs, alone.logprobs, atol=1e-4)
+    (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("abut")]
+    if kind == "equal":
+        assert said.startswith("Blind reads left padding as text: in a batch, the logprobs")
+        assert "abut samples prompts of equal length only" in said
+    else:
+        assert said.startswith("RwkvForCausalLM mixes rows")
+        assert "abut samples one prompt at a time" in said
+
+
+def test_a_model_that_masks_padding_is_batched_as_before(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches, nats = batches_of(model, 503)
+    assert (batches, nats < 1e-3) == (Batches.ANY, True)
+    sampler_of(model).sample_batch(some_requests())
+    assert not [r for r in caplog.records if r.name.startswith("abut")]

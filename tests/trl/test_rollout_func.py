@@ -368,3 +368,45 @@ def test_a_failed_row_has_its_own_question_for_a_prompt(stage: Stage) -> None:
     prompt = stage.tokenizer.decode(rows["prompt_ids"][0])
     assert "What is 1 + 2?" in prompt
     assert "42" not in prompt
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])
+def test_a_failed_row_has_no_more_of_its_prompt_than_the_trainer_holds(
+    stage: Stage, asked: bool
+) -> None:
+    tasks = stage.tasks([Talk], columns={"prompt": "word " * 5000})
+    failed = Rollout("r0", 0, prompt_ids=list(range(6052)) if asked else None)
+    engine = stage.engine(Recording(stage.says()), completion=100, context=512)
+    (prompt_ids,) = rows_of([failed], tasks, engine)["prompt_ids"]
+    assert len(prompt_ids) == 511, "with its stop token it is what fits"
+    whole = stage.engine(Recording(stage.says()), completion=100)
+    assert len(rows_of([failed], tasks, whole)["prompt_ids"][0]) > 5000
+
+
+def test_a_vanished_question_is_warned_of_once_in_a_run(
+    stage: Stage, hf_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    deaf = env(Talk, texts=("Solve the task.",))
+    rollout_func = make_rollout_func(deaf, sampler=Recording(stage.says()))
+    trainer = a_trainer(hf_tokenizer)
+    for _ in range(2):
+        rollout_func(["What is 2+2?", "What is 3+3?"], trainer)
+    assert caplog.text.count("are in no rollout") == 1
+
+
+def test_a_multimodal_processor_renders_the_prompts_as_trl_does(
+    called: Any, hf_tokenizer: Any
+) -> None:
+    from transformers import ProcessorMixin
+
+    class Speech(ProcessorMixin):  # type: ignore[misc]
+        def __init__(self, tokenizer: Any, chat_template: str) -> None:
+            super().__init__(tokenizer, chat_template=chat_template)
+
+    own = "{{ '<|im_start|>system\nSee.<|im_end|>\n' }}" + hf_tokenizer.chat_template
+    processor = Speech(hf_tokenizer, own)
+    trainer = a_trainer(hf_tokenizer, processing_class=processor)
+    (prompt_ids,) = called([[user("b")]], env(Talk, texts=("",)), trainer=trainer)["prompt_ids"]
+    written = processor.apply_chat_template([user("b")], tokenize=False, add_generation_prompt=True)
+    assert hf_tokenizer.decode(prompt_ids) == written
+    assert written.startswith("<|im_start|>system\nSee.")

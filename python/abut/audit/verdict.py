@@ -18,7 +18,7 @@ from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.seams import SeamVerdict, judge_seams
 from abut.errors import TemplateError
 from abut.parts import Content
-from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer
+from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer, tokenizer_of
 from abut.template.probe import assistant, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
@@ -128,7 +128,8 @@ def audit(
     """Audit a tokenizer and its chat template.
 
     Args:
-        source: a model's name, a folder, a tokenizer.json or a transformers tokenizer.
+        source: a model's name, a folder, a tokenizer.json, a transformers tokenizer or a
+            multimodal processor that holds one.
         template: the text of a chat template to take instead of the tokenizer's own.
         template_kwargs: variables for the template, such as `{"enable_thinking": False}`.
         roles: of the messages that your environment says: `"user"`, `"tool"` or both. Those that
@@ -146,6 +147,8 @@ def audit(
     """
     _check_arguments(roles, fuzz)
     options = dict(template_kwargs or {})
+    if not isinstance(source, str | os.PathLike):
+        source = tokenizer_of(source)
     name = str(getattr(source, "name_or_path", source)) or type(source).__name__
     hf_tokenizer = source
     if isinstance(source, str | os.PathLike):

@@ -24,7 +24,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.batch_policy import BatchPolicy, Shared
 from abut.gateway.clock import Clock
-from abut.gateway.row import LIMITS, fill
+from abut.gateway.row import LIMITS, fill, limit_of
 from abut.gateway.server import Gateway
 from abut.gateway.session import Session
 from abut.rollout.batch import Batch
@@ -144,7 +144,7 @@ class AgentEpisode:
         except UnplayableRow:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
-            if self.session.refused in LIMITS:
+            if limit_of(self.session) is not None:
                 return AgentResult(None)  # it was told that there is no more, and ended of that
             raise self._raised(error) from error
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))

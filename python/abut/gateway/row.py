@@ -1,5 +1,7 @@
 """What the calls of a session become: one row, and branches beside it."""
 
+from collections.abc import Sequence
+
 from abut.agents import AgentResult
 from abut.gateway.branch import Which, others, row_of
 from abut.gateway.call import Call
@@ -14,6 +16,32 @@ LIMITS = (
     StopReason.DEADLINE,
 )
 """For which an agent is told that there is no more."""
+
+
+def limit_of(session: Session) -> StopReason | None:
+    """The limit that the agent of a session ran into last, by a refusal or by a cut answer.
+
+    Clients raise at both (openai's `.parse()`, instructor), so neither is a failure of the agent.
+    """
+    if session.refused in LIMITS:
+        return session.refused
+    for branch in session.branches:
+        bound = branch.conversation.bound
+        if branch.calls and bound.tokens < 1 and _was_cut(branch.calls[-1], session.calls):
+            return bound.reason
+    return None
+
+
+def _was_cut(call: Call, calls: Sequence[Call]) -> bool:
+    """Whether an answer was cut, and the agent asked nothing since it heard that.
+
+    What an agent raises after it went on has another cause. Calls that were asked at the same time
+    as the one that was cut don't count: the agent did not know yet.
+    """
+    assert call.sample is not None
+    answered_at = call.asked_at + call.generate_s
+    is_last = all(other.asked_at <= answered_at for other in calls)
+    return is_last and call.sample.finish_reason == "length"
 
 
 def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentResult) -> None:
@@ -32,8 +60,10 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
         row = row_of(session.branches, which)
         rollout.branches = others(session.branches, row)
         rollout.stop_reason = StopReason.ENV_DONE
-        if session.refused in (*LIMITS, StopReason.EMPTY_SAMPLE):
+        if session.refused is StopReason.EMPTY_SAMPLE:
             rollout.stop_reason = session.refused
+        elif (limit := limit_of(session)) is not None:
+            rollout.stop_reason = limit
         if row is not None:
             calls = row.calls[: row.delivered]
             last = row.conversation.turns[len(calls) - 1]

@@ -31,7 +31,7 @@ from abut.gateway.refusal import Refusal, ended, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.row import fill
 from abut.gateway.session import Session
-from abut.pretrained import generation_stop_ids, load_hf_tokenizer
+from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
 from abut.records.record import score_record
 from abut.records.recorder import Recorder, recorder_at
@@ -350,7 +350,7 @@ def serving_of(
     if not idle_s > 0:
         raise ValueError(f"idle_s={idle_s!r}: must be more than 0 seconds")
     named = isinstance(tokenizer, str | os.PathLike)
-    hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer
+    hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer_of(tokenizer)
     native = Tokenizer.from_pretrained(hf_tokenizer)
     stops = generation_stop_ids(tokenizer, vocab_size=native.vocab_size) if named else []
     processor = ChatTemplateProcessor(hf_tokenizer)

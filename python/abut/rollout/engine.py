@@ -17,7 +17,9 @@ from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
 from abut.rollout.batch import AnySampler, Batch
+from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
+from abut.rollout.conversation import Budget
 from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
@@ -155,6 +157,11 @@ class Engine:
             batch.run(lambda: stream.run(batch, play), lambda: len(batch.attempts))
         finally:
             self._end(batch)
+
+    @property
+    def budget(self) -> Budget:
+        """What a conversation may have, by the config and by what the sampler can hold."""
+        return budget_of(self.config, getattr(self._sampler, "max_context_tokens", None))
 
     def _batch(
         self, at_once: int, version: int | None = None, max_staleness: int | None = None

@@ -22,9 +22,10 @@ class StopReason(StrEnum):
     """The environment said that it is over (`alive` is false), or the agent returned."""
     MAX_TURNS = "max_turns"
     MAX_COMPLETION_TOKENS = "max_completion_tokens"
-    """The next turn would not fit into the completion."""
+    """The next turn would not fit into the completion, or an agent's last answer was cut there."""
     MAX_CONTEXT_TOKENS = "max_context_tokens"
-    """The next turn would not fit into what the engine can hold."""
+    """The next turn would not fit into what the engine can hold, or an agent's last answer was cut
+    there."""
     EMPTY_SAMPLE = "empty_sample"
     """The sampler returned no token."""
     DEADLINE = "deadline"

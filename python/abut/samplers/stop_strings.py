@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from abut._native import Tokenizer
+from abut.errors import TokenizerError
 
 
 class Spelled(NamedTuple):
@@ -54,9 +55,16 @@ class _Row:
 
     def add(self, tokenizer: Tokenizer, id_: int) -> Spelled | None:
         """Take one more token; returns what it completes."""
+        try:
+            spelled = tokenizer.decode_bytes([id_])
+        except TokenizerError:
+            # A padded embedding has ids that no token has. This row's rollout fails of it when
+            # the sample is read; an error here would fail the whole batch.
+            self.stops = []
+            return None
         self._ids.append(id_)
         # What is older than the longest string can be no part of one that this token completes.
-        self._tail = self._tail[-self._longest :] + tokenizer.decode_bytes([id_])
+        self._tail = self._tail[-self._longest :] + spelled
         for stop, spelling in self.stops:
             # Some tokenizers write a token otherwise where it is the first: all decides.
             if spelling in self._tail and spelling in tokenizer.decode_bytes(self._ids):

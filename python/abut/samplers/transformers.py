@@ -5,6 +5,7 @@ temperature, penalties and filters. Each request has a generator of its own, so 
 does not depend on which requests share its batch (up to the float noise of padding).
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -15,6 +16,8 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.errors import MissingExtraError, SamplerError
 from abut.pickling import stays
+from abut.samplers.in_step import any_rank_samples, is_sharded
+from abut.samplers.left_padding import Batches, batches_of, next_logits
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
 from abut.samplers.stop_strings import Spelled, StopStrings
@@ -38,6 +41,8 @@ except ImportError as error:
     raise MissingExtraError(
         "abut.samplers.transformers needs transformers and torch: pip install 'abut[trl]'"
     ) from error
+
+logger = logging.getLogger(__name__)
 
 # What would make the drawn distribution another one than the logprobs say, or draw more than one; 1
 # or True is what this sampler does anyhow.
@@ -63,7 +68,9 @@ _NOT_TAKEN = (
 class TransformersSampler:
     """Batched `generate` with left padding; one forward pass for all requests that wait.
 
-    Requests with other stop tokens have a `generate` of their own.
+    Requests with other stop tokens have a `generate` of their own. Ranks that share a sharded model
+    generate in step: one that has no turn to sample passes a dummy through until all are done.
+    A model that reads left padding as text gets batches of prompts of equal length.
 
     Args:
         model: a causal language model, on its device.
@@ -121,6 +128,8 @@ class TransformersSampler:
         self._unwrap = unwrap or (lambda: nullcontext(model))
         self._stack: ExitStack | None = None
         self._plain: Any = None
+        self._in_step = False
+        self._batches: Batches | None = None  # not tried yet
 
     def __enter__(self) -> Self:
         """Hold the plain model, in eval mode, for a batch of rollouts."""
@@ -130,14 +139,23 @@ class TransformersSampler:
             training = [module for module in self._plain.modules() if module.training]
             self._plain.eval()
             stack.callback(_train_again, training)
+            self._in_step = is_sharded(self._plain)
+            if self._in_step and self._batches is None:  # all ranks together
+                self._try_batches()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Give the model back as it was."""
-        if self._stack is not None:
+        """Give the model back as it was, once no rank samples any more."""
+        if self._stack is None:
+            return
+        try:
+            # An interrupted rank waits for nobody; one that failed lets the others finish.
+            if self._in_step and (exc[0] is None or issubclass(exc[0], Exception)):  # type: ignore[arg-type]
+                self._pass_along()
+        finally:
             self._stack.close()
-        self._stack = self._plain = None
+            self._stack = self._plain = None
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one turn for each request, in order."""
@@ -147,11 +165,37 @@ class TransformersSampler:
         samples: dict[int, Sample] = {}
         waiting = list(range(len(requests)))
         while waiting:
-            batch = self._fitting(requests, _alike(requests, waiting)[: self._max_batch])
+            alike = self._together(requests, _alike(requests, waiting))
+            batch = self._fitting(requests, alike[: self._max_batch])
             drawn = self._generate([requests[index] for index in batch])
             samples.update(zip(batch, drawn, strict=True))
             waiting = [index for index in waiting if index not in samples]
         return [samples[index] for index in range(len(requests))]
+
+    def _together(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
+        """Those that the model can sample beside the first."""
+        if len(batch) > 1 and self._batches is None:
+            self._try_batches()
+        if self._batches is Batches.ONE:
+            return batch[:1]
+        if self._batches is Batches.EQUAL:
+            length = len(requests[batch[0]].prompt_ids)
+            return [index for index in batch if len(requests[index].prompt_ids) == length]
+        return batch
+
+    def _try_batches(self) -> None:
+        """Find out, once, whether the model samples in batches what it samples alone."""
+        self._batches, nats = batches_of(self._plain, self._pad_token_id, in_step=self._in_step)
+        if self._batches is not Batches.ANY:
+            why = "reads left padding as text" if self._batches is Batches.EQUAL else "mixes rows"
+            logger.warning(
+                "%s %s: in a batch, the logprobs of a prompt are up to %.2g nats from those it has "
+                "alone. abut samples %s, which is slower and exact",
+                type(self._plain).__name__,
+                why,
+                nats,
+                self._batches,
+            )
 
     def _fitting(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
         """Those whose prompt leaves room for the longest sample of the batch.
@@ -194,7 +238,10 @@ class TransformersSampler:
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
-        with torch.inference_mode():
+        if self._in_step:
+            any_rank_samples(True, device)
+        # Weights that FSDP gathers in inference mode could not be trained afterwards.
+        with torch.no_grad() if self._in_step else torch.inference_mode():
             output_ids = self._plain.generate(
                 input_ids=torch.from_numpy(input_ids).to(device),
                 attention_mask=torch.from_numpy(attention_mask).to(device),
@@ -203,6 +250,8 @@ class TransformersSampler:
                     [*self._warpers(torch.from_numpy(attention_mask).to(device)), draw]
                 ),
                 stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+                # transformers would sync whole models as well, where DeepSpeed gathered them.
+                synced_gpus=self._in_step,
             )
         drawn_ids = output_ids[:, longest:].cpu().numpy()
         drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
@@ -214,6 +263,13 @@ class TransformersSampler:
         return [
             _cut(*row) for row in zip(drawn_ids, drawn_logprobs, requests, spelled, strict=True)
         ]
+
+    def _pass_along(self) -> None:
+        """Make the passes of other ranks with a dummy, until none of them samples any more."""
+        device = self._plain.device
+        while any_rank_samples(False, device):
+            ids = torch.full((1, 1), self._pad_token_id, device=device)
+            next_logits(self._plain, ids, torch.ones_like(ids), self._pad_token_id, True)
 
     def _stop_strings(self, requests: Sequence[SampleRequest]) -> "StopStrings | None":
         stopping = [request for request in requests if request.stop]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Sampled, Scaffold, veiled
+from abut.pretrained import tokenizer_of
 from abut.template.content_rule import as_rendered
 from abut.template.form import Form, form_of
 from abut.template.increment import Increment
@@ -73,7 +74,7 @@ class ChatTemplateProcessor:
         """Render the probes and prove the increment of a user message.
 
         Args:
-            hf_tokenizer: a transformers tokenizer.
+            hf_tokenizer: a transformers tokenizer, or a multimodal processor that holds one.
             tools: functions or JSON schemas, as for `apply_chat_template`.
             chat_template: a Jinja template, or the name of one; None: the tokenizer's own.
             **chat_template_kwargs: variables for the template, such as `enable_thinking=False`.
@@ -87,17 +88,15 @@ class ChatTemplateProcessor:
                 f"{taken[0]}= is no variable for a template: abut decides it itself\n"
                 "hint: pass only what the template reads, such as enable_thinking=False"
             )
+        hf_tokenizer = tokenizer_of(hf_tokenizer)
         if chat_template is None and not hf_tokenizer.chat_template:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no chat template\n"
                 "hint: pass one with chat_template=, or use the tokenizer of the chat model"
             )
         self._tokenizer = hf_tokenizer
-        options = {
-            **chat_template_kwargs,
-            "tools": None if tools is None else list(tools),
-            "chat_template": chat_template,
-        }
+        options: dict[str, Any] = {**chat_template_kwargs, "chat_template": chat_template}
+        options["tools"] = None if tools is None else list(tools)
         self._render = Rendering(hf_tokenizer, options)
         self._increments: dict[str, Increment] = {}
         self._for_all_names: dict[str, Increment | None] = {}

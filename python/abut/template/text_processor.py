@@ -11,6 +11,7 @@ from typing import Any
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
+from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.template.mask import check_message, free_stem
 from abut.template.quote import quote_difference, roles
@@ -40,7 +41,7 @@ def as_parts_processor(
     """
     if isinstance(processor, PartsProcessor):
         return processor
-    return _TextProcessorParts(processor, hf_tokenizer, close_token, stop_token_ids)
+    return _TextProcessorParts(processor, tokenizer_of(hf_tokenizer), close_token, stop_token_ids)
 
 
 class _TextProcessorParts:

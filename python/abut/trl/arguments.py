@@ -104,11 +104,6 @@ def processor_with(
     return as_parts_processor(made, hf_tokenizer)
 
 
-def tokenizer_of(processing_class: Any) -> Any:
-    """The tokenizer; a multimodal processor holds one."""
-    return getattr(processing_class, "tokenizer", processing_class)
-
-
 def text_config(model: Any) -> Any:
     """The config of a model, or of the part of it that reads text."""
     config = model.config

@@ -21,6 +21,7 @@ from abut.envs.source import bind_all
 from abut.errors import MissingExtraError, RolloutError, text_of
 from abut.gateway.server import Gateway
 from abut.pickling import stays
+from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
@@ -35,7 +36,6 @@ from abut.trl.arguments import (
     processor_with,
     route_of,
     text_config,
-    tokenizer_of,
 )
 from abut.trl.async_buffer import RolloutBuffer
 from abut.trl.async_callback import groups_of_epochs, place_callback

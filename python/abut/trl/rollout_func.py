@@ -17,6 +17,7 @@ from abut.envs.source import ForTask, bind_all
 from abut.envs.task import RolloutTask
 from abut.gateway.server import Gateway
 from abut.pickling import stays
+from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder
@@ -35,7 +36,6 @@ from abut.trl.arguments import (
     processor_with,
     route_of,
     text_config,
-    tokenizer_of,
 )
 from abut.trl.end_tokens import check_end_tokens
 from abut.trl.metrics import is_metric
@@ -46,6 +46,7 @@ from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.sampler import client_settings, sampler_of
 from abut.trl.scores import Scores
 from abut.trl.tasks import Tasks
+from abut.trl.unseen_prompts import warn_of_unseen
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class RolloutFunc:
         self._scores = None if writes_scores is None else Scores(writes_scores, self.flush)
         self._engine: Engine | None = None
         self._trainer: Any = None
+        self._warned_of_unseen = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
@@ -151,6 +153,7 @@ class RolloutFunc:
             self._scores.collect()  # those of the batch before: TRL keeps no more than one
         record = self._record(trainer, mode, tasks)
         rollouts, failures = self._engine.play(tasks, on_rollout=record)
+        self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)
         rows = rows_of(rollouts, tasks, self._engine, agents=bool(self._tasks.route.agents))
         rows |= environments_of(tasks, self._tasks.route.kinds)
         return (tasks, rows), failures, failures.tally(rollouts)

@@ -89,8 +89,11 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     prompt_ids = rollout.prompt_ids
     if prompt_ids is None:
         prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
+    # What made it fail may be its length: TRL would pad all rows of the batch to that.
+    most = engine.budget.max_context_tokens
+    kept = prompt_ids if most is None else prompt_ids[: max(1, most - 1)]  # and the stop token
     return {
-        "prompt_ids": np.asarray(prompt_ids).tolist(),
+        "prompt_ids": np.asarray(kept).tolist(),
         "completion_ids": [processor.close_token_id],
         "logprobs": [0.0],
         "env_mask": [0],

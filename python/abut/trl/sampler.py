@@ -6,7 +6,7 @@ trainer's sampling settings.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from abut._native import Tokenizer
@@ -82,21 +82,36 @@ def _for_clients(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:
-    from trl.models import unwrap_model_for_generation
-
     from abut.samplers.transformers import TransformersSampler
 
     return TransformersSampler(
         trainer.model,
         pad_token_id=hf_tokenizer.pad_token_id,
         tokenizer=Tokenizer.from_pretrained(hf_tokenizer),
-        unwrap=lambda: unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-        ),
+        unwrap=lambda: _plain_model(trainer),
         **settings,
     )
+
+
+@contextmanager
+def _plain_model(trainer: Any) -> Iterator[Any]:
+    """The model as TRL itself generates with it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from trl.models import unwrap_model_for_generation
+
+    wrapped = trainer.model_wrapped
+    whole_root: AbstractContextManager[Any] = nullcontext()
+    if isinstance(wrapped, FullyShardedDataParallel):
+        # `generate` calls the forward of the module inside, and nothing would gather the root's
+        # own weights (embeddings, head); those of the layers are gathered in their own forward.
+        whole_root = FullyShardedDataParallel.summon_full_params(wrapped, recurse=False)
+    plain = unwrap_model_for_generation(
+        wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+    )
+    with plain as model, whole_root:
+        yield model
 
 
 def _colocate(

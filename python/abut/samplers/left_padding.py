@@ -1,0 +1,96 @@
+"""Whether a model samples in a batch, behind left padding, what it samples alone.
+
+Invariant: a token is sampled in the context that is recorded. A model that ignores the attention
+mask (RWKV, and other recurrent ones) reads the padding of a batch as text: on random weights, RWKV
+is then several nats off. The RWKV of transformers is wrong in any batch: with a state, it mixes
+the rows.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+_MOST_NATS = 0.01
+_TOKENS = 6
+
+
+class Batches(StrEnum):
+    """Which prompts a model can sample together."""
+
+    ANY = "prompts of any lengths"
+    EQUAL = "prompts of equal length only"
+    ONE = "one prompt at a time"
+
+
+def batches_of(model: Any, pad_token_id: int, *, in_step: bool = False) -> tuple[Batches, float]:
+    """Try which prompts a model can sample together, with a few tokens.
+
+    Args:
+        model: a plain causal language model, in eval mode.
+        pad_token_id: stands on the left of shorter prompts.
+        in_step: whether all ranks do this together, with a sharded model.
+
+    Returns:
+        The most that goes, and how many nats logprobs are apart where more is tried.
+    """
+    import torch
+
+    tokens = torch.arange(1, 1 + 3 * _TOKENS, device=model.device) % _vocabulary(model)
+    prompt, other = tokens[:_TOKENS], tokens[_TOKENS:]
+    padding = torch.full_like(prompt, pad_token_id)
+    mask = torch.ones_like(other)[None].repeat(2, 1)
+    mask[0, :_TOKENS] = 0
+
+    def apart(ids: Any, mask: Any) -> float:
+        return _nats(alone, next_logits(model, ids, mask, pad_token_id, in_step), model.dtype)
+
+    one = prompt[None]
+    alone = next_logits(model, one, torch.ones_like(one), pad_token_id, in_step)
+    # Both in any case: ranks in step make the same passes.
+    padded = apart(torch.stack([torch.cat([padding, prompt]), other]), mask)
+    equal = apart(torch.stack([prompt, other[:_TOKENS]]), mask[:, _TOKENS:])
+    if equal > _MOST_NATS:
+        return Batches.ONE, equal
+    return (Batches.EQUAL if padded > _MOST_NATS else Batches.ANY), padded
+
+
+def next_logits(model: Any, ids: Any, mask: Any, pad_token_id: int, in_step: bool) -> Any:
+    """Return `(2, V)` float32: the logits of the first row's next two tokens, greedily sampled."""
+    import torch
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        do_sample=False,
+        # What is None here would be taken from the model's own generation config.
+        num_beams=1,
+        repetition_penalty=1.0,
+        temperature=1.0,
+        top_k=50,
+        top_p=1.0,
+        min_new_tokens=2,
+        max_new_tokens=2,
+        pad_token_id=pad_token_id,
+        output_logits=True,
+        return_dict_in_generate=True,
+        disable_compile=True,
+    )
+    with torch.no_grad():
+        output = model.generate(
+            input_ids=ids, attention_mask=mask, generation_config=config, synced_gpus=in_step
+        )
+    return torch.stack([logits[0] for logits in output.logits]).float()
+
+
+def _nats(alone: Any, batched: Any, dtype: Any) -> float:
+    """The largest difference of logprobs, less what rounding in the model's dtype may make.
+
+    A logit of 20 in bfloat16 is only good to 0.1. NaN, where padding breaks a model, is infinite.
+    """
+    import torch
+
+    apart = (alone.log_softmax(-1) - batched.log_softmax(-1)).abs().max().item()
+    rounding = 4 * torch.finfo(dtype).eps * alone.abs().max().item()
+    return max(0.0, apart - rounding) if apart == apart else float("inf")
+
+
+def _vocabulary(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
