@@ -26,6 +26,7 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
         result: the agent's.
     """
     rollout.reward, rollout.extras = result.reward, result.extras
+    rollout.measured = result.measured
     if session is not None:
         rollout.client_rewrites = dict(session.client_rewrites)
         rollout.tool_choice_unmet = session.tool_choice_unmet

@@ -105,6 +105,8 @@ class Rollout:
     branches: Sequence[Branch] = field(default=(), compare=False)
     """What an agent sampled in conversations other than the one that became the row."""
     reward: float | None = None
+    measured: bool = True
+    """False: the adapter says that nothing was measured, so no reward function may score it."""
     turns: list[TurnRecord] = field(default_factory=list)
     seams: list[tuple[str, bool]] = field(default_factory=list)
     """For each seam its kind and whether it is exact."""
