@@ -104,9 +104,15 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     }
 
 
+def total_of(record: Mapping[str, Any]) -> float | None:
+    """The reward that the trainer took of a record, or the environment's if nothing is scored."""
+    total: float | None = record["reward"] if record.get("rewards") is None else record.get("total")
+    return total
+
+
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = {**record, "rewards": None, "advantage": None}
+    read = {**record, "rewards": None, "total": None, "advantage": None}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []

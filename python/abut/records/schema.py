@@ -74,6 +74,7 @@ SCORES: Mapping[str, Type] = {
     "rollout_id": "string",
     "time": "float64",
     "rewards": [{"name": "string", "value": "float64"}],
+    "total": "float64",
     "advantage": "float64",
 }
 """The fields of what reward functions and the trainer made of a rollout."""
