@@ -52,8 +52,9 @@ def _scores(path: Path) -> dict[str, dict[str, Any]]:
 def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
     rewards = {entry["name"]: entry["value"] for entry in row["rewards"]}
     known = [value for value in rewards.values() if value is not None]
-    # Older records have no total, and no weights: TRL's default weighs all the same.
-    total = row["total"] if "total" in row else sum(known) if known else None
+    total = row.get("total")
+    if total is None and known:  # older records have none; TRL's default weighs all the same
+        total = sum(known)
     return {"rewards": rewards, "total": total, "advantage": row["advantage"]}
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 
 from abut.envs.task import RolloutTask
 from abut.rollout.conversation import Budget
@@ -15,6 +16,9 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
+_BUDGETS = (*_NO_ROOM, StopReason.MAX_TURNS)
+_ENOUGH_OF_BATCH = 8
+_MOST = 0.9
 _DROPPED = 0.1
 _WHY_BRANCHES = {
     "repeated": "it asks for several samples at one point",
@@ -84,6 +88,33 @@ class Notices:
                     "one turn"
                 )
             self._say(what, text)
+
+    def cut(self, rollouts: Sequence[Rollout], *, budget: Budget, max_turns: int) -> None:
+        """Tell of one budget on which most scored rollouts of a batch end."""
+        scored = [one for one in rollouts if one.sampled_tokens and not one.failed and one.measured]
+        reasons = Counter(one.stop_reason for one in scored if one.stop_reason in _BUDGETS)
+        if len(scored) < _ENOUGH_OF_BATCH or not reasons:
+            return
+        ((reason, count),) = reasons.most_common(1)
+        if count < _MOST * len(scored) or (reason is StopReason.MAX_TURNS and max_turns == 1):
+            return
+        turns = median(len(one.turns) for one in scored if one.stop_reason is reason)
+        limit, cure = {
+            StopReason.MAX_TURNS: (max_turns, "raise RolloutConfig.max_turns"),
+            StopReason.MAX_COMPLETION_TOKENS: (
+                budget.max_completion_tokens,
+                "raise GRPOConfig.max_completion_length, which is for all turns of a rollout",
+            ),
+            StopReason.MAX_CONTEXT_TOKENS: (
+                budget.max_context_tokens,
+                "raise RolloutConfig.max_context_tokens, or shorten prompts and replies",
+            ),
+        }[reason]
+        self._say(
+            f"cut {reason}",
+            f"{count} of {len(scored)} rollouts of a batch ended on {reason}={limit}, after "
+            f"{turns:g} turns (median): hardly any episode came to its end\nhint: {cure}",
+        )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
         """Tell of tokens that agents have sampled and that train nothing."""
