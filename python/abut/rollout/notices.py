@@ -16,7 +16,6 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
-_BUDGETS = (*_NO_ROOM, StopReason.MAX_TURNS)
 _ENOUGH_OF_BATCH = 8
 _MOST = 0.9
 _DROPPED = 0.1
@@ -89,32 +88,31 @@ class Notices:
                 )
             self._say(what, text)
 
-    def cut(self, rollouts: Sequence[Rollout], *, budget: Budget, max_turns: int) -> None:
-        """Tell of one budget on which most scored rollouts of a batch end."""
+    def cut(self, rollouts: Sequence[Rollout], *, budget: Budget) -> None:
+        """Tell of one token budget on which most scored rollouts of a batch end."""
         scored = [one for one in rollouts if one.sampled_tokens and not one.failed and one.measured]
-        reasons = Counter(one.stop_reason for one in scored if one.stop_reason in _BUDGETS)
-        if len(scored) < _ENOUGH_OF_BATCH or not reasons:
-            return
-        ((reason, count),) = reasons.most_common(1)
-        if count < _MOST * len(scored) or (reason is StopReason.MAX_TURNS and max_turns == 1):
-            return
-        turns = median(len(one.turns) for one in scored if one.stop_reason is reason)
-        limit, cure = {
-            StopReason.MAX_TURNS: (max_turns, "raise RolloutConfig.max_turns"),
-            StopReason.MAX_COMPLETION_TOKENS: (
+        for reason, limit, cure in (
+            (
+                StopReason.MAX_COMPLETION_TOKENS,
                 budget.max_completion_tokens,
-                "raise GRPOConfig.max_completion_length, which is for all turns of a rollout",
+                "raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
+                "what is said between them",
             ),
-            StopReason.MAX_CONTEXT_TOKENS: (
+            (
+                StopReason.MAX_CONTEXT_TOKENS,
                 budget.max_context_tokens,
-                "raise RolloutConfig.max_context_tokens, or shorten prompts and replies",
+                "raise RolloutConfig.max_context_tokens if the model holds more, or shorten "
+                "prompts and replies",
             ),
-        }[reason]
-        self._say(
-            f"cut {reason}",
-            f"{count} of {len(scored)} rollouts of a batch ended on {reason}={limit}, after "
-            f"{turns:g} turns (median): hardly any episode came to its end\nhint: {cure}",
-        )
+        ):
+            cut = [len(one.turns) for one in scored if one.stop_reason is reason]
+            enough = len(scored) >= _ENOUGH_OF_BATCH and len(cut) >= _MOST * len(scored)
+            if enough and "first turn" not in self._said:  # which says the same
+                self._say(
+                    f"cut {reason}",
+                    f"{len(cut)} of the {len(scored)} rollouts of a batch ended on {reason}="
+                    f"{limit}, after {median(cut):g} turns (median)\nhint: {cure}",
+                )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
         """Tell of tokens that agents have sampled and that train nothing."""
