@@ -52,13 +52,13 @@ def with_tools(hf_tokenizer: Any, tokenizer: Any, called: Any) -> Any:
     hf = copy.deepcopy(hf_tokenizer)
     hf.chat_template = SHOWN + CHATML
 
-    def play(source: Any, reward_funcs: Any, *says: str) -> Any:
+    def play(source: Any, reward_funcs: Any, *says: str, **make: Any) -> Any:
         stage = Stage(tokenizer, ChatTemplateProcessor(hf, tools=source.tools))
         sampler = Recording(
             lambda request: stage.says((says or (CALL, "done"))[request.turn])(request)
         )
         trainer = a_trainer(hf, reward_funcs=list(reward_funcs))
-        return called(["a", "b"], source, trainer, sampler=sampler), trainer
+        return called(["a", "b"], source, trainer, sampler=sampler, **make), trainer
 
     return play
 
@@ -214,3 +214,15 @@ def test_the_first_exception_of_a_tool_is_logged_and_all_are_counted(
     scores(trainer, columns, log_metric=logged.__setitem__)
     assert logged["tools/call_frequency"] == 2
     assert logged["tools/failure_frequency"] == 0.5
+
+
+def test_a_rollout_knows_the_tools_that_its_prompt_showed(with_tools: Any) -> None:
+    kept: list[Any] = []
+    source = tool_env([look], reward=lambda messages: 1.0, format="hermes")
+
+    class Keep:
+        def write(self, rollout: Any, /, **extra: Any) -> None:
+            kept.append(rollout)
+
+    with_tools(source, [env_reward], recorder=Keep())
+    assert [list(rollout.tools) for rollout in kept] == [list(source.tools)] * 2

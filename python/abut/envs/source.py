@@ -41,6 +41,8 @@ class BoundSource:
     spoken: Callable[[Sequence[Message]], list[Message]] | None = None
     """Returns copies of a conversation's messages in which the policy's calls are `tool_calls`;
     None: it calls nothing."""
+    tools: Tools = ()
+    """JSON schemas of what it can call."""
 
     def complete(self, task: RolloutTask) -> RolloutTask:
         """The task with what makes its environments."""
@@ -57,6 +59,7 @@ class TaskEnvs:
     def __init__(self, bound: BoundSource, task: RolloutTask) -> None:
         self.__name__ = bound.name
         self.spoken = bound.spoken
+        self.tools = bound.tools
         self.last: Env | AsyncEnv | None = None
         self._bound = bound
         self._task = task

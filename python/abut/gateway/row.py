@@ -1,5 +1,7 @@
 """What the calls of a session become: one row, and branches beside it."""
 
+import json
+
 from abut.agents import AgentResult
 from abut.gateway.branch import Which, others, row_of
 from abut.gateway.call import Call
@@ -44,6 +46,7 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
             rollout.provenance = talk.trajectory.provenance
             rollout.turns = [_record(call) for call in calls]
             rollout.turns[-1].reward = result.reward
+            rollout.tools = json.loads(row.frame)[0] or ()
             rollout.seams, rollout.messages = talk.seams, talk.messages
             rollout.control_spellings = talk.control_spellings
     if result.messages is not None:

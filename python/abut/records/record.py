@@ -86,6 +86,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         ],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": [_portable(message) for message in rollout.messages],
+        "tools": _json(list(rollout.tools)) if rollout.tools else None,
         "control_spellings": [
             {"token": token, "count": count} for token, count in rollout.control_spellings.items()
         ],
@@ -122,6 +123,7 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     spelled = record["control_spellings"] or ()
     read["extras"] = json.loads(record.get("extras") or "{}")
     rewrites = record.get("client_rewrites") or ()
+    read["tools"] = json.loads(record.get("tools") or "[]")
     read.setdefault("versions", None)
     read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}

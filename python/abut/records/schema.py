@@ -54,6 +54,7 @@ ROLLOUT: Mapping[str, Type] = {
     "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],
     "seams": [{"kind": "string", "exact": "bool_"}],
     "messages": [{"role": "string", "content": "string", "extra": "string"}],
+    "tools": "string",
     "control_spellings": [{"token": "string", "count": "int64"}],
     "reward": "float64",
     "stop_reason": "string",

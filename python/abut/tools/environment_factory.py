@@ -179,6 +179,7 @@ class EnvironmentFactory:
             lambda task: _history_and_last(task)[0],
             keeps_last=True,
             spoken=functools.partial(spoken_messages, processor, parse),
+            tools=self.tools,
         )
 
 

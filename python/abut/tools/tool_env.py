@@ -106,7 +106,7 @@ class ToolEnv:
             return ToolEpisode(toolbox, begin, score)
 
         spoken = functools.partial(spoken_messages, processor, parse)
-        return BoundSource(make, "tool_env", keeps_last=True, spoken=spoken)
+        return BoundSource(make, "tool_env", keeps_last=True, spoken=spoken, tools=self.tools)
 
 
 class ToolEpisode:
