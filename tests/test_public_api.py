@@ -71,6 +71,7 @@ AgentResult
   reward
   extras = <class 'dict'>
   messages = None
+  measured = True
 AsyncEnv (protocol)
   alive
   reset(seed)
@@ -163,9 +164,11 @@ Rollout
   prompt_ids = None
   branches = ()
   reward = None
+  measured = True
   turns = <class 'list'>
   seams = <class 'list'>
   messages = <class 'list'>
+  tools = ()
   control_spellings = <class 'dict'>
   stop_reason = <StopReason.ERROR: 'error'>
   error = None

@@ -71,11 +71,14 @@ class AgentResult:
         extras: more columns for reward functions, None for rollouts that have them not. Of those
             whose name has a slash, `env_reward` logs the mean.
         messages: the conversation as the agent tells it; None: as the gateway heard it.
+        measured: False says that nothing was measured, so no reward function may score the rollout
+            (`abut.trl.scored_only`). A reward of None alone leaves it to the other functions.
     """
 
     reward: float | None
     extras: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Message] | None = None
+    measured: bool = True
 
 
 @runtime_checkable
@@ -88,8 +91,8 @@ class Agent(Protocol):
     - `async settle(played, tokenizer)`, when all rollouts of the batch have ended (where rollouts
       stream, all of a group) and before anything is made of them: for scores that take more than
       one rollout. `played` has each of this agent's as `(task, rollout)`, failed ones too, and
-      `tokenizer` decodes their tokens; it may set `reward`, `extras` and `turns[k].reward` of a
-      rollout. What it raises ends the batch.
+      `tokenizer` decodes their tokens; it may set `reward`, `measured`, `extras` and
+      `turns[k].reward` of a rollout. What it raises ends the batch.
     - `async stop()`, after it, also where the batch was given up.
 
     With the attribute `judge = "policy"`, requests that name no rollout, which the gateway refuses
@@ -229,7 +232,15 @@ def result_of(
         raise placed(EnvError(f"{name}: AgentResult.extras must be a dict with names"), where)
     if messages is not None and not all(isinstance(message, Mapping) for message in messages):
         raise placed(EnvError(f"{name}: AgentResult.messages must be a list of messages"), where)
-    return AgentResult(reward, dict(extras), messages)
+    if not isinstance(result.measured, bool):
+        raise placed(
+            EnvError(
+                f"{name}: AgentResult.measured is {result.measured!r}, expected True or False\n"
+                "hint: False says that nothing was measured"
+            ),
+            where,
+        )
+    return AgentResult(reward, dict(extras), messages, result.measured)
 
 
 def _named(module: str, name: str) -> Any:

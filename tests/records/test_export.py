@@ -37,6 +37,15 @@ def test_messages_are_those_of_rollouts_that_did_not_fail(records: Path) -> None
     assert [row["messages"][1]["content"] for row in rows] == ["yes"] * 3
 
 
+def test_messages_have_the_tools_that_the_policy_saw(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    recorder = JsonlRecorder(tmp_path / "r.jsonl")
+    recorder.write(a_rollout("with", tools=tools))
+    recorder.write(a_rollout("without"))
+    rows = list(export(read_records(tmp_path / "r.jsonl"), "messages"))
+    assert [row["tools"] and json.loads(row["tools"]) for row in rows] == [tools, None]
+
+
 def test_each_prompt_is_there_once_with_its_columns(records: Path) -> None:
     assert list(export(read_records(records), "prompts")) == [
         {"prompt": "p0", "answer": "secret 0"},

@@ -70,7 +70,7 @@ def test_scores_are_joined_where_there_are_any(tmp_path: Path, form: str) -> Non
         recorder.write(a_rollout(f"r{k}"), step=1)
     if isinstance(recorder, ParquetRecorder):
         recorder.flush()
-    both = {"schema_version": 2, "run_id": "run", "time": 1.0}
+    both = {"schema_version": 2, "run_id": "run", "time": 1.0, "total": 0.5}
     rewards = [{"name": "f", "value": 0.5}, {"name": "g", "value": None}]
     recorder.write_scores([{**both, "rollout_id": "r1", "rewards": rewards, "advantage": -1.0}])
     found = list(read_records(tmp_path / form))

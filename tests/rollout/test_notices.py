@@ -92,3 +92,26 @@ def test_turns_that_are_cut_by_their_own_limit_are_not_told(stage: Stage, caplog
     play(stage, Talk, script="yes yes yes", max_turn_tokens=2)
     play(stage, env(turns=1), script="yes yes yes", max_turn_tokens=2)
     assert not said(caplog)
+
+
+def test_a_budget_that_ends_most_rollouts_of_a_batch_is_told_once(
+    stage: Stage, caplog: Any
+) -> None:
+    engine = stage.engine(Recording(stage.says("yes yes")), completion=20)
+    for _ in range(2):
+        rollouts = engine.run(stage.tasks([env(turns=99)] * 9 + [env(turns=1)]))
+    turns = len(rollouts[0].turns)
+    assert turns > 1
+    assert said(caplog) == [
+        "9 of the 10 rollouts of a batch ended on max_completion_tokens=20, after "
+        f"{turns} turns (median)\n"
+        "hint: raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
+        "what is said between them"
+    ]
+
+
+def test_a_few_rollouts_that_a_budget_ends_are_not_told(stage: Stage, caplog: Any) -> None:
+    engine = stage.engine(Recording(stage.says("yes yes")), completion=20)
+    engine.run(stage.tasks([env(turns=99)] * 7))
+    engine.run(stage.tasks([env(turns=99)] * 8 + [env(turns=1)] * 2))
+    assert not said(caplog)

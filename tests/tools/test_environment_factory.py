@@ -159,6 +159,11 @@ class Both:
         trainer._generate, trainer._calculate_rewards = keep, keep_rewards
         trainer._generate_single_turn = say
         trainer._generate_and_score_completions([row for row in rows for _ in range(2)])
+        kept.metrics = [
+            (name, values[0])
+            for name, values in trainer._metrics["train"].items()
+            if name.startswith("tools/")
+        ]
         kept.prompt_ids, kept.completion_ids, kept.mask = kept.generated[:3]
         kept.calls = sorted(
             (environment.secret, environment.calls)
@@ -190,13 +195,30 @@ def test_the_same_words_give_the_rows_of_trls_own_loop(both: Both) -> None:
     )
     seen: list[Any] = []
 
-    def reward_func(environments: Any, env_reward: Any, **kwargs: Any) -> Any:
+    said: list[Any] = []
+    metrics: dict[str, float] = {}
+
+    def reward_func(
+        environments: Any, env_reward: Any, completions: Any, messages: Any, **kwargs: Any
+    ) -> Any:
         seen.extend(environments)
+        said.extend(completions)
+        for heard, completion in zip(messages, completions, strict=True):
+            assert heard[-len(completion) :] == completion
+        metrics.update(
+            (name, values[0])
+            for name, values in kwargs["log_metric"].__self__._pending_metrics.items()
+            if name.startswith("tools/")
+        )
         return env_reward
 
     reward_func.__abut_scored_only__ = True  # type: ignore[attr-defined]
     ours = both.play(columns=False, rollout_func=rollout_func, reward_funcs=reward_func)
 
+    assert said == theirs.generated[3]
+    assert metrics == pytest.approx(dict(theirs.metrics))  # TRL divides in float32
+    assert metrics["tools/call_frequency"] == 12 / 6
+    assert metrics["tools/failure_frequency"] == 4 / 12
     assert ours.prompt_ids == theirs.prompt_ids
     assert ours.completion_ids == theirs.completion_ids
     assert ours.mask == theirs.mask

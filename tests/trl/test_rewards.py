@@ -46,9 +46,9 @@ def test_scored_only_leaves_failures_out() -> None:
     async def later(completions: Any, **kwargs: Any) -> list[float]:
         return [2.0] * len(completions)
 
-    own = [0.5, None]
-    assert scored_only(other_reward)(["x", "y"], env_reward=own) == [1.0, None]
-    assert asyncio.run(scored_only(later)(["x", "y"], env_reward=own)) == [2.0, None]
+    measured = [True, False]
+    assert scored_only(other_reward)(["x", "y"], measured=measured) == [1.0, None]
+    assert asyncio.run(scored_only(later)(["x", "y"], measured=measured)) == [2.0, None]
     assert scored_only(other_reward).__name__ == "other_reward"
 
 
@@ -65,11 +65,11 @@ def test_what_is_asynchronous_for_trl_stays_so() -> None:
     for judge in (Judge(), functools.partial(Judge(), extra=1)):
         wrapped = scored_only(judge)
         assert inspect.iscoroutinefunction(wrapped)
-        rewards = wrapped(["x", "y"], env_reward=[0.5, None])
+        rewards = wrapped(["x", "y"], measured=[True, False])
         assert asyncio.run(rewards) == [3.0, None]
         assert wrapped.__name__ == "Judge"
     partial = scored_only(functools.partial(other_reward, extra=1))
-    assert partial(["x", "y"], env_reward=[0.5, None]) == [1.0, None]
+    assert partial(["x", "y"], measured=[True, False]) == [1.0, None]
     assert partial.__name__ == "other_reward"
 
 

@@ -93,13 +93,15 @@ def raised_by_env(what: str, error: BaseException) -> EnvError:
     if isinstance(error, EnvError):
         error.trace = error.trace or trace_of(error)
         return error
-    hint = ""
-    if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
-        hint = (
-            "\nhint: an environment runs on a thread of its own, where there are no signals; "
-            "step_timeout_s bounds a step"
-        )
+    hint = no_signals_hint(error, "an environment", "step_timeout_s bounds a step")
     return placed(EnvError(f"{what} raised {text_of(error)}{hint}"), trace_of(error))
+
+
+def no_signals_hint(error: BaseException, who: str, cure: str) -> str:
+    """Return the hint for code that asks for SIGALRM, which only the main thread gets; else ""."""
+    if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
+        return f"\nhint: {who} runs on a thread of its own, where there are no signals; {cure}"
+    return ""
 
 
 def placed(error: EnvError, trace: str) -> EnvError:

@@ -38,6 +38,11 @@ class BoundSource:
     keeps_last: bool = False
     """Whether somebody asks for the environment of the last attempt: it lives as long as its task,
     as do those of the whole batch."""
+    spoken: Callable[[Sequence[Message]], list[Message]] | None = None
+    """Returns copies of a conversation's messages in which the policy's calls are `tool_calls`;
+    None: it calls nothing."""
+    tools: Tools = ()
+    """JSON schemas of what it can call."""
 
     def complete(self, task: RolloutTask) -> RolloutTask:
         """The task with what makes its environments."""
@@ -53,6 +58,8 @@ class TaskEnvs:
 
     def __init__(self, bound: BoundSource, task: RolloutTask) -> None:
         self.__name__ = bound.name
+        self.spoken = bound.spoken
+        self.tools = bound.tools
         self.last: Env | AsyncEnv | None = None
         self._bound = bound
         self._task = task

@@ -160,10 +160,11 @@ class EvalTest:
             steps = _steps_of(played)
             return AgentResult(None if steps is None else sum(steps), self._extras(played, None))
         if self._mode != "pointwise":
-            return AgentResult(None, self._extras(played, None))
+            return AgentResult(None, self._extras(played, None), measured=False)  # until settled
         score = await self._scorer.of_row(played)
         self._note(task, score)
-        return AgentResult(score.value, self._extras(score.row, score))
+        measured = score.value is not None
+        return AgentResult(score.value, self._extras(score.row, score), measured=measured)
 
     async def settle(
         self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: _Tokenizer
@@ -174,7 +175,7 @@ class EvalTest:
                 scores = await self._scorer.of_rows([self._rows[t.rollout_id] for t, _ in group])
                 for (task, rollout), score in zip(group, scores, strict=True):
                     self._note(task, score)
-                    rollout.reward = score.value
+                    rollout.reward, rollout.measured = score.value, score.value is not None
                     rollout.extras = self._extras(score.row, score)
         for task, rollout in played:
             if self._player.has_steps and rollout.extras.get("step_rewards") is None:

@@ -58,7 +58,7 @@ class Judge:
     async def close(self) -> None:
         """Answer nothing any more, and wait for what is being sampled."""
         for session in list(self._sessions):
-            await session.close("the batch has ended")
+            await session.close()
 
 
 class JudgePolicy:

@@ -133,7 +133,7 @@ class PlayedAgent(OwnLoop):
         await self._ask(batch, "settle", lambda: settle(played, batch.tokenizer))
         name, nan = f"{self.__name__}.settle", batch.notices.nan_reward
         for _, rollout in played:
-            said = AgentResult(rollout.reward, rollout.extras)
+            said = AgentResult(rollout.reward, rollout.extras, measured=rollout.measured)
             result = result_of(
                 said, name, place_of(self._agent, "settle"), on_nan=lambda: nan(name)
             )

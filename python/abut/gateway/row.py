@@ -1,5 +1,6 @@
 """What the calls of a session become: one row, and branches beside it."""
 
+import json
 from collections.abc import Sequence
 
 from abut.agents import AgentResult
@@ -54,6 +55,7 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
         result: the agent's.
     """
     rollout.reward, rollout.extras = result.reward, result.extras
+    rollout.measured = result.measured
     if session is not None:
         rollout.client_rewrites = dict(session.client_rewrites)
         rollout.tool_choice_unmet = session.tool_choice_unmet
@@ -73,6 +75,7 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
             rollout.provenance = talk.trajectory.provenance
             rollout.turns = [_record(call) for call in calls]
             rollout.turns[-1].reward = result.reward
+            rollout.tools = json.loads(row.frame)[0] or ()
             rollout.seams, rollout.messages = talk.seams, talk.messages
             rollout.control_spellings = talk.control_spellings
     if result.messages is not None:

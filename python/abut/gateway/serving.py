@@ -192,7 +192,8 @@ class Serving:
             if write_scores is None:
                 name = type(recorder).__name__
                 raise Refusal(f"this rollout is recorded, and {name} has no write_scores")
-            line = score_record(self._run_id, id_, {"reward": float(result.reward)}, None)
+            reward = float(result.reward)
+            line = score_record(self._run_id, id_, {"reward": reward}, total=reward)
             await THREADS.ask(lambda: write_scores([line]))
         return self._idle.scored(id_, result.reward)
 

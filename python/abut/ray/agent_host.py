@@ -7,10 +7,11 @@ the process or a rollout beside it.
 import asyncio
 import math
 import socket
+from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from abut.agents import AgentResult, Endpoint, FunctionAgent, name_of, place_of_agent, result_of
+from abut.agents import Endpoint, FunctionAgent, name_of, place_of_agent, result_of
 from abut.concurrency.loop import KeptLoop
 from abut.envs.foreign import placed, raised_by_env
 from abut.envs.reset_keywords import UnplayableRow
@@ -85,7 +86,7 @@ class AgentHost(ActorHost):
         name, place, nan = name_of(self.made), place_of_agent(self.made), list[None]()
         result = result_of(returned, name, place, on_nan=lambda: nan.append(None))
         if nan:  # noticed where the training runs
-            result = AgentResult(math.nan, result.extras, result.messages)
+            result = replace(result, reward=math.nan)
         try:
             pickled = packed(result)
         except Exception as error:

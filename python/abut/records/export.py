@@ -18,9 +18,9 @@ def export(
     Args:
         records: as `read_records` yields them.
         kind: `"ids"`: `input_ids` and `assistant_masks`, of which only sampled tokens are learnt;
-            `"messages"`: `messages`; `"prompts"`: `prompt` and the dataset's columns, each prompt
-            once; `"records"`: the records. Rollouts that failed or sampled nothing make no row of
-            the first two.
+            `"messages"`: `messages`, and `tools` as JSON, null without any; `"prompts"`: `prompt`
+            and the dataset's columns, each prompt once; `"records"`: the records. Rollouts that
+            failed or sampled nothing make no row of the first two.
         without: fields that are left out, `columns` and `traceback` say: answers and paths stand
             in them.
 
@@ -35,7 +35,7 @@ def export(
         if kind == "records":
             yield {name: value for name, value in record.items() if name not in left_out}
         elif record["error"] is None and record["completion_ids"]:
-            yield _ids(record) if kind == "ids" else {"messages": record["messages"]}
+            yield _ids(record) if kind == "ids" else _conversation(record)
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, stdout: TextIO) -> int:
@@ -71,7 +71,7 @@ def _write_lines(rows: Iterable[dict[str, Any]], file: TextIO) -> int:
 
 def _fields(without: Iterable[str]) -> set[str]:
     left_out = {field for name in without for field in TOGETHER.get(name, (name,))}
-    if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "advantage"}):
+    if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "total", "advantage"}):
         raise ValueError(
             f"a record has no field {strange[0]!r}\nhint: docs/records.md has those that there are"
         )
@@ -84,6 +84,13 @@ def _ids(record: Mapping[str, Any]) -> dict[str, Any]:
         "input_ids": [*prompt, *record["completion_ids"]],
         "assistant_masks": [0] * len(prompt) + list(record["env_mask"]),
     }
+
+
+def _conversation(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Messages and tools; these as JSON, since a column of schemas has no one type."""
+    tools = record.get("tools")
+    shown = json.dumps(tools, ensure_ascii=False) if tools else None
+    return {"messages": record["messages"], "tools": shown}
 
 
 def _prompts(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from abut.messages import texts_of
+from abut.records.record import total_of
 
 Record: TypeAlias = Mapping[str, Any]
 Filter: TypeAlias = Callable[[Record], bool]
@@ -21,6 +22,7 @@ _NUMBERS: dict[str, Callable[[Record], Any]] = {
             *("episode_seed", "time"),
         )
     },
+    "total": total_of,
     "turns": lambda record: len(record["turns"]),
     "seams": lambda record: len(record["seams"]),
     "inexact_seams": lambda record: sum(not seam["exact"] for seam in record["seams"]),

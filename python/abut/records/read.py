@@ -19,9 +19,9 @@ def read_records(
     """Yield the records of a file, a folder, or several of them.
 
     Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are as
-    they were, not as text. `rewards` and `advantage` are those of the scores beside it, None where
-    there are none; scores among several paths are passed over, and so is a last line that a killed
-    process left.
+    they were, not as text. `rewards`, `total` and `advantage` are those of the scores beside it,
+    None where there are none; scores among several paths are passed over, and so is a last line
+    that a killed process left.
 
     Raises:
         ValueError: a line or file holds no record; names it.
@@ -46,13 +46,16 @@ def _scores(path: Path) -> dict[str, dict[str, Any]]:
     """By rollout; where one has several, the last."""
     if not path.exists():
         return {}
-    return {
-        row["rollout_id"]: {
-            "rewards": {entry["name"]: entry["value"] for entry in row["rewards"]},
-            "advantage": row["advantage"],
-        }
-        for row in _rows(path)
-    }
+    return {row["rollout_id"]: _scores_of(row) for row in _rows(path)}
+
+
+def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    rewards = {entry["name"]: entry["value"] for entry in row["rewards"]}
+    known = [value for value in rewards.values() if value is not None]
+    total = row.get("total")
+    if total is None and known:  # older records have none; TRL's default weighs all the same
+        total = sum(known)
+    return {"rewards": rewards, "total": total, "advantage": row["advantage"]}
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -86,6 +86,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         ],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": [_portable(message) for message in rollout.messages],
+        "tools": _json(list(rollout.tools)) if rollout.tools else None,
         "control_spellings": [
             {"token": token, "count": count} for token, count in rollout.control_spellings.items()
         ],
@@ -105,22 +106,42 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
 
 def score_record(
-    run_id: str, rollout_id: str, rewards: Mapping[str, float | None], advantage: float | None
+    run_id: str,
+    rollout_id: str,
+    rewards: Mapping[str, float | None],
+    *,
+    total: float | None,
+    advantage: float | None = None,
 ) -> dict[str, Any]:
-    """The record of the scores of one rollout."""
+    """Return the record of the scores of one rollout.
+
+    Args:
+        run_id: of the run that the rollout belongs to.
+        rollout_id: of the rollout.
+        rewards: of each reward function, by name; None: it gave none.
+        total: their sum as the trainer weighs them; None: no function gave a reward.
+        advantage: None where the trainer made none of it.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": run_id,
         "rollout_id": rollout_id,
         "time": round(time.time(), 3),
         "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
+        "total": total,
         "advantage": advantage,
     }
 
 
+def total_of(record: Mapping[str, Any]) -> float | None:
+    """The reward that the trainer took of a record, or the environment's if nothing is scored."""
+    total: float | None = record["reward"] if record.get("rewards") is None else record.get("total")
+    return total
+
+
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = {**record, "rewards": None, "advantage": None}
+    read = {**record, "rewards": None, "total": None, "advantage": None}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
@@ -130,6 +151,7 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     spelled = record["control_spellings"] or ()
     read["extras"] = json.loads(record.get("extras") or "{}")
     rewrites = record.get("client_rewrites") or ()
+    read["tools"] = json.loads(record.get("tools") or "[]")
     read.setdefault("versions", None)
     read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}

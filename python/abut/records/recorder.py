@@ -250,7 +250,7 @@ def _table(records: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     pyarrow = import_pyarrow()
     columns = []
     for field in schema:
-        values = [record[field.name] for record in records]
+        values = [record.get(field.name) for record in records]
         if any(isinstance(value, np.ndarray) for value in values):
             columns.append(_list_column(values, field.type))
         else:

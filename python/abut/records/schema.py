@@ -54,6 +54,7 @@ ROLLOUT: Mapping[str, Type] = {
     "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],
     "seams": [{"kind": "string", "exact": "bool_"}],
     "messages": [{"role": "string", "content": "string", "extra": "string"}],
+    "tools": "string",
     "control_spellings": [{"token": "string", "count": "int64"}],
     "reward": "float64",
     "stop_reason": "string",
@@ -74,6 +75,7 @@ SCORES: Mapping[str, Type] = {
     "rollout_id": "string",
     "time": "float64",
     "rewards": [{"name": "string", "value": "float64"}],
+    "total": "float64",
     "advantage": "float64",
 }
 """The fields of what reward functions and the trainer made of a rollout."""

@@ -11,6 +11,7 @@ from abut._native import Tokenizer
 from abut.errors import printable
 from abut.messages import texts_of
 from abut.parts import PROVENANCE
+from abut.records.record import total_of
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}
 
@@ -59,9 +60,10 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def list_records(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each record."""
-    titles = ("step", "mode", "group", "reward", "turns", "tokens", "stopped", "rollout")
-    widths = (6, 5, 9, 8, 5, 7, 21, 0)
+    """Yield a line for each record: the total reward, and that of each reward function."""
+    names, records = _functions_of(records)
+    titles = ("step", "mode", "group", "reward", *names, "turns", "tokens", "stopped", "rollout")
+    widths = (6, 5, 9, 8, *(max(8, len(name)) for name in names), 5, 7, 21, 0)
     yield _line(titles, widths)
     for record in records:
         group, place = record["group"], record["place"]
@@ -72,7 +74,8 @@ def list_records(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 _field(_or_dash(record["step"])),
                 _field(_or_dash(record["mode"])),
                 "-" if group is None else f"{group}.{place}",
-                _figure(record["reward"]),
+                _figure(total_of(record)),
+                *(_figure((record["rewards"] or {}).get(name)) for name in names),
                 len(record["turns"]),
                 tokens,
                 _field(record["stop_reason"]),
@@ -88,7 +91,8 @@ def summarize(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for record in records:
         steps.setdefault((record["step"], record["mode"]), []).append(
             {
-                "reward": record["reward"],
+                "reward": total_of(record),
+                "rewards": record["rewards"] or {},
                 "failed": record["error"] is not None,
                 "turns": len(record["turns"]),
                 "tokens": len(record["prompt_ids"] or ()) + len(record["completion_ids"]),
@@ -96,20 +100,19 @@ def summarize(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 "stop": record["stop_reason"],
             }
         )
-    widths = (6, 5, 8, 8, 7, 6, 8, 9, 0)
-    yield _line(
-        ("step", "mode", "rollouts", "reward", "failed", "turns", "tokens", "seconds", "stopped"),
-        widths,
-    )
+    names = _names(row["rewards"] for rows in steps.values() for row in rows)
+    widths = (6, 5, 8, 8, *(max(8, len(name)) for name in names), 7, 6, 8, 9, 0)
+    counts = ("failed", "turns", "tokens", "seconds", "stopped")
+    yield _line(("step", "mode", "rollouts", "reward", *names, *counts), widths)
     for (step, mode), rows in steps.items():
-        scored = [row["reward"] for row in rows if row["reward"] is not None]
         stops = Counter(row["stop"] for row in rows)
         yield _line(
             (
                 _field(_or_dash(step)),
                 _field(_or_dash(mode)),
                 len(rows),
-                _figure(fmean(scored) if scored else None),
+                _figure(_mean(row["reward"] for row in rows)),
+                *(_figure(_mean(row["rewards"].get(name) for row in rows)) for name in names),
                 sum(row["failed"] for row in rows),
                 f"{fmean(row['turns'] for row in rows):.1f}",
                 f"{fmean(row['tokens'] for row in rows):.0f}",
@@ -155,7 +158,8 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
     )
     if record["rewards"]:
         given = "  ".join(f"{_field(k)} {_figure(v)}" for k, v in record["rewards"].items())
-        yield f"rewards {given}  advantage {_figure(record['advantage'])}"
+        sums = f"total {_figure(record['total'])}  advantage {_figure(record['advantage'])}"
+        yield f"rewards {given}  {sums}"
     if record["error"]:
         yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
     if traces := record["attempt_tracebacks"]:
@@ -192,6 +196,30 @@ def _pieces(
             yield f"\x1b[{_COLORS[name]}m{text}\x1b[0m"
         else:
             yield f"⟦{text}⟧" if name == "sampled" else text
+
+
+_AHEAD = 256
+"""So many records are read to learn which reward functions there are."""
+
+
+def _functions_of(
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[list[str], Iterator[Mapping[str, Any]]]:
+    """The reward functions of records, and the records, which are streamed."""
+    rest = iter(records)
+    ahead = list(itertools.islice(rest, _AHEAD))
+    return _names(record["rewards"] or {} for record in ahead), itertools.chain(ahead, rest)
+
+
+def _names(rewards: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names to show beside the total: none where the only reward is the environment's."""
+    names = list(dict.fromkeys(_field(name) for given in rewards for name in given))
+    return [] if names == ["env_reward"] else names
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _line(values: Sequence[Any], widths: Sequence[int]) -> str:

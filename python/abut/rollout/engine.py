@@ -130,6 +130,7 @@ class Engine:
                     on_rollout(rollout)
         max_turns = self.config.max_env_turns
         self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
+        self._notices.cut(rollouts, budget=batch.budget())
         self._notices.dropped(rollouts)
         return rollouts, batch.failures
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from abut.concurrency.deadline import Deadline, DeadlineExpired
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import is_pool, placed
+from abut.envs.source import TaskEnvs
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, SamplerError, TrajectoryError
 from abut.messages import Message, container_copy
@@ -240,6 +241,8 @@ class Episode:
 
     def _finish(self) -> Rollout:
         rollout, trajectory = self.rollout, self._conversation.trajectory
+        made = self._task.make_env
+        rollout.tools = made.tools if isinstance(made, TaskEnvs) else ()
         if rollout.sampled_tokens:
             rollout.columns = trajectory.columns()
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)

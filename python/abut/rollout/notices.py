@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 
 from abut.envs.task import RolloutTask
 from abut.rollout.conversation import Budget
@@ -15,6 +16,8 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
+_ENOUGH_OF_BATCH = 8
+_MOST = 0.9
 _DROPPED = 0.1
 _WHY_BRANCHES = {
     "repeated": "it asks for several samples at one point",
@@ -84,6 +87,32 @@ class Notices:
                     "one turn"
                 )
             self._say(what, text)
+
+    def cut(self, rollouts: Sequence[Rollout], *, budget: Budget) -> None:
+        """Tell of one token budget on which most scored rollouts of a batch end."""
+        scored = [one for one in rollouts if one.sampled_tokens and not one.failed and one.measured]
+        for reason, limit, cure in (
+            (
+                StopReason.MAX_COMPLETION_TOKENS,
+                budget.max_completion_tokens,
+                "raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
+                "what is said between them",
+            ),
+            (
+                StopReason.MAX_CONTEXT_TOKENS,
+                budget.max_context_tokens,
+                "raise RolloutConfig.max_context_tokens if the model holds more, or shorten "
+                "prompts and replies",
+            ),
+        ):
+            cut = [len(one.turns) for one in scored if one.stop_reason is reason]
+            enough = len(scored) >= _ENOUGH_OF_BATCH and len(cut) >= _MOST * len(scored)
+            if enough and "first turn" not in self._said:  # which says the same
+                self._say(
+                    f"cut {reason}",
+                    f"{len(cut)} of the {len(scored)} rollouts of a batch ended on {reason}="
+                    f"{limit}, after {median(cut):g} turns (median)\nhint: {cure}",
+                )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
         """Tell of tokens that agents have sampled and that train nothing."""

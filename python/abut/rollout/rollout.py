@@ -106,10 +106,14 @@ class Rollout:
     branches: Sequence[Branch] = field(default=(), compare=False)
     """What an agent sampled in conversations other than the one that became the row."""
     reward: float | None = None
+    measured: bool = True
+    """False: the adapter says that nothing was measured, so no reward function may score it."""
     turns: list[TurnRecord] = field(default_factory=list)
     seams: list[tuple[str, bool]] = field(default_factory=list)
     """For each seam its kind and whether it is exact."""
     messages: list[Message] = field(default_factory=list)
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools that the chat template showed the policy."""
     control_spellings: dict[str, int] = field(default_factory=dict)
     """How often users, tools and the environment have spelled each control token; none was made."""
     stop_reason: StopReason = StopReason.ERROR

@@ -188,6 +188,7 @@ class Stream:
             rollouts = [group[k] for k in range(len(tasks))]
             most = batch.config.max_env_turns
             batch.notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=most)
+            batch.notices.cut(rollouts, budget=batch.budget())
             played = list(zip(tasks, rollouts, strict=True))
             await own_loops.settle(played)
             await self._deliver(batch, played)

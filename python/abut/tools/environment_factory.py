@@ -8,6 +8,7 @@ a time: they are of one object, which nobody made for several threads.
 """
 
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,8 +24,9 @@ from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat
 from abut.tools.answers import ToolAnswers
+from abut.tools.spoken import spoken_messages
 from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name
-from abut.tools.toolbox import Function, Toolbox, ToolRules, ToolTexts
+from abut.tools.toolbox import Function, Toolbox, ToolFaults, ToolRules, ToolTexts
 
 _NO_TOOLS = ("reset", "get_reward")
 
@@ -130,14 +132,14 @@ class EnvironmentFactory:
     def bind(self, processor: PartsProcessor) -> BoundSource:
         """Return what makes environments for tasks."""
         parse = call_parser(processor, self.format, self.tools)
-        answers = ToolAnswers(processor, self.tools)
+        answers, faults = ToolAnswers(processor, self.tools), ToolFaults()
 
         name = getattr(self.make, "__name__", repr(self.make))
 
         def make(task: RolloutTask) -> ToolEpisode:
             functions = dict(self.functions)
             toolbox = Toolbox(
-                functions, parse, answers, self.rules, _TRL_TEXTS, own_thread=self.methods
+                functions, parse, answers, self.rules, faults, _TRL_TEXTS, own_thread=self.methods
             )
 
             async def begin() -> Reply:
@@ -171,7 +173,14 @@ class EnvironmentFactory:
             episode = ToolEpisode(toolbox, begin, score)
             return episode
 
-        return BoundSource(make, name, lambda task: _history_and_last(task)[0], keeps_last=True)
+        return BoundSource(
+            make,
+            name,
+            lambda task: _history_and_last(task)[0],
+            keeps_last=True,
+            spoken=functools.partial(spoken_messages, processor, parse),
+            tools=self.tools,
+        )
 
 
 def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:

@@ -19,7 +19,8 @@ from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import Parse, ToolCallFormat, parse_tool_calls
 from abut.tools.answers import ToolAnswers
-from abut.tools.toolbox import Function, Toolbox, ToolRules
+from abut.tools.spoken import spoken_messages
+from abut.tools.toolbox import Function, Toolbox, ToolCounts, ToolFaults, ToolRules
 
 Score: TypeAlias = Callable[..., float | Awaitable[float | None] | None]
 
@@ -85,10 +86,10 @@ class ToolEnv:
     def bind(self, processor: PartsProcessor) -> BoundSource:
         """Return what makes environments for tasks."""
         parse = call_parser(processor, self.format, self.tools)
-        answers = ToolAnswers(processor, self.tools)
+        answers, faults = ToolAnswers(processor, self.tools), ToolFaults()
 
         def make(task: RolloutTask) -> ToolEpisode:
-            toolbox = Toolbox(self.functions, parse, answers, self.rules)
+            toolbox = Toolbox(self.functions, parse, answers, self.rules, faults)
             columns = {k: v for k, v in task.columns.items() if k != "messages"}
             named = named_keywords(functools.partial(self.reward, ()), columns)
 
@@ -104,7 +105,8 @@ class ToolEnv:
 
             return ToolEpisode(toolbox, begin, score)
 
-        return BoundSource(make, "tool_env")
+        spoken = functools.partial(spoken_messages, processor, parse)
+        return BoundSource(make, "tool_env", keeps_last=True, spoken=spoken, tools=self.tools)
 
 
 class ToolEpisode:
@@ -123,6 +125,11 @@ class ToolEpisode:
         self._toolbox = toolbox
         self._begin = begin
         self._score = score
+
+    @property
+    def counts(self) -> ToolCounts:
+        """How many calls there were so far."""
+        return self._toolbox.counts
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin with what the prompt does not say."""

@@ -10,6 +10,7 @@ from becoming scaffold.
 import asyncio
 import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +18,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.threads import THREADS, DaemonThread
-from abut.envs.foreign import raised_by_env
-from abut.errors import EnvError, text_of
+from abut.envs.foreign import no_signals_hint, raised_by_env
+from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
 from abut.tool_calls.parse import Parse, ParsedCalls, ToolCall
 from abut.tools.answers import ToolAnswers
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Function: TypeAlias = Callable[..., Any]
@@ -83,8 +86,47 @@ def _unknown(name: str, names: Iterable[str]) -> str:
     return f"There is no tool {name!r}. Tools: {', '.join(names)}"
 
 
+@dataclass
+class ToolCounts:
+    """The calls of one episode, counted as TRL's own tool loop counts them."""
+
+    calls: int = 0
+    """Well-formed ones, also of names that are no tool."""
+    failures: int = 0
+    """Those that were answered by an error."""
+
+
+class ToolFaults:
+    """Logs the first exception of each tool, which otherwise only the policy would read."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def note(self, name: str, error: BaseException) -> None:
+        """A tool raised; called on any thread."""
+        if name in self._told:
+            return
+        self._told.add(name)
+        hint = no_signals_hint(error, "a tool", "tool_env(timeout_s=…) bounds the calls of a turn")
+        logger.warning(
+            "the tool %s raised %s\n%s\nThe policy is told, and no later exception of %s is "
+            "logged%s",
+            name,
+            text_of(error),
+            trace_of(error),
+            name,
+            hint,
+        )
+
+
 JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown)
 """Text as it is, all else as JSON."""
+
+
+class _ErrorText(str):
+    """What the policy is told of an exception; the loop counts it, not the tool's thread."""
+
+    __slots__ = ()
 
 
 async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
@@ -111,12 +153,14 @@ class Toolbox:
         parse: takes an action apart.
         answers: gives what answers it the form that the template takes.
         rules: limits, and what becomes of malformed calls.
+        faults: is told what tools raise.
         texts: how results and errors are told.
         own_thread: the names of sync functions that run on `thread`, one after the other in the
             order of the calls, such as the methods of one object. All others of a turn run at once.
 
     Attributes:
         thread: whose owner gives it back; it is there before one of its functions is called.
+        counts: of the calls so far.
     """
 
     thread: DaemonThread | None = None
@@ -127,6 +171,7 @@ class Toolbox:
         parse: Parse,
         answers: ToolAnswers,
         rules: ToolRules,
+        faults: ToolFaults,
         texts: ToolTexts = JSON_TEXTS,
         own_thread: Collection[str] = (),
     ) -> None:
@@ -134,6 +179,8 @@ class Toolbox:
         self._parse = parse
         self._answers = answers
         self._rules = rules
+        self._faults = faults
+        self.counts = ToolCounts()
         self._texts = texts
         self._own_thread = frozenset(own_thread)
 
@@ -149,6 +196,8 @@ class Toolbox:
         if parsed.malformed and self._rules.on_malformed == "end":
             return None
         taken = parsed.calls[: self._rules.max_calls]
+        self.counts.calls += len(parsed.calls)
+        self.counts.failures += len(parsed.calls) - len(taken)
         running = [asyncio.ensure_future(self._run(call)) for call in taken]
         try:
             if running:
@@ -183,9 +232,10 @@ class Toolbox:
     async def _run(self, call: ToolCall) -> str:
         function = self._functions.get(call.name)
         if function is None:
+            self.counts.failures += 1
             return self._texts.error(self._texts.unknown(call.name, self._functions))
         # Making a text may take long too, and its loop is that of all episodes: on a thread.
-        start = partial(self._text_or_awaitable, partial(function, **call.arguments))
+        start = partial(self._text_or_awaitable, call.name, partial(function, **call.arguments))
         text: str | Awaitable[Any]
         if inspect.iscoroutinefunction(function):
             text = start()
@@ -193,10 +243,13 @@ class Toolbox:
             own = self.thread if call.name in self._own_thread else None
             text = await (own or THREADS).ask(start)
         while not isinstance(text, str):
-            text = await THREADS.ask(partial(self._text_or_awaitable, await _outcome(text)))
+            outcome = await _outcome(text)
+            text = await THREADS.ask(partial(self._text_or_awaitable, call.name, outcome))
+        if isinstance(text, _ErrorText):
+            self.counts.failures += 1
         return text
 
-    def _text_or_awaitable(self, returned: Callable[[], Any]) -> str | Awaitable[Any]:
+    def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> str | Awaitable[Any]:
         """What the policy is told of what a tool returned, or what there is to wait for."""
         try:
             value = returned()
@@ -204,11 +257,13 @@ class Toolbox:
         except EnvError:
             raise
         except BaseException as error:  # SystemExit of a tool does not end training
-            return self._texts.error(error)
+            self._faults.note(name, error)
+            return _ErrorText(self._texts.error(error))
 
     def _text_by_the_deadline(self, task: "asyncio.Task[str]") -> str:
         if task.done():
             return task.result()
+        self.counts.failures += 1
         return self._texts.error(f"TimeoutError: no answer within {self._rules.timeout_s:g} s")
 
     def _not_run(self, parsed: ParsedCalls) -> list[Message]:

@@ -20,11 +20,12 @@ from abut.tools.environment_factory import environments_of
 from abut.trl.async_buffer import RolloutBuffer
 from abut.trl.async_place import Place
 from abut.trl.async_records import AsyncRecords
-from abut.trl.async_row import RolloutRow, conversation_of, is_scored, rows_of_rollout
+from abut.trl.async_row import RolloutRow, is_scored, rows_of_rollout
 from abut.trl.async_scores import RewardFunction, Scores, advantages_of, scores_of
-from abut.trl.metrics import log_extra_metrics, log_rollout_metrics
+from abut.trl.metrics import log_batch
+from abut.trl.reward_columns import has_tools
 from abut.trl.route import EnvRoute
-from abut.trl.rows import rows_of
+from abut.trl.rows import COMPLETIONS, conversation_of, rows_of
 
 Metrics = dict[str, "float | tuple[float, float]"]
 
@@ -112,24 +113,31 @@ class Delivery:
         log_metric: Callable[[str, float], None],
     ) -> Scores:
         columns: dict[str, Any] = rows_of(
-            rollouts, tasks, self._engine, agents=bool(self._route.agents)
+            rollouts,
+            tasks,
+            self._engine,
+            agents=bool(self._route.agents),
+            tools=has_tools(self._route.kinds),
         )
+        told = columns.pop(COMPLETIONS, [None] * len(tasks))
         columns |= environments_of(tasks, self._route.kinds)
-        log_rollout_metrics(columns["rollout_stats"], log_metric)
-        log_extra_metrics(
-            {name: values for name, values in columns.items() if "/" in name}, log_metric
-        )
+        log_batch(columns["rollout_stats"], columns, log_metric, None)
         of_row = {name: [value] * len(tasks) for name, value in tasks[0].columns.items()}
         columns = of_row | columns
         columns |= {
             "prompts": [task.columns.get("prompt") for task in tasks],
-            "completions": [conversation_of(rollout)[1] for rollout in rollouts],
+            "completions": [
+                conversation_of(rollout)[1] if completion is None else completion
+                for rollout, completion in zip(rollouts, told, strict=True)
+            ],
             "log_metric": log_metric,
             "log_extra": lambda name, values: None,  # the trainer has no table of completions
         }
         columns.pop("prompt", None)
-        # One that failed counts where the config gives it a reward.
-        can = [is_scored(one) or (one.failed and one.reward is not None) for one in rollouts]
+        can = [
+            is_measured and rollout.stop_reason is not StopReason.STALE
+            for is_measured, rollout in zip(columns["measured"], rollouts, strict=True)
+        ]
         if not any(can):
             rewards = [None] * len(rollouts)
             return Scores({}, rewards, *advantages_of(rewards))

@@ -54,7 +54,13 @@ class AsyncRecords:
                 rewards = {name: values[k] for name, values in scores.by_function.items()}
                 advantage = None if scores.rewards[k] is None else scores.advantages[k]
                 self._scores.append(
-                    score_record(self._run_id, rollout.rollout_id, rewards, advantage)
+                    score_record(
+                        self._run_id,
+                        rollout.rollout_id,
+                        rewards,
+                        total=scores.rewards[k],
+                        advantage=advantage,
+                    )
                 )
             if step is None or step != self._flushed_at:
                 self._flushed_at = step

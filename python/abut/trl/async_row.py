@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from abut._native import Columns
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason
+from abut.trl.rows import conversation_of
 
 
 class RowMetrics(dict[str, float]):
@@ -60,15 +61,6 @@ def is_scored(rollout: Rollout) -> bool:
     return rollout.columns is not None and not (
         rollout.failed or rollout.stop_reason is StopReason.STALE
     )
-
-
-def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
-    """What was said before the policy's first turn, and from there on."""
-    messages = rollout.messages
-    spoken = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
-    turns = sum(turn.end > turn.start for turn in rollout.turns)
-    at = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
-    return list(messages[:at]), list(messages[at:])
 
 
 def rows_of_rollout(

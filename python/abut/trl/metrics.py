@@ -11,23 +11,39 @@ from typing import Any
 
 from abut.gateway.matching import REWRITES
 from abut.rollout.rollout import Rollout, StopReason
+from abut.tools.toolbox import ToolCounts
+
+# Two at most: on 80 columns TRL's table gives each of its columns ten characters.
+_TABLE = ("num_turns", "stop_reason")
 
 
-def rollout_stats(rollout: Rollout, *, agents: bool = False) -> dict[str, Any]:
+class Stats(dict[str, Any]):
+    """The figures of one rollout; those of the first one know whether the batch was logged."""
+
+    logged = False
+
+
+def rollout_stats(
+    rollout: Rollout, *, agents: bool = False, tools: ToolCounts | None = None
+) -> Stats:
     """Return the figures of one rollout that metrics are made of.
 
     Args:
         rollout: what came of it.
         agents: whether any of the batch could be an agent's; on all ranks the same.
+        tools: the calls of its environment; None: no environment of the batch has tools, on all
+            ranks the same.
     """
+    of_tools = {"tool_calls": tools.calls, "tool_failures": tools.failures} if tools else {}
     of_agent = {
         "branches": len(rollout.branches) + (rollout.columns is not None),
         "dropped_tokens": rollout.dropped_tokens,
         "client_rewrites": dict(rollout.client_rewrites),
         "tool_choice_unmet": rollout.tool_choice_unmet,
     }
-    return {
+    figures = {
         **(of_agent if agents else {}),
+        **of_tools,
         "turns": len(rollout.turns),
         "sampled_tokens": rollout.sampled_tokens,
         "completion_tokens": len(rollout.columns.completion_ids) if rollout.columns else 0,
@@ -41,6 +57,36 @@ def rollout_stats(rollout: Rollout, *, agents: bool = False) -> dict[str, Any]:
         "retried": rollout.attempts > 1,
         "unscored": rollout.reward is None,
     }
+    return Stats(figures)
+
+
+def log_batch(
+    stats: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Sequence[Any]],
+    log_metric: Callable[[str, float], None] | None,
+    log_extra: Callable[[str, list[Any]], None] | None,
+) -> None:
+    """Log what there is to say of a batch, once, whichever reward function comes first.
+
+    Args:
+        stats: the column `rollout_stats`.
+        columns: the other ones, among them those of agents; the mean of each whose name has a slash
+            is logged, and `num_turns` and `stop_reason` are for TRL's table of completions.
+        log_metric: as TRL hands it to reward functions, where it does.
+        log_extra: likewise.
+    """
+    first = stats[0] if stats else None
+    if isinstance(first, Stats):
+        if first.logged:
+            return
+        first.logged = True
+    if log_metric is not None:
+        log_rollout_metrics(stats, log_metric)
+        log_extra_metrics(columns, log_metric)
+    if log_extra is not None:
+        for name in _TABLE:
+            if name in columns:
+                log_extra(name, list(columns[name]))
 
 
 def log_rollout_metrics(
@@ -69,6 +115,8 @@ def log_rollout_metrics(
     ):
         # Where no rollout got as far as a seam, the share is unknown; TRL leaves NaN out of means.
         log_metric(name, count / seams if seams else math.nan)
+    if "tool_calls" in stats[0]:
+        _log_tools(stats, log_metric)
     if "branches" in stats[0]:
         _log_branches(stats, log_metric)
     reasons = Counter(row["stop_reason"] for row in stats)
@@ -92,6 +140,16 @@ def log_extra_metrics(
             if isinstance(value, int | float) and math.isfinite(value)
         ]
         log_metric(name, sum(numbers) / len(numbers) if numbers else math.nan)
+
+
+def _log_tools(
+    stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
+) -> None:
+    """TRL's metrics of its own tool loop: calls in a rollout, and the share of them that failed."""
+    calls = sum(row["tool_calls"] for row in stats)
+    failures = sum(row["tool_failures"] for row in stats)
+    log_metric("tools/call_frequency", calls / len(stats))
+    log_metric("tools/failure_frequency", failures / calls if calls else 0.0)
 
 
 def _log_branches(

@@ -1,7 +1,8 @@
 """Reward functions for `GRPOTrainer`.
 
-Invariant: a rollout without a score of its environment has none from anybody, so that TRL leaves
-its row out of the group's baseline.
+Invariant: `env_reward` and every function in `scored_only` return None for a rollout that was not
+measured (it failed, sampled nothing, or its adapter says so), so that TRL leaves the row out of the
+group's baseline. An environment without a score of its own leaves the score to the other functions.
 """
 
 import functools
@@ -9,12 +10,11 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from abut.trl.metrics import log_extra_metrics, log_rollout_metrics
+from abut.trl.metrics import log_batch
 
-# Two at most: on 80 columns TRL's table gives each of its columns ten characters.
-_TABLE = ("num_turns", "stop_reason")
+RewardFunction: TypeAlias = Callable[..., Any]
 
 
 def env_reward(
@@ -28,29 +28,29 @@ def env_reward(
 ) -> list[float | None]:
     """Reward function for `GRPOTrainer`: the environment's own reward; None where it has none.
 
-    Logs the `rollout/…` metrics of the batch, those of agents (extras whose name has a slash), and
-    columns for TRL's table of completions.
+    Logs the metrics of the batch, as `log_batch` does, unless another function has done so.
     """
-    if log_metric is not None:
-        log_rollout_metrics(rollout_stats, log_metric)
-        log_extra_metrics(extras, log_metric)
-    if log_extra is not None:
-        for name in _TABLE:
-            if name in extras:
-                log_extra(name, list(extras[name]))
+    log_batch(rollout_stats, extras, log_metric, log_extra)
     return list(env_reward)
 
 
 def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reward function: None where the environment's own reward is None.
+    """Wrap a reward function: None for each rollout that was not measured.
 
-    That is where a rollout failed, sampled nothing, or got no score.
+    A rollout is not measured if it failed, if it sampled nothing, or if its adapter says so: NeMo
+    Gym's `mask_sample`, an Eval Protocol row without a result, `AgentResult(measured=False)`. All
+    other rollouts are scored by `reward_func`, also those whose environment has no reward of its
+    own, and those that a budget cut. The column `measured` of `make_rollout_func` says which.
 
     TRL leaves a row out only where *every* reward function returns None. What is asynchronous stays
     so, as TRL sees it: a function, a `functools.partial`, or an object with such a `__call__`.
 
+        brevity = scored_only(lambda completions, **_: [-len(c) for c in completions])
+        brevity(["ab", "c"], measured=[True, False])  # [-2, None]
+
     Raises:
-        TypeError: `reward_func` is a reward model, which TRL gives tokens and no columns.
+        TypeError: `reward_func` is a reward model, which TRL gives tokens and no columns. Or, when
+            it is called, there is no column `measured`.
     """
     if isinstance(reward_func, str) or is_reward_model(reward_func):
         name = reward_func if isinstance(reward_func, str) else type(reward_func).__name__
@@ -59,21 +59,43 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
             f"rollouts failed\n{_MODEL_HINT}"
         )
 
-    def unscore(
-        rewards: Sequence[float | None], env_reward: Sequence[float | None]
-    ) -> list[float | None]:
-        return [None if env is None else r for r, env in zip(rewards, env_reward, strict=True)]
+    name = reward_name(reward_func)
+
+    def measured_in(columns: Mapping[str, Any]) -> Sequence[bool]:
+        if "measured" not in columns:
+            raise TypeError(
+                f"scored_only({name}) got no column 'measured', which says what may be scored\n"
+                "hint: it needs GRPOTrainer(rollout_func=make_rollout_func(…)); in a test of your "
+                "own, pass measured=[True, …]"
+            )
+        return columns["measured"]  # type: ignore[no-any-return]
+
+    def unscore(rewards: Sequence[float | None], measured: Sequence[bool]) -> list[float | None]:
+        return [
+            reward if is_measured else None
+            for reward, is_measured in zip(rewards, measured, strict=True)
+        ]
 
     async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
-        return unscore(await reward_func(*args, **kwargs), kwargs["env_reward"])
+        measured = measured_in(kwargs)
+        return unscore(await reward_func(*args, **kwargs), measured)
 
     def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
-        return unscore(reward_func(*args, **kwargs), kwargs["env_reward"])
+        measured = measured_in(kwargs)
+        return unscore(reward_func(*args, **kwargs), measured)
 
+    wrapper = named_like(reward_func, wrapped, wrapped_async)
+    wrapper.__abut_scored_only__ = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def named_like(
+    reward_func: RewardFunction, wrapped: RewardFunction, wrapped_async: RewardFunction
+) -> RewardFunction:
+    """Return the wrapper that TRL takes for `reward_func`: as asynchronous, and of its name."""
     right = wrapped_async if is_async_reward(reward_func) else wrapped
     wrapper: Any = functools.update_wrapper(right, reward_func)
     wrapper.__name__ = reward_name(reward_func)  # TRL's name of the reward in logs and tables
-    wrapper.__abut_scored_only__ = True
     return wrapper  # type: ignore[no-any-return]
 
 

@@ -40,6 +40,7 @@ from abut.trl.arguments import (
 from abut.trl.end_tokens import check_end_tokens
 from abut.trl.metrics import is_metric
 from abut.trl.ranks import judged, of_all_ranks
+from abut.trl.reward_columns import ModelMetrics, has_tools, wrap_reward_functions
 from abut.trl.rewards import warn_of_unwrapped
 from abut.trl.route import EnvArgument
 from abut.trl.rows import fill_metrics, rows_of
@@ -116,6 +117,7 @@ class RolloutFunc:
         self._recorder = recorder
         writes_scores = getattr(recorder, "write_scores", None)
         self._scores = None if writes_scores is None else Scores(writes_scores, self.flush)
+        self._model_metrics = ModelMetrics()
         self._engine: Engine | None = None
         self._trainer: Any = None
         self._warned_of_unseen = False
@@ -138,6 +140,8 @@ class RolloutFunc:
         self._end_batch()
         if self._tasks.route.agents:
             fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
+        mode = "train" if trainer.model.training else "eval"
+        self._model_metrics.add(trainer, rows, mode)
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
         return rows
@@ -154,8 +158,15 @@ class RolloutFunc:
         record = self._record(trainer, mode, tasks)
         rollouts, failures = self._engine.play(tasks, on_rollout=record)
         self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)
-        rows = rows_of(rollouts, tasks, self._engine, agents=bool(self._tasks.route.agents))
-        rows |= environments_of(tasks, self._tasks.route.kinds)
+        route = self._tasks.route
+        rows = rows_of(
+            rollouts,
+            tasks,
+            self._engine,
+            agents=bool(route.agents),
+            tools=has_tools(route.kinds),
+        )
+        rows |= environments_of(tasks, route.kinds)
         return (tasks, rows), failures, failures.tally(rollouts)
 
     def _end_batch(self) -> None:
@@ -203,6 +214,7 @@ class RolloutFunc:
         """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
+        wrap_reward_functions(trainer)
         if getattr(self._sampler, "base_urls", ()) and not trainer.use_vllm:
             warnings.warn(
                 "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL "

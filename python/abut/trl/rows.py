@@ -11,18 +11,23 @@ from typing import Any
 import numpy as np
 
 from abut._native import Tokenizer
-from abut.envs.source import question_of
+from abut.envs.source import TaskEnvs, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError, TemplateError, TokenizerError
-from abut.messages import container_copy
+from abut.messages import Message, container_copy
 from abut.processor import PartsProcessor
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
+from abut.tools.tool_env import ToolEpisode
+from abut.tools.toolbox import ToolCounts
 from abut.trl.metrics import rollout_stats
+
+COMPLETIONS = "_abut_completions"
+"""The column of what `trl.reward_columns` hands to reward functions as `completions`."""
 
 _TAKEN = frozenset(
     {"prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward", "env_step_rewards"}
-    | {"num_turns", "stop_reason", "error", "rollout_id", "messages", "rollout_stats"}
+    | {"num_turns", "stop_reason", "error", "rollout_id", "messages", "rollout_stats", "measured"}
     | {"environments", "prompts", "completions", "trainer_state", "log_extra", "log_metric"}
 )
 
@@ -33,6 +38,7 @@ def rows_of(
     engine: Engine,
     *,
     agents: bool = False,
+    tools: bool = False,
 ) -> dict[str, list[Any]]:
     """Return the columns that TRL requires and the extras, each as long as `rollouts`.
 
@@ -41,7 +47,10 @@ def rows_of(
         tasks: what they started from.
         engine: has played them.
         agents: whether any of the batch could be an agent's.
+        tools: whether any of the batch could be of an environment with tools.
     """
+    told = [told_of(rollout, task) for rollout, task in zip(rollouts, tasks, strict=True)]
+    counts = [_tool_counts(task) if tools else None for task in tasks]
     rows = [_row(rollout, task, engine) for rollout, task in zip(rollouts, tasks, strict=True)]
     return {
         **{key: [row[key] for row in rows] for key in rows[0]},
@@ -52,10 +61,56 @@ def rows_of(
         "error": [rollout.error for rollout in rollouts],
         "rollout_id": [rollout.rollout_id for rollout in rollouts],
         # Their own: what a reward function does to them reaches no record and no other row.
-        "messages": [container_copy(rollout.messages) for rollout in rollouts],
-        "rollout_stats": [rollout_stats(rollout, agents=agents) for rollout in rollouts],
+        "messages": [messages for messages, _ in told],
+        "measured": [is_measured(rollout) for rollout in rollouts],
+        "rollout_stats": [
+            rollout_stats(rollout, agents=agents, tools=count)
+            for rollout, count in zip(rollouts, counts, strict=True)
+        ],
+        **({COMPLETIONS: [completion for _, completion in told]} if tools else {}),
         **_extras(rollouts),
     }
+
+
+def is_measured(rollout: Rollout) -> bool:
+    """Whether reward functions may score it; `RolloutConfig(on_failure="zero")` scores failures."""
+    sampled = rollout.columns is not None and rollout.sampled_tokens > 0
+    if rollout.failed:
+        return rollout.reward is not None
+    return sampled and rollout.measured
+
+
+def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:
+    """Its messages, and those behind the prompt, for reward functions.
+
+    None: `completions` stays what TRL makes of the tokens, one message, since the environment has
+    no tools. Without its last answers, which are behind the last token.
+    """
+    made: Any = task.make_env
+    spoken = made.spoken if isinstance(made, TaskEnvs) else None
+    if spoken is None:
+        return container_copy(rollout.messages), None
+    prompt, sampled = conversation_of(rollout)
+    completion = spoken(sampled)
+    last = len(completion)
+    while last and completion[last - 1].get("role") == "tool":
+        last -= 1
+    return [*container_copy(prompt), *completion], container_copy(completion[:last])
+
+
+def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
+    """What was said before the policy's first turn, and from there on."""
+    messages = rollout.messages
+    spoken = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns = sum(turn.end > turn.start for turn in rollout.turns)
+    at = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
+    return list(messages[:at]), list(messages[at:])
+
+
+def _tool_counts(task: RolloutTask) -> ToolCounts:
+    made: Any = task.make_env
+    last = made.last if isinstance(made, TaskEnvs) else None
+    return last.counts if isinstance(last, ToolEpisode) else ToolCounts()
 
 
 def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:

@@ -58,19 +58,22 @@ class Scores:
                 return [None] * count
             return [_finite(value) for value in last[rank * count : (rank + 1) * count]]
 
+        weights = _weights(batch.trainer)
         rewards = {name: ours(values) for name, values in (logs.get("rewards") or {}).items()}
         advantages = ours(logs.get("advantages"))
-        self._write(
-            [
+        records = []
+        for k, rollout_id in enumerate(batch.rollout_ids):
+            given = {name: values[k] for name, values in rewards.items()}
+            records.append(
                 score_record(
                     batch.run_id,
                     rollout_id,
-                    {name: values[k] for name, values in rewards.items()},
-                    advantages[k],
+                    given,
+                    total=total_reward(given, weights),
+                    advantage=advantages[k],
                 )
-                for k, rollout_id in enumerate(batch.rollout_ids)
-            ]
-        )
+            )
+        self._write(records)
 
     def _follow(self, trainer: Any) -> None:
         """Be told when a step, an evaluation or training is over: no batch may follow."""
@@ -92,6 +95,21 @@ class Scores:
 
         trainer.add_callback(Collect())
         self._followed = trainer
+
+
+def total_reward(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """The sum that TRL makes of rewards, each times its weight; None: no function gave one."""
+    known = [weights.get(name, 1.0) * value for name, value in rewards.items() if value is not None]
+    return sum(known) if known else None
+
+
+def _weights(trainer: Any) -> dict[str, float]:
+    """The weight of each reward function, by its name in the logs."""
+    names = getattr(trainer, "reward_func_names", None) or ()
+    weights = getattr(trainer, "reward_weights", None)
+    if weights is None:
+        return {}
+    return dict(zip(names, map(float, weights), strict=False))
 
 
 def _completions(trainer: Any) -> list[Any]:

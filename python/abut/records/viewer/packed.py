@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
+from abut.records.record import total_of
 from abut.records.viewer.pieces import Pieces
 from abut.records.viewer.seams import merges, placed_seams
 
@@ -137,6 +138,7 @@ def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
     }
     rewards = record.get("rewards") or {}
     return row | {
+        "total": _plain(total_of(record)),
         "turns": len(record.get("turns") or ()),
         "prompt_tokens": 0 if prompt is None else len(prompt),
         "completion_tokens": len(record["completion_ids"]),

@@ -2,12 +2,21 @@
 // What training did, step by step. Each point leads to the rollouts that it is the mean of.
 
 const CURVES = [
-  { title: "Reward", of: (rows) => mean(rows.map((row) => row.reward)), band: (row) => row.reward },
+  { title: "Reward", of: (rows) => mean(rows.map((row) => row.total)), band: (row) => row.total },
   { title: "Turns", of: (rows) => mean(rows.map((row) => row.turns)), band: (row) => row.turns },
   { title: "Tokens", of: (rows) => mean(rows.map((row) => row.tokens)), band: (row) => row.tokens },
   { title: "Failed rollouts", percent: true, of: (rows) => 100 * mean(rows.map((row) => (row.error === null ? 0 : 1))) },
   { title: "Exact seams", percent: true, of: exactShare },
 ];
+
+/** A curve for each reward function, where the total is not all there is to see. */
+function curvesOf(rows) {
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row.rewards)))];
+  if (names.length === 1 && names[0] === "env_reward") return CURVES;
+  const of = (name) => (row) => row.rewards[name] ?? null;
+  const rewards = names.map((name) => ({ title: name, of: (rows) => mean(rows.map(of(name))), band: of(name) }));
+  return [CURVES[0], ...rewards, ...CURVES.slice(1)];
+}
 
 const CHART = { width: 350, height: 160, left: 44, right: 8, top: 12, bottom: 24 };
 
@@ -39,7 +48,7 @@ class CurvesView {
           button("Show its rollouts", {}, () => this.open(Number(choice.value), modes[0])))),
         make("p", { class: "quiet" }, "Lines are means of a step, bands reach from its lowest to its highest. A click leads to the rollouts."),
         modes.length > 1 ? make("p", { class: "quiet" }, series.map(({ mode, dashed }) => `${mode ?? "no mode"}: ${dashed ? "dashed" : "solid"}`).join(" · ")) : null),
-      make("div", { class: "charts" }, CURVES.map((curve) => this.chart(curve, series, steps))));
+      make("div", { class: "charts" }, curvesOf(rows).map((curve) => this.chart(curve, series, steps))));
   }
 
   chart(curve, series, steps) {

@@ -21,7 +21,7 @@ function factsOf(rollout, only = null) {
   const { row } = rollout;
   const rewards = Object.entries(row.rewards);
   const facts = [
-    ["reward", figure(row.reward), "main"],
+    ["reward", figure(row.total), "main"],
     ...rewards.filter(([name]) => name !== "env_reward" || rewards.length > 1).map(([name, value]) => [name, figure(value)]),
     ["advantage", row.advantage === null ? "–" : `${row.advantage > 0 ? "+" : ""}${figure(row.advantage, 3)}`, "main"],
     ["turns", figure(row.turns)],

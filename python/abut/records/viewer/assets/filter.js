@@ -3,7 +3,7 @@
 // compares the two.
 
 const NUMBERS = new Set([
-  "reward", "advantage", "step", "group", "place", "rank", "attempts", "seconds", "episode_seed",
+  "reward", "total", "advantage", "step", "group", "place", "rank", "attempts", "seconds", "episode_seed",
   "time", "turns", "tokens", "completion_tokens", "sampled_tokens", "seams", "inexact_seams",
   "branches",
 ]);

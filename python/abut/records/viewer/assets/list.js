@@ -5,7 +5,7 @@
 const ROW_HEIGHT = 28;
 const COLUMNS = [
   { key: "step", title: "rollout", label: "step, group and place" },
-  { key: "reward", title: "reward", label: "reward" },
+  { key: "total", title: "reward", label: "reward" },
   { key: "advantage", title: "adv.", label: "advantage" },
   { key: "turns", title: "turns", label: "turns" },
   { key: "tokens", title: "tokens", label: "tokens" },
@@ -53,7 +53,7 @@ class RolloutList {
   /** Show these rollouts, which passed the filter. */
   show(rows) {
     this.rows = rows;
-    const values = rows.map((row) => row.reward).filter((value) => value !== null);
+    const values = rows.map((row) => row.total).filter((value) => value !== null);
     // Not Math.min(...values): a call takes no hundred thousand arguments.
     this.lowest = values.reduce((least, value) => Math.min(least, value), 0);
     this.highest = values.reduce((most, value) => Math.max(most, value), this.lowest + 1e-9);
@@ -107,7 +107,7 @@ class RolloutList {
     const name = row ? rowName(row, alone) : `${opened ? "▾" : "▸"} ${groupName(group.rows)}`;
     const cells = [
       name,
-      make("span", { class: "bar-of" }, this.bar(of.reward), briefly(of.reward)),
+      make("span", { class: "bar-of" }, this.bar(of.total), briefly(of.total)),
       briefly(of.advantage, 2), briefly(of.turns, 1), briefly(of.tokens, 0),
       of.seams === 0 ? "–" : of.inexact_seams ? `≠ ${briefly(of.inexact_seams)}` : "0",
       seconds(of.seconds), row ? endOf(row) : of.stop_reason ?? "–",
@@ -212,7 +212,7 @@ function summary(rows) {
   const ends = new Set(rows.map((row) => row.stop_reason));
   return {
     index: rows[0].index, step: rows[0].step, group: rows[0].group, mode: rows[0].mode,
-    reward: over("reward"), advantage: null, turns: over("turns"), tokens: over("tokens"),
+    total: over("total"), advantage: null, turns: over("turns"), tokens: over("tokens"),
     seconds: over("seconds"), seams: over("seams"), error: failed ? `${failed} failed` : null,
     inexact_seams: rows.reduce((sum, row) => sum + row.inexact_seams, 0),
     stop_reason: failed ? `${failed} failed` : ends.size === 1 ? [...ends][0] : `${ends.size} kinds`,
