@@ -13,7 +13,7 @@ from abut.tool_calls.call import Found, ToolCall, Wrong
 from abut.tool_calls.form import CallForm, NamedBody
 from abut.tool_calls.literals import skip_space
 from abut.tool_calls.patterns import NAME, Finder, core, loose, missing, tags, up_to_tag
-from abut.tool_calls.values import Schemas
+from abut.tool_calls.schemas import Schemas
 
 
 class FormReader:
