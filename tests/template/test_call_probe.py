@@ -42,6 +42,13 @@ TEXT_BEHIND = (
 )
 """As Unsloth's Gemma 4: the text beside a call ends the turn, behind the result."""
 
+TEXT_IN_TAGS = (
+    HEAD + "{% if m.tool_calls %}{{ '<|calls|>' + m.content + '<|calls_end|>' if m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}"
+    "{% else %}{{ m.content or '' }}{% endif %}" + TAIL
+)
+"""As Llama 4's: the text beside calls stands in tags that others do not have."""
+
 CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|result|>", "<|result_end|>")
 CALLS = (
     "<|calls|>",
@@ -83,6 +90,15 @@ def test_calls_that_are_rendered_only_beside_text_are_read_with_it_and_without()
     calls = [ToolCall("f", {"a": 1}), ToolCall("g", {})]
     assert calls_in(TEXT_NEEDED, said) == ["", *calls]
     assert calls_in(TEXT_NEEDED, f"hm</think>{said}") == ["hm", *calls]
+
+
+def test_the_tags_around_the_text_before_calls_are_no_text() -> None:
+    call = '{"name": "f", "arguments": {"a": 1}}'
+    assert calls_in(TEXT_IN_TAGS, f"<|calls|>ok<|calls_end|>{call}") == [
+        "ok",
+        ToolCall("f", {"a": 1}),
+    ]
+    assert calls_in(TEXT_IN_TAGS, call) == ["", ToolCall("f", {"a": 1})]
 
 
 def test_text_that_a_template_moves_behind_the_result_does_not_refuse_the_result() -> None:

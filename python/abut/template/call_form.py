@@ -128,6 +128,7 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         body=body,
         ordinary=tags,
         text_before=lead is not None,
+        text_open="" if lead is None else _open_of_text(probe, ordinary),
         leads=tuple(dict.fromkeys(filter(None, leads))),
     )
 
@@ -281,6 +282,13 @@ def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
         if there.kind == placed.kind:
             return text[at + len(CONTENT) : there.start]
     return None
+
+
+def _open_of_text(probe: CallProbe, ordinary: Collection[str]) -> str:
+    """The tag before the text beside calls, where no other text stands behind such a one."""
+    head = probe.written([(NAME, _ONE)], content=CONTENT).partition(CONTENT)[0].strip()
+    is_tag = TAG.fullmatch(head) is not None and head not in ordinary
+    return head if is_tag else ""
 
 
 def _close_of_text(probe: CallProbe) -> str:
