@@ -4,9 +4,10 @@ Datasets, environments and the policy put into messages what they like, and rewa
 them: nobody's object gets into another's hands.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 
@@ -38,6 +39,54 @@ def strange_block(content: Any) -> str | None:
         if isinstance(kind, str) and kind != "text":
             return kind
     return None
+
+
+def with_arguments(message: Message, form: Literal["object", "text"]) -> Message:
+    """Return the message with the arguments of its calls as objects, or as their JSON text.
+
+    OpenAI's API has them as text. Text that is not the JSON of an object stays as it is.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [_call_with_arguments(call, form) for call in calls]}
+
+
+def _call_with_arguments(call: Any, form: str) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _call_with_arguments(call["function"], form)}
+    given: Any = call.get("arguments")
+    if form == "text" and isinstance(given, Mapping):
+        return {**call, "arguments": json.dumps(given, ensure_ascii=False)}
+    if form == "object" and isinstance(given, str):
+        try:
+            value = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return call
+        return {**call, "arguments": value} if isinstance(value, dict) else call
+    return call
+
+
+def without_filler(message: Mapping[str, Any]) -> Message:
+    """Return the message without the keys that Arrow filled with null, also inside of its calls.
+
+    All rows of an Arrow column have the keys of each of them, so a call has the arguments of all
+    other calls. A content of None stays: it is what stands beside calls without text.
+    """
+    said = {k: v for k, v in message.items() if v is not None or k == "content"}
+    if said.get("tool_calls"):
+        said["tool_calls"] = _without_none(said["tool_calls"])
+    return said
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
 
 
 def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:

@@ -38,9 +38,10 @@ texts = st.text(characters, max_size=8).filter(lambda t: "abut" not in t) | st.s
 keys = st.from_regex(r"[a-z][a-zA-Z0-9_]{0,6}", fullmatch=True)  # some write them without quotes
 numbers = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: x != int(x))
 scalars = st.one_of(texts, st.integers(-(10**12), 10**12), numbers, st.booleans(), st.none())
+odd_keys = st.sampled_from(["a b", "a,b", "a:b", "a{b", "a}b", "é", "a-b", "$x", "a.b", "1"])
 nested = st.recursive(
     scalars,
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(keys, x, max_size=3),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(keys | odd_keys, x, max_size=3),
     max_leaves=4,
 )
 values: dict[str, st.SearchStrategy[Any]] = {
@@ -50,7 +51,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "null": st.none(),
     "array": st.lists(nested, max_size=3),
-    "object": st.dictionaries(keys, nested, max_size=3),
+    "object": st.dictionaries(keys | odd_keys, nested, max_size=3),
 }
 arguments = st.fixed_dictionaries({}, optional={key: values[t] for key, t in TYPES.items()})
 calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), arguments), min_size=1, max_size=3)

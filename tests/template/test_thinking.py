@@ -277,3 +277,40 @@ def test_a_system_prompt_that_changes_with_the_answer_is_no_thinking() -> None:
     )
     found = find_thinking(renderer(tiny_tokenizer(template)), "<|im_start|>assistant\n")
     assert (found.open, found.close) == ("<think>", "</think>")
+
+
+OTHER_CLOSE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content }}"
+    "{{ '<|act|>' if m.tool_calls else '<|out|>' }}{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + (c.function | tojson) + '</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_thinking_may_end_otherwise_before_calls_than_before_answers() -> None:
+    tags = ("<|im_start|>", "<|im_end|>", "<think>", "<|act|>", "<|out|>", "<tool_call>")
+    processor = ChatTemplateProcessor(tiny_tokenizer(OTHER_CLOSE, *tags))
+    assert processor.parse_agent_output("<think>hm<|out|>yes") == ("hm", "yes")
+    said = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    reasoning, action = processor.parse_agent_output(f"<think>hm<|act|>{said}")
+    parsed = processor.parse_tool_calls(action)
+    assert (reasoning, parsed.content, parsed.malformed) == ("hm", "", ())
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("f", {"a": 1})]
+    assert processor.parse_agent_output("<think>hm<|out|>a <|act|>") == ("hm", "a <|act|>")
+
+
+def test_a_header_that_does_not_end_loses_no_text() -> None:
+    messages = ThinkingFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<|channel|>final<|message|>",
+        "<|start|>assistant",
+    )
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    assert messages.split(f"{thought}<|channel|>final Sorry, no.") == ("hm", "Sorry, no.")
+    assert messages.split("<|channel|>final Sorry.") == ("", "Sorry.")
+    assert messages.split("<|channel|>analysis We need") == ("We need", "")
+    assert messages.split(f"{thought}<|channel|>final") == ("hm", "")

@@ -525,6 +525,82 @@ def test_text_is_read_as_its_schema_says_and_never_guessed(
         assert repr(parsed.arguments["a"]) == repr(value)
 
 
+DEFINITIONS = {
+    "Count": {"type": "integer"},
+    "Size": {"enum": [1, 2, "all"]},
+    "Point": {"type": "object", "properties": {"x": {"type": "number"}}},
+    "a/b": {"allOf": [{"$ref": "#/$defs/Count"}, {"minimum": 1}]},
+    "Named": {"$anchor": "named", "type": "boolean"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Count"}, "3", 3),
+        ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/a~1b"}, "3", 3),
+        ({"$ref": "#/$defs/a~1b", "description": "."}, "x", "x"),
+        ({"$ref": "#named"}, "true", True),
+        ({"$ref": "#/$defs/Nothing"}, "3", "3"),
+        ({"$ref": "https://example.org/other.json"}, "3", "3"),
+        ({"anyOf": [{"$ref": "#/$defs/Count"}, {"type": "null"}]}, "3", 3),
+        ({"anyOf": [{"$ref": "#/$defs/Count"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/Count"}, {}]}, "3", "3"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 1}]}, "3", 3),
+        ({"allOf": [{"type": ["integer", "string"]}, {"type": ["integer", "null"]}]}, "3", 3),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": [1, 2]}, "3", 3),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"enum": [1, "2"]}, "1", 1),
+        ({"enum": [1, "2"]}, "2", "2"),
+        ({"enum": [1, "2"]}, "3", "3"),
+        ({"$ref": "#/$defs/Size"}, "2", 2),
+        ({"enum": [True, None]}, "true", True),
+        ({"enum": ["a", None]}, "None", None),
+        ({"enum": [[1], {"a": 1}]}, "[1]", [1]),
+        ({"const": 7}, "7", 7),
+        ({"const": False}, "False", False),
+        ({"const": "7"}, "7", "7"),
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, "2", 2),
+        ({"not": {"type": "string"}}, "3", 3),
+        ({"if": {}, "then": {"type": "integer"}, "else": {"type": "boolean"}}, "3", 3),
+        ({"if": {}, "then": {"type": "integer"}}, "3", "3"),
+        ({"properties": {"x": {}}}, '{"x": 1}', '{"x": 1}'),
+    ],
+)
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm"])
+def test_all_of_json_schema_that_says_a_type_counts(
+    schema: Any, text: str, value: Any, format: Any
+) -> None:
+    tool = {"name": "f", "parameters": {"properties": {"a": schema}, "$defs": DEFINITIONS}}
+    assert repr(_argument(format, [tool], text)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/Args", "$defs": {"Args": {"properties": {"a": {"type": "integer"}}}}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"a": {"const": 3}}}]},
+        {"anyOf": [{"properties": {"a": {"enum": [3]}}}, {"properties": {"b": {}}}]},
+        {"patternProperties": {"^a": {"type": "integer"}}},
+        {"additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_the_schema_of_a_parameter_is_found_where_json_schema_puts_it(parameters: Any) -> None:
+    tool = {"name": "f", "parameters": parameters}
+    assert _argument("qwen3_coder", [tool], "3") == 3
+
+
+def _argument(format: Any, tools: Any, text: str) -> Any:
+    call = {
+        "qwen3_coder": f"<tool_call><function=f><parameter=a>{text}</parameter></function>",
+        "glm": f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value>",
+    }[format]
+    (parsed,) = parse_tool_calls(call + "</tool_call>", format=format, tools=tools).calls
+    return parsed.arguments["a"]
+
+
 def test_a_schema_that_holds_itself_is_read_once() -> None:
     schema: dict[str, Any] = {"oneOf": [{"type": "integer"}]}
     schema["anyOf"] = [schema]

@@ -37,6 +37,19 @@ def test_the_seed_is_what_the_last_user_message_says(
     assert task.seed == question_of(task) == seed
 
 
+def test_what_arrow_filled_with_null_is_in_no_call(hf_tokenizer: Any) -> None:
+    arguments = {"city": "Bonn", "unit": None, "near": {"x": 1, "y": None}, "days": [1, None]}
+    call = {"id": None, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    prompt = [user("a", tool_calls=None), said, {"role": "tool", "content": "b"}]
+    tasks = Tasks(EnvRoute(Talk), seed=0, system_prompt=None)
+    (task,) = tasks.of_batch([prompt], a_trainer(hf_tokenizer), "train")
+    arguments = {"city": "Bonn", "near": {"x": 1}, "days": [1, None]}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert task.messages == [user("a"), said, {"role": "tool", "content": "b"}]
+
+
 def test_a_string_prompt_is_a_seed_and_nothing_else(called: Any, hf_tokenizer: Any) -> None:
     out = called(["a secret seed"])
     text = "<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"

@@ -100,6 +100,10 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         if shared.strip().startswith(turns.text_close):
             leads.append(turns.text_close)
             before = shared.partition(turns.text_close)[2] if turns.text_close else shared
+        close = _close_of_text(probe)
+        if close and before.startswith(close):
+            leads.append(close.strip())
+            before = before.removeprefix(close)
     if middle is None:
         form = CallForm(ObjectBody(), open=before, close=after)
     else:
@@ -124,6 +128,7 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
         body=body,
         ordinary=tags,
         text_before=lead is not None,
+        text_open="" if lead is None else _open_of_text(probe, ordinary),
         leads=tuple(dict.fromkeys(filter(None, leads))),
     )
 
@@ -277,6 +282,26 @@ def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
         if there.kind == placed.kind:
             return text[at + len(CONTENT) : there.start]
     return None
+
+
+def _open_of_text(probe: CallProbe, ordinary: Collection[str]) -> str:
+    """The tag before the text beside calls, where no other text stands behind such a one."""
+    head = probe.written([(NAME, _ONE)], content=CONTENT).partition(CONTENT)[0].strip()
+    is_tag = TAG.fullmatch(head) is not None and head not in ordinary
+    return head if is_tag else ""
+
+
+def _close_of_text(probe: CallProbe) -> str:
+    """The tag that closes the text before calls, where the template takes no calls without text.
+
+    Command A Reasoning writes that text as thinking, and a policy may call without.
+    """
+    if not probe.content:
+        return ""
+    head, _, tail = probe.written([(NAME, _ONE)], content=CONTENT).partition(CONTENT)
+    is_opened = re.search(rf"(?:{TAG.pattern})\s*\Z", head)
+    close = re.match(rf"\s*(?:{TAG.pattern})", tail)
+    return close[0] if is_opened and close else ""
 
 
 def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, str, str]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, Protocol
 
 from abut.errors import TemplateError
@@ -43,12 +44,14 @@ class CallProbe:
     Attributes:
         render: renders with the template.
         as_text: whether the arguments are their JSON text.
-        content: beside calls without text.
+        content: beside calls without text; `CONTENT` where the template takes none without.
+        named_ids: whether ids hold the name, `functions.f:0`: some templates write it nowhere else.
     """
 
     render: Render
     as_text: bool
     content: str | None
+    named_ids: bool = False
 
     def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
         """What stands behind the generation prompt.
@@ -62,7 +65,9 @@ class CallProbe:
             "tool_calls": [self._call(k, *call) for k, call in enumerate(calls)],
             **keys,
         }
-        return self.behind_prompt(message)
+        written = self.behind_prompt(message)
+        # Text that is there only because the template wants some is no part of the calls.
+        return written.rpartition(CONTENT)[2] if self.content and "content" not in keys else written
 
     def behind_prompt(self, message: dict[str, Any]) -> str:
         """What stands of a message behind the generation prompt."""
@@ -100,17 +105,22 @@ class CallProbe:
     def _call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         given: Any = json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments
         function = {"name": name, "arguments": given}
-        return {"id": call_id(k), "type": "function", "function": function}
+        id_ = f"functions.{name}:{k}" if self.named_ids else call_id(k)
+        return {"id": id_, "type": "function", "function": function}
 
 
 def call_probes(render: Render) -> Iterator[CallProbe]:
     """The ways in which the template takes calls and writes them."""
-    for as_text in (False, True):
-        for content in ("", None):
-            probe = CallProbe(render, as_text, content)
+    found = False
+    for named_ids, content in product((False, True), ("", None, CONTENT)):
+        if found and (named_ids or content is CONTENT):
+            return  # these are for templates that take nothing else
+        for as_text in (False, True):
+            probe = CallProbe(render, as_text, content, named_ids)
             try:
                 written = probe.written([(NAME, {KEY: VALUE})])
             except TemplateError:
                 continue
             if NAME in written and VALUE in written:
+                found = True
                 yield probe

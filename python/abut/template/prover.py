@@ -113,6 +113,8 @@ class Prover:
             if form is not PLAIN and _inserts(tail, first, _BESIDE):
                 if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
                     moves["the text beside a tool call"] = None
+            elif form is not PLAIN and _ends_on(tail, first, _BESIDE, new):
+                moves["the text beside a tool call"] = None
             elif _inserts(tail, first, _SYSTEM):
                 moves["the system message"] = None
             else:
@@ -266,3 +268,14 @@ def _inserts(tail: str, first: str, marker: str) -> bool:
         return False
     same_end = len(commonprefix([after[::-1], first[::-1]]))
     return before.startswith(first[: len(first) - same_end])
+
+
+def _ends_on(tail: str, first: str, marker: str, new: Sequence[Message]) -> bool:
+    """Whether `tail` is `first` up to behind the new messages, and the text is written there.
+
+    Unsloth's Gemma 4 ends the turn behind that text, and goes on with it where there is none.
+    """
+    before, found, _ = tail.partition(marker)
+    before = before[: len(commonprefix([before, first]))]
+    contents = [str(message.get("content") or "") for message in new]
+    return bool(found) and new[-1]["role"] == "tool" and all(text in before for text in contents)

@@ -3,12 +3,13 @@
 All rendering is transformers' own (`apply_chat_template`), never a second template engine.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from abut.errors import MissingExtraError, TemplateError
-from abut.messages import Message, texts_of
+from abut.messages import Message, texts_of, with_arguments
 from abut.template.mask import free_stem
 from abut.template.probe import TurnForm, assistant, user
 from abut.template.quote import roles
@@ -33,6 +34,8 @@ class Rendering:
         in_blocks: the roles whose string contents the template writes only as
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
         in_strings: the roles whose text blocks the template does not write. They are joined.
+        arguments: the form in which the template takes the arguments of calls, where it takes only
+            one: an object, or its JSON text. They are given to it in that form.
     """
 
     def __init__(self, hf_tokenizer: Any, options: dict[str, Any]) -> None:
@@ -44,6 +47,7 @@ class Rendering:
         self.pattern = re.compile(f"({'|'.join(map(re.escape, self.control)) or '(?!)'})")
         self.in_blocks: frozenset[str] = frozenset()
         self.in_strings: frozenset[str] = frozenset()
+        self.arguments: Literal["object", "text"] | None = None
         for role, before, after in (
             ("user", [], []),
             ("assistant", [user()], []),
@@ -55,6 +59,7 @@ class Rendering:
                 self.in_blocks |= {role}
             if as_string and not as_blocks:
                 self.in_strings |= {role}
+        self.arguments = self._form_of_arguments()
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The text of the whole conversation.
@@ -144,12 +149,43 @@ class Rendering:
         return self.pattern.split(text, maxsplit=count)[-1]
 
     def _in_its_form(self, message: Message) -> Message:
+        if self.arguments is not None and message.get("tool_calls"):
+            message = with_arguments(message, self.arguments)
         content = message.get("content")
         if isinstance(content, str) and message.get("role") in self.in_blocks:
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
             return {**message, "content": "".join(texts_of(message))}
         return message
+
+    def _form_of_arguments(self) -> Literal["object", "text"] | None:
+        """How arguments must be given; None: as they are.
+
+        A template that writes the JSON text as it is and an object as Python does takes both: the
+        model may have learned either.
+        """
+        given = {"abutKey": "abutWritten"}
+        as_object, as_text = self._with_call(given), self._with_call(code := json.dumps(given))
+        if as_object == as_text:
+            return None
+        if as_object is None:
+            return "text"
+        is_python = repr(given) in as_object and as_text is not None and code in as_text
+        return None if is_python else "object"
+
+    def _with_call(self, arguments: Any) -> str | None:
+        """What the template writes of a call; None where it does not write its arguments."""
+        function = {"name": "abutCalled", "arguments": arguments}
+        calls = [{"id": "abutCall0", "type": "function", "function": function}]
+        for content in ("", None, "abutBeside"):
+            message = {"role": "assistant", "content": content, "tool_calls": calls}
+            try:
+                text = self([user(), message], add_generation_prompt=False)
+            except TemplateError:
+                continue
+            if "abutWritten" in text:
+                return text
+        return None
 
     def _written(self, role: str, before: list[Message], after: list[Message]) -> tuple[bool, bool]:
         """Whether the template writes a content that is a string, and one that is blocks.

@@ -48,6 +48,7 @@ class ThinkingFormat:
         restart: where thinking, answer and tool calls are messages of their own (gpt-oss): what
             begins the next message of the same turn.
         opened: the generation prompt has begun the thinking: a completion goes on inside it.
+        act: what ends thinking before tool calls, where that is not `close`; it begins the action.
     """
 
     open: str = OPEN
@@ -56,6 +57,7 @@ class ThinkingFormat:
     answer: str = ""
     restart: str = ""
     opened: bool = False
+    act: str = ""
 
     def split(self, completion: str) -> tuple[str, str]:
         """`(reasoning, action)` of one completion without its stop token.
@@ -104,6 +106,9 @@ class ThinkingFormat:
             begun = completion.startswith(self.open, start)
             start += len(self.open) * begun
             close = completion.find(self.close, start)
+            acted = completion.find(self.act, start) if self.act else -1
+            if acted >= 0 and (begun or (self.opened and not thoughts)) and not 0 <= close < acted:
+                return [*thoughts, completion[start:acted].strip()], acted
             if not begun:
                 unopened = close >= 0 and self.open not in completion[:close]
                 if thoughts or not (self.opened or unopened):
@@ -117,14 +122,18 @@ class ThinkingFormat:
         reasoning: list[str] = []
         actions: list[str] = []
         for k, message in enumerate(self._messages(completion)):
-            body = message.partition(self._mark)[2]
             if self._has_header(message, self.open):
-                reasoning.append(body.partition(self.close)[0].strip())
+                reasoning.append(self._body(message, self.open).partition(self.close)[0].strip())
             elif self._has_header(message, self.answer):
-                actions.append(body)
+                actions.append(self._body(message, self.answer))
             elif message:
                 actions.append(self.restart * (k > 0) + message)
         return "\n\n".join(filter(None, reasoning)), "".join(actions)
+
+    def _body(self, message: str, opening: str) -> str:
+        """What a message says; a policy may forget the token that ends the header."""
+        _, ended, body = message.partition(self._mark)
+        return body if ended else message.removeprefix(opening.removesuffix(self._mark)).lstrip(" ")
 
     def _messages(self, completion: str) -> list[str]:
         if self.opened and not completion.startswith(self.open):
@@ -172,7 +181,8 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
     if found is None:
         drops = _drops_past_thinking(render, _GEMMA)
         found = _GEMMA if drops else ThinkingFormat(answer=_answer_header(render))
-    return replace(found, opened=generation_prompt.rstrip().endswith(found.open.strip()))
+    opened = generation_prompt.rstrip().endswith(found.open.strip())
+    return replace(found, opened=opened, act=_act(render, found))
 
 
 def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]:
@@ -220,6 +230,23 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
             opening = opening.strip()
         if opening and close.strip():
             yield ThinkingFormat(opening, close.strip(), between, answer, restart)
+
+
+def _act(render: Render, form: ThinkingFormat) -> str:
+    """The tag that ends thinking before calls, where the template writes another than `close`."""
+    function = {"name": _ANSWER, "arguments": {}}
+    calls = [{"id": "abutCall0", "type": "function", "function": function}]
+    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
+    message = {"role": "assistant", "content": "", "tool_calls": calls, **fields}
+    try:
+        written = after_user(render([user(), message], add_generation_prompt=False))
+    except TemplateError:
+        return ""
+    head, _, tail = written.partition(_REASONING)
+    between, called, _ = tail.partition(_ANSWER)
+    tag = _FIRST_TAG.match(between)
+    known = form.restart or form.close in between or not head.rstrip().endswith(form.open.strip())
+    return "" if known or not called or tag is None else tag[0].strip()
 
 
 def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:

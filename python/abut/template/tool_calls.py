@@ -21,7 +21,7 @@ from abut.tool_calls.form import CallForm
 from abut.tool_calls.formats import FORMS, READERS, ReadCalls
 from abut.tool_calls.parse import MalformedCall, Parse, ParsedCalls, parsed
 from abut.tool_calls.reader import FormReader
-from abut.tool_calls.values import Schemas, parameter_schemas
+from abut.tool_calls.schemas import Schemas, parameter_schemas
 
 
 def tool_call_parser(

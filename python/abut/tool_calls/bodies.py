@@ -9,7 +9,8 @@ from abut.tool_calls.form import CallForm, NamedBody, ObjectBody
 from abut.tool_calls.literals import PYTHON, skip_space
 from abut.tool_calls.parameters import ParametersReader
 from abut.tool_calls.patterns import SLOTS, loose
-from abut.tool_calls.values import Schemas, load_json, read_json
+from abut.tool_calls.schemas import Schemas
+from abut.tool_calls.values import load_json, read_json
 
 Read: TypeAlias = Callable[[int], tuple[ToolCall, int]]
 """From where a body begins to the call and where it ends; raises `Wrong`."""

@@ -12,7 +12,7 @@ from abut.tool_calls.call import Found
 from abut.tool_calls.form import CallForm, Mark, NamedBody, ObjectBody, Parameters, Piece
 from abut.tool_calls.harmony import read_harmony
 from abut.tool_calls.reader import FormReader
-from abut.tool_calls.values import Schemas
+from abut.tool_calls.schemas import Schemas
 
 ReadCalls: TypeAlias = Callable[[str, Schemas], Iterator[Found]]
 

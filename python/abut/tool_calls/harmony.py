@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from abut.tool_calls.bodies import arguments_of
 from abut.tool_calls.call import Found, ToolCall, Wrong
-from abut.tool_calls.values import Schemas, read_json
+from abut.tool_calls.schemas import Schemas
+from abut.tool_calls.values import read_json
 
 _TAG = re.compile(r"<\|(start|message|call|end|return)\|>")
 _RECIPIENT = re.compile(r"(?<![^\s>])to=(functions\.)?+([^\s<]*+)")

@@ -28,6 +28,12 @@ class Literals:
 
     def __init__(self, quote: str | None = None) -> None:
         self._quote = quote
+        value = rf"{re.escape(quote or '')}|[{{\[]|(?:{_NUMBER.pattern}|{_WORD.pattern})\s*+[,}}\]]"
+        # Such a key may hold all that separates keys elsewhere: it ends where a value begins.
+        # Without a limit, a text full of braces would be searched to its end from each of them.
+        self._odd_key = re.compile(
+            rf"((?:(?!{re.escape(quote or '')})[^\n]){{1,256}}?)\s*+(?=:\s*+(?:{value}))", re.I
+        )
 
     def read(self, text: str, at: int) -> tuple[Any, int]:
         """The value that comes next, and where it ends.
@@ -97,8 +103,11 @@ class Literals:
     def _key(self, text: str, at: int) -> tuple[str, int]:
         if (string := self._string(text, at)) is not None:
             return string
-        if self._quote is not None and (match := _BARE_KEY.match(text, at)):
-            return match[0], match.end()
+        if self._quote is not None:
+            if match := self._odd_key.match(text, at):
+                return match[1].rstrip(), match.end()
+            if match := _BARE_KEY.match(text, at):
+                return match[0], match.end()
         raise Wrong(at, "expected a key")
 
     def _separator(self, text: str, at: int, close: str) -> int:

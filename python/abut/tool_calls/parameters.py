@@ -5,17 +5,18 @@ it may spell a close; it does not go past the end of its call.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from abut.tool_calls.call import Wrong
 from abut.tool_calls.form import CallForm, Mark, Parameters
 from abut.tool_calls.literals import PYTHON, Literals, skip_space
 from abut.tool_calls.patterns import NAME, Finder, any_of, core, loose, missing, tags, up_to_tag
-from abut.tool_calls.values import load_literal, typed
+from abut.tool_calls.schemas import ToolSchema
+from abut.tool_calls.values import load_literal
 
-Schema: TypeAlias = Mapping[str, Any] | None
-"""That of each parameter of the function; None: not known."""
+Schema: TypeAlias = ToolSchema | None
+"""That of the function's parameters; None: not known."""
 
 
 class ParametersReader:
@@ -124,7 +125,7 @@ class _MarkReader:
             if not mark.others:
                 return value, found.end()
             if mark.strings:
-                return typed(value, (schema or {}).get(key)), found.end()
+                return (value if schema is None else schema.typed(key, value)), found.end()
             try:
                 return load_literal(value), found.end()
             except ValueError as error:
@@ -147,8 +148,9 @@ class _MarkReader:
             if isinstance(value, str):
                 return value, end
             written = text[skip_space(text, at) : end]
-            fitting = typed(written, (schema or {}).get(key))
-            return (value if fitting == written and key not in (schema or {}) else fitting), end
+            if schema is None or key not in schema:
+                return value, end
+            return schema.typed(key, written), end
 
         if mark.syntax == "text":
             return read_text

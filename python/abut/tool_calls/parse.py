@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from abut.parts import Sampled
 from abut.tool_calls.call import Found, ToolCall, Wrong
 from abut.tool_calls.formats import READERS
-from abut.tool_calls.values import parameter_schemas
+from abut.tool_calls.schemas import parameter_schemas
 
 __all__ = [
     "MalformedCall",

@@ -13,7 +13,7 @@ from abut.tool_calls.call import Found, ToolCall, Wrong
 from abut.tool_calls.form import CallForm, NamedBody
 from abut.tool_calls.literals import skip_space
 from abut.tool_calls.patterns import NAME, Finder, core, loose, missing, tags, up_to_tag
-from abut.tool_calls.values import Schemas
+from abut.tool_calls.schemas import Schemas
 
 
 class FormReader:
@@ -54,7 +54,13 @@ class FormReader:
         read = self._body(text, schemas)
         places = self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
         free = 0
+        opened = skip_space(text, 0) if self._form.text_open else -1
+        is_opened = opened >= 0 and text.startswith(self._form.text_open, opened)
         for start, end, results in places:
+            opened_end = opened + len(self._form.text_open)
+            if is_opened and free == 0 and opened_end <= start:
+                yield 0, opened_end, []
+                free = opened_end
             yield self._around.begin(text, free, start), end, results
             free = end
         if free and (end := self._around.end(text, free)) > free:

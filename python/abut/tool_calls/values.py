@@ -1,32 +1,14 @@
-"""The values in tool calls: JSON with one meaning only, and text that a schema gives a type.
+"""The values in tool calls: JSON with one meaning only.
 
-Invariant: nothing is guessed. What JSON does not define (NaN, a key twice) is an error, and text
-stays text unless a schema says otherwise.
+Invariant: nothing is guessed. What JSON does not define (NaN, a key twice) is an error.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Any, TypeAlias
+from typing import Any
 
 from abut.tool_calls.call import Wrong
 from abut.tool_calls.literals import PYTHON, skip_space
-
-Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""For each tool the schema of each parameter."""
-
-# Names of Python's types, which people write into schemas by hand.
-_ALIASES = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "list": "array",
-    "dict": "object",
-}
-
 
 _WINDOW = 8192
 
@@ -140,80 +122,3 @@ def load_literal(source: str) -> Any:
     if source[end:].strip():
         raise ValueError(f"character {end}: text behind the value")
     return value
-
-
-def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
-    """The schema of each parameter of each tool; with OpenAI's wrapper or without.
-
-    Raises:
-        TypeError: a tool is no JSON schema, but a function, say.
-    """
-    schemas: dict[str, Mapping[str, Any]] = {}
-    for k, tool in enumerate(tools or ()):
-        if not isinstance(tool, dict):
-            raise TypeError(
-                f"tools[{k}] is no JSON schema but {type(tool).__name__}\n"
-                "hint: transformers.utils.get_json_schema makes the schema of a function"
-            )
-        function = tool.get("function", tool)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, dict) else None
-            schemas[function["name"]] = properties if isinstance(properties, dict) else {}
-    return schemas
-
-
-def typed(text: str, schema: Any) -> Any:
-    """The text as one of the types of its schema; as it is where none fits."""
-    types = _types(schema)
-    if "null" in types and text in ("null", "None"):
-        return None
-    if "string" in types or not types:
-        return text
-    if "boolean" in types and text in ("true", "True", "false", "False"):
-        return text in ("true", "True")
-    try:
-        value = load_literal(text)
-    except ValueError:
-        return text
-    if isinstance(value, float) and "number" not in types:
-        value = _whole(text, value)  # to JSON Schema, 3.0 is an integer
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {
-        "integer": number and isinstance(value, int),
-        "number": number,
-        "array": isinstance(value, list),
-        "object": isinstance(value, dict),
-    }
-    return value if any(fits.get(name, False) for name in types) else text
-
-
-def _whole(text: str, value: float) -> int | float:
-    """The integer that the text is, exactly: 1e30 is not the float next to it."""
-    try:
-        exact = Decimal(text)
-    except InvalidOperation:  # an exponent that Decimal cannot hold
-        return value
-    whole = int(exact)
-    return whole if whole == exact else value
-
-
-def _types(schema: Any) -> set[str]:
-    """What the schema and the choices in it name; a choice may hold itself."""
-    types: set[str] = set()
-    seen: set[int] = set()
-    left = [schema]
-    while left:
-        schema = left.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        declared = schema.get("type")
-        names = declared if isinstance(declared, list) else [declared]
-        types.update(_ALIASES.get(name, name) for name in names if isinstance(name, str))
-        if schema.get("nullable"):
-            types.add("null")
-        for union in ("anyOf", "oneOf"):
-            choices = schema.get(union)
-            left.extend(choices if isinstance(choices, list) else ())
-    return types

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.messages import Message, last_user_text, strange_block
+from abut.messages import Message, last_user_text, strange_block, without_filler
 from abut.trl.columns import dataset_columns, removed_columns
 from abut.trl.route import ROUTE, EnvRoute
 
@@ -205,7 +205,7 @@ class Tasks:
                     f"{where} has content of the type {block!r}, and abut is text only\n"
                     "hint: leave out rows with images and the like, or write in text what they show"
                 )
-        messages = [dict(message) for message in prompt]
+        messages = [without_filler(message) for message in prompt]
         row: Mapping[str, Any] = {}
         if messages and isinstance(messages[-1].get("row"), Mapping):
             row = messages[-1].pop("row")
