@@ -17,7 +17,7 @@ from abut.template.mask import Masked, not_written
 from abut.template.probe import CALLING, NO_NAME, PLAIN, TurnForm, assistant, user
 from abut.template.quote import quote_difference, roles
 from abut.template.rendering import Rendering
-from abut.template.turn_end import TurnEnd, end_of_answer, end_of_calls
+from abut.template.turn_end import TurnEnd, TurnInside, end_of_answer, end_of_calls
 
 _SYSTEM = "abutSystem"
 _BESIDE = "abutReasoning"
@@ -47,6 +47,7 @@ class Prover:
     Attributes:
         generation_prompt: what asks the model for its turn.
         answer_end: how a plain answer ends before a user message.
+        inside: the control tokens that stand inside turns, where none may be a stop token.
     """
 
     def __init__(self, rendering: Rendering, eos: str | None) -> None:
@@ -64,6 +65,7 @@ class Prover:
         self._ends_user = self._end_of_user(tail.partition(said["content"])[2])
         self.answer_end = self._end_of_answer([said], tail)
         self._calling = next(filter(self._takes, CALLING), None)
+        self.inside = TurnInside.of(rendering, self._calling)
 
     def prove(self, masked: Masked) -> Increment:
         """The increment of one shape, the same behind every history.
@@ -71,8 +73,8 @@ class Prover:
         Of no messages: what asks for one more turn behind a turn.
 
         Raises:
-            TemplateError: the template does not take such messages, or what it writes depends on
-                the history.
+            TemplateError: the template does not take such messages, what it writes depends on the
+                history, or a turn's end stands inside the turn before them.
         """
         new = masked.messages
         form, first = self._find_form(masked)
@@ -80,6 +82,7 @@ class Prover:
             end = self._end_of_answer(new, first)
         else:
             end = self._end_of_calls(form, new, first)
+            self.inside.check_calls([self.answer_end.stop, end.stop, self._eos or ""])
         rest = self._rendering.after_token(first, end.count)
         self._check_names(form, end, new, rest)
         moves = self._moves(form, new, first, rest)
