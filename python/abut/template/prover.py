@@ -85,7 +85,7 @@ class Prover:
             self.inside.check_calls([self.answer_end.stop, end.stop, self._eos or ""])
         rest = self._rendering.after_token(first, end.count)
         self._check_names(form, end, new, rest)
-        moves = self._moves(form, new, first, rest)
+        moves = self._moves(form, new, first, end.token + rest)
         increment = Increment(form, end, masked.plan(rest), None, moves)
         rules = find_rules(
             masked,
@@ -96,9 +96,12 @@ class Prover:
         return replace(increment, rules=rules)
 
     def _moves(
-        self, form: TurnForm, new: Sequence[Message], first: str, rest: str
+        self, form: TurnForm, new: Sequence[Message], first: str, ending: str
     ) -> tuple[str, ...]:
-        """The proof: what the template moves, if that is all in which a history matters."""
+        """The proof: what the template moves, if that is all in which a history matters.
+
+        `ending` is the end of `first` from the token that ends the turn.
+        """
         moves: dict[str, None] = {}
         for history in self._histories():
             try:
@@ -113,11 +116,12 @@ class Prover:
                 raise
             if tail == first:
                 continue
-            if form is not PLAIN and _inserts(tail, first, _BESIDE):
-                if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
-                    moves["the text beside a tool call"] = None
-            elif _inserts(tail, first, _SYSTEM):
-                moves["the system message"] = None
+            behind = None if form is PLAIN else _behind_inserted(tail, first, _BESIDE)
+            if behind is not None:
+                moved = "behind the call" if behind >= len(ending) else "with these messages"
+                moves[f"the text beside a tool call {moved}"] = None
+            elif _behind_inserted(tail, first, _SYSTEM) is not None:
+                moves["the system message with these messages"] = None
             else:
                 raise TemplateError(
                     f"what the template writes for {roles(new)} depends on the history: after "
@@ -262,10 +266,13 @@ class Prover:
             yield _History([system, *called, assistant(), *called], thought)
 
 
-def _inserts(tail: str, first: str, marker: str) -> bool:
-    """Whether `tail` is `first` with one piece put in, and the marker in that piece."""
+def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
+    """How many characters of `first` stand behind the piece with the marker that `tail` has.
+
+    None: `tail` is not `first` with one piece put in.
+    """
     before, found, after = tail.partition(marker)
     if not found or len(tail) <= len(first):
-        return False
+        return None
     same_end = len(commonprefix([after[::-1], first[::-1]]))
-    return before.startswith(first[: len(first) - same_end])
+    return same_end if before.startswith(first[: len(first) - same_end]) else None
