@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from abut.errors import TemplateError
 from abut.template.probe import assistant, user
-from abut.template.thinking import Render, after_common_prefix, after_user
+from abut.template.thinking import Render, ThinkingFormat, after_common_prefix, after_user
 
 NAME, OTHER_NAME = "abutName", "abutOther"
 KEY, OTHER_KEY = "abutKey", "abutLater"  # in this order also where a template sorts them
@@ -44,11 +44,13 @@ class CallProbe:
         render: renders with the template.
         as_text: whether the arguments are their JSON text.
         content: beside calls without text.
+        thinking: how the template writes thinking: a parser of calls sees none that comes first.
     """
 
     render: Render
     as_text: bool
     content: str | None
+    thinking: ThinkingFormat | None = None
 
     def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
         """What stands behind the generation prompt.
@@ -67,7 +69,8 @@ class CallProbe:
     def behind_prompt(self, message: dict[str, Any]) -> str:
         """What stands of a message behind the generation prompt."""
         written = after_user(self.render([user(), message], add_generation_prompt=False))
-        return after_common_prefix(written, self.prompt)
+        said = after_common_prefix(written, self.prompt)
+        return said if self.thinking is None else said[self.thinking.begun(said) :]
 
     def end_of_user(self) -> str:
         """What stands behind the content of a user message; `""` where that is not known."""
@@ -103,11 +106,11 @@ class CallProbe:
         return {"id": call_id(k), "type": "function", "function": function}
 
 
-def call_probes(render: Render) -> Iterator[CallProbe]:
+def call_probes(render: Render, thinking: ThinkingFormat | None = None) -> Iterator[CallProbe]:
     """The ways in which the template takes calls and writes them."""
     for as_text in (False, True):
         for content in ("", None):
-            probe = CallProbe(render, as_text, content)
+            probe = CallProbe(render, as_text, content, thinking)
             try:
                 written = probe.written([(NAME, {KEY: VALUE})])
             except TemplateError:

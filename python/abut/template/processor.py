@@ -279,8 +279,9 @@ class ChatTemplateProcessor:
         parse, stops = self._parse_tool_calls, self.report.stop_tokens
         if parse is None:
             self._prover.inside.check_calls(stops)
-            tools = self._render.tools
-            parse = tool_call_parser(self._tokenizer, self._render, tools=tools, stops=stops)
+            render = self._render
+            options: Any = {"tools": render.tools, "stops": stops, "thinking": self.thinking}
+            parse = tool_call_parser(self._tokenizer, render, **options)
             self._parse_tool_calls = parse
         return parsed_as_sampled(lambda text: parse(self._without_stop(text)), action)
 
