@@ -1,12 +1,15 @@
-"""Fetch the public chat templates of llama.cpp and vLLM, which are not in the repository.
+"""Fetch public chat templates from PyPI: those of llama.cpp, vLLM, Unsloth and Axolotl.
 
     python scripts/fetch_templates.py .templates
-    ABUT_TEMPLATES=.templates pytest tests/template/test_public_calls.py
+    ABUT_TEMPLATES=.templates pytest tests/template
 
-They lie in the source distributions of `llama-cpp-python` and `vllm`, which pip downloads and
-unpacks. It then asks their build for metadata, which fails without their build requirements: what
-was unpacked stays all the same, since `--no-clean` says so. Beside the templates are the tests of
-vLLM's tool parsers, in `vllm_tests`.
+llama.cpp's and vLLM's are in the source distributions of `llama-cpp-python` and `vllm`, which pip
+downloads and unpacks. pip then asks their build for metadata, which fails without their build
+requirements; `--no-clean` keeps the unpacked files all the same. The tests of vLLM's tool parsers
+come along, in `vllm_tests`. Unsloth's and Axolotl's are in their wheels.
+
+No package has the templates of Kimi K2.5 and Command A Reasoning. transformers, SGLang, LMDeploy,
+ms-swift, mlx-lm and mlx-vlm ship no template files of chat models that call tools.
 """
 
 import argparse
@@ -15,9 +18,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+WHEELS = (
+    # package, version, files, folder
+    ("unsloth", "2026.10.9", "studio/backend/assets/chat_templates/*.jinja", "unsloth"),
+    ("axolotl", "0.19.0", "axolotl/utils/chat_templates/templates/*.jinja", "axolotl"),
+)
 SOURCES = (
     # package, version, files, folder
     ("llama-cpp-python", "0.3.36", "vendor/llama.cpp/models/templates/*.jinja", "llama_cpp"),
@@ -35,14 +44,12 @@ def fetch(into: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as temporary:
         for package, version in dict.fromkeys(source[:2] for source in SOURCES):
-            unpacked = Path(temporary) / package
-            unpacked.mkdir()
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-clean"]
-            command += ["--no-deps", "--no-build-isolation", "--no-binary=:all:"]
-            command += ["--dest", str(unpacked), f"{package}=={version}"]
-            environment = {**os.environ, "TMPDIR": str(unpacked)}
-            subprocess.run(command, env=environment, capture_output=True, check=False)
-        for package, version, files, folder in SOURCES:
+            _download(Path(temporary) / package, version, "--no-clean", "--no-binary=:all:")
+        for package, version in dict.fromkeys(wheel[:2] for wheel in WHEELS):
+            _download(Path(temporary) / package, version, "--only-binary=:all:")
+            for wheel in (Path(temporary) / package).glob("*.whl"):
+                zipfile.ZipFile(wheel).extractall(wheel.parent / "wheel" / package)
+        for package, version, files, folder in (*SOURCES, *WHEELS):
             found = sorted((Path(temporary) / package).glob(f"*/*/{files}"))
             if not found:
                 raise FileNotFoundError(f"{package} {version} was not unpacked, or has no {files}")
@@ -50,6 +57,15 @@ def fetch(into: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
             for file in found:
                 shutil.copy(file, target / file.name)
+
+
+def _download(unpacked: Path, version: str, *options: str) -> None:
+    """Have pip download the package that the folder is named after; building it may fail."""
+    unpacked.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *options]
+    command += ["--no-build-isolation", "--dest", str(unpacked), f"{unpacked.name}=={version}"]
+    environment = {**os.environ, "TMPDIR": str(unpacked)}
+    subprocess.run(command, env=environment, capture_output=True, check=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -250,7 +250,9 @@ class Tokenizer:
         although it knows the shape: its tokens of a probe text were others), opaque_because (why
         an append encodes the open text again; None where a window is enough), and the lists
         hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
-        model's own vocabulary could spell, and is kept from).
+        model's own vocabulary could spell, and is kept from), swallowed_tokens (added tokens that
+        begin with whitespace, which an rstrip token directly before them swallows; `tokenizers`
+        writes them besides).
         """
 
 @final

@@ -143,6 +143,33 @@ def test_a_match_inside_stripped_whitespace_is_ignored() -> None:
     assert ids_of(added, Scaffold("<e>  xa")) == ["<e>", "x", "a"]
 
 
+def test_the_profile_lists_the_tokens_that_another_swallows() -> None:
+    """The one place where the tokens are not those of `tokenizers`, which writes "  " besides."""
+    end, text = {"content": "<e>", "rstrip": True}, "<e>  a"
+    swallows = Trio(word_level(end, "  "))
+    ours = [swallows.hf.id_to_token(id) for id in swallows.native.encode(text).tolist()]
+    assert ours == ["<e>", "a"]
+    theirs = swallows.hf.encode(text, add_special_tokens=False).ids
+    assert [swallows.hf.id_to_token(id) for id in theirs] == ["<e>", "  ", "a"]
+    assert swallows.native.profile()["swallowed_tokens"] == ["  "]
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        (["<e>", "  "]),
+        ([{"content": "<e>", "rstrip": True}, "x  "]),
+        # In normalized text it is looked for later, behind what is swallowed.
+        ([{"content": "<e>", "rstrip": True}, {"content": "  ", "normalized": True}]),
+    ],
+)
+def test_where_no_token_is_swallowed_tokens_are_those_of_tokenizers(added: list[Any]) -> None:
+    three = Trio(word_level(*added))
+    theirs = three.hf.encode("<e>  a", add_special_tokens=False).ids
+    assert plain(three.native.encode("<e>  a")) == theirs
+    assert three.native.profile()["swallowed_tokens"] == []
+
+
 def test_a_prefix_is_written_at_the_start_only() -> None:
     tokenizer = real("mistral_v3").native
     hello = [Content("Hello")]

@@ -314,3 +314,28 @@ def test_a_header_that_does_not_end_loses_no_text() -> None:
     assert messages.split("<|channel|>final Sorry.") == ("", "Sorry.")
     assert messages.split("<|channel|>analysis We need") == ("We need", "")
     assert messages.split(f"{thought}<|channel|>final") == ("hm", "")
+
+
+# As Command R7B: thinking stands before calls alone, empty or not, and the prompt opens none.
+THINKS_BEFORE_CALLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.tool_calls %}"
+    "{{ '<think>' + (m.reasoning_content or '') + '</think><tool_call>' }}"
+    "{{ m.tool_calls[0].function | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{{ '' if enable_thinking else '<think></think>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False])
+@pytest.mark.parametrize("thought", ["", "Look it up."])
+def test_calls_behind_thinking_are_read(enable_thinking: bool, thought: str) -> None:
+    tokenizer = tiny_tokenizer(THINKS_BEFORE_CALLS)
+    processor = ChatTemplateProcessor(tokenizer, enable_thinking=enable_thinking)
+    call = '<tool_call>{"name": "look", "arguments": {"key": "value"}}'
+    for written in (f"<think>{thought}</think>{call}", call):
+        reasoning, action = processor.parse_agent_output(written)
+        parsed = processor.parse_tool_calls(action)
+        assert parsed.malformed == ()
+        assert [(c.name, c.arguments) for c in parsed.calls] == [("look", {"key": "value"})]
+        assert reasoning == (thought if "<think>" in written else "")

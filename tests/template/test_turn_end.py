@@ -314,6 +314,30 @@ def test_the_text_beside_a_call_that_moves_stays_where_it_was() -> None:
     )
 
 
+def moved_text(behind_call: str, behind_result: str) -> tuple[str, ...]:
+    """What is noted where a template writes the text beside a call at these places."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ '<|im_start|>assistant\n' }}"
+        f"{{{{ m.tool_calls|tojson }}}}{{{{ {behind_call} }}}}{{{{ '<|im_end|>\n' }}}}"
+        "{% elif m.role == 'tool' %}{{ m.content }}{% set m = messages[loop.index0 - 1] %}"
+        f"{{{{ {behind_result} if m.tool_calls else '' }}}}{{{{ '<|im_end|>\n' }}}}"
+        "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    return processor_of(template, "<|im_end|>", "<|im_start|>").verdicts()[1].notes
+
+
+def test_text_beside_a_call_is_noted_wherever_the_template_moves_it() -> None:
+    # As interleaved Gemma 4: behind the call in the same turn; or close behind a result.
+    note = (
+        "the template writes the text beside a tool call {}; a trajectory has it where it was first"
+    )
+    assert moved_text("m.content", "''") == (note.format("behind the call"),)
+    assert moved_text("''", "m.content") == (note.format("with these messages"),)
+    assert moved_text("''", "m.content|trim") == (note.format("with these messages"),)
+    assert moved_text("''", "''") == ()
+
+
 # ---- contents in lists
 
 

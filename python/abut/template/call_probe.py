@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from abut.errors import TemplateError
 from abut.template.probe import assistant, user
-from abut.template.thinking import Render, after_common_prefix, after_user
+from abut.template.thinking import Render, ThinkingFormat, after_common_prefix, after_user
 
 NAME, OTHER_NAME = "abutName", "abutOther"
 KEY, OTHER_KEY = "abutKey", "abutLater"  # in this order also where a template sorts them
@@ -46,12 +46,14 @@ class CallProbe:
         as_text: whether the arguments are their JSON text.
         content: beside calls without text; `CONTENT` where the template takes none without.
         named_ids: whether ids hold the name, `functions.f:0`: some templates write it nowhere else.
+        thinking: how the template writes thinking: a parser of calls sees none that comes first.
     """
 
     render: Render
     as_text: bool
     content: str | None
     named_ids: bool = False
+    thinking: ThinkingFormat | None = None
 
     def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
         """What stands behind the generation prompt.
@@ -72,7 +74,8 @@ class CallProbe:
     def behind_prompt(self, message: dict[str, Any]) -> str:
         """What stands of a message behind the generation prompt."""
         written = after_user(self.render([user(), message], add_generation_prompt=False))
-        return after_common_prefix(written, self.prompt)
+        said = after_common_prefix(written, self.prompt)
+        return said if self.thinking is None else said[self.thinking.begun(said) :]
 
     def end_of_user(self) -> str:
         """What stands behind the content of a user message; `""` where that is not known."""
@@ -109,14 +112,14 @@ class CallProbe:
         return {"id": id_, "type": "function", "function": function}
 
 
-def call_probes(render: Render) -> Iterator[CallProbe]:
+def call_probes(render: Render, thinking: ThinkingFormat | None = None) -> Iterator[CallProbe]:
     """The ways in which the template takes calls and writes them."""
     found = False
     for named_ids, content in product((False, True), ("", None, CONTENT)):
         if found and (named_ids or content is CONTENT):
             return  # these are for templates that take nothing else
         for as_text in (False, True):
-            probe = CallProbe(render, as_text, content, named_ids)
+            probe = CallProbe(render, as_text, content, named_ids, thinking)
             try:
                 written = probe.written([(NAME, {KEY: VALUE})])
             except TemplateError:

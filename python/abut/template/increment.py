@@ -28,9 +28,9 @@ class Increment:
         end: how that turn ends; the plan begins after it.
         plan: what the template writes there.
         rules: what it does to each content, None where that has to be seen each time.
-        moves: what the template writes in it, although it belongs to the past: the system message,
-            or the text beside a tool call. The increment leaves it out: a trajectory has it where
-            it was first.
+        moves: what the template moves, and to where: the system message into the increment, or the
+            text beside a tool call there or behind the call. The increment leaves it out, because a
+            trajectory has it where it was first.
     """
 
     form: TurnForm

@@ -116,6 +116,7 @@ class ChatTemplateProcessor:
         ids = [self._render.control[token] for token in stops]
         eos_id = hf_tokenizer.eos_token_id
         self.stop_token_ids = _unique([*ids, *([] if eos_id is None else [eos_id])])
+        self._prover.inside.check_thinking(self._tokens(self.stop_token_ids))
         self.thinking = find_thinking(self._render, self._prover.generation_prompt)
         self.report = probe(
             self._render,
@@ -139,7 +140,8 @@ class ChatTemplateProcessor:
         return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
-        """A copy that also stops at `ids`, say those of a generation config."""
+        """A copy that also stops at `ids` (of a generation config), which are proved as well."""
+        self._prover.inside.check_thinking(self._tokens(ids))
         other = copy.copy(self)
         other.stop_token_ids = _unique([*self.stop_token_ids, *ids])
         other.report = replace(self.report, stop_tokens=self._tokens(other.stop_token_ids))
@@ -274,12 +276,14 @@ class ChatTemplateProcessor:
         """The tool calls in an action, see `abut.template.tool_calls`.
 
         Raises:
-            TemplateError: the template writes no tool calls, or in a form that is not known.
+            TemplateError: no call can be read: there is none, or a stop token stands before it.
         """
         parse, stops = self._parse_tool_calls, self.report.stop_tokens
         if parse is None:
-            tools = self._render.tools
-            parse = tool_call_parser(self._tokenizer, self._render, tools=tools, stops=stops)
+            self._prover.inside.check_calls(stops)
+            render = self._render
+            options: Any = {"tools": render.tools, "stops": stops, "thinking": self.thinking}
+            parse = tool_call_parser(self._tokenizer, render, **options)
             self._parse_tool_calls = parse
         return parsed_as_sampled(lambda text: parse(self._without_stop(text)), action)
 
@@ -289,10 +293,8 @@ class ChatTemplateProcessor:
         return [Scaffold(closing)] if closing else []
 
     def _without_stop(self, completion: str) -> str:
-        for token in self.report.stop_tokens:
-            if completion.endswith(token):
-                completion = completion.removesuffix(token)
-                break
+        stop = next(filter(completion.endswith, self.report.stop_tokens), "")
+        completion = completion.removesuffix(stop)
         end = next((end for end in self._ends if completion.endswith(end)), "")
         return completion.removesuffix(end)
 

@@ -17,7 +17,7 @@ from abut.template.mask import Masked, not_written
 from abut.template.probe import CALLING, NO_NAME, PLAIN, TurnForm, assistant, user
 from abut.template.quote import quote_difference, roles
 from abut.template.rendering import Rendering
-from abut.template.turn_end import TurnEnd, end_of_answer, end_of_calls
+from abut.template.turn_end import TurnEnd, TurnInside, end_of_answer, end_of_calls
 
 _SYSTEM = "abutSystem"
 _BESIDE = "abutReasoning"
@@ -47,6 +47,7 @@ class Prover:
     Attributes:
         generation_prompt: what asks the model for its turn.
         answer_end: how a plain answer ends before a user message.
+        inside: the control tokens that stand inside turns, where none may be a stop token.
     """
 
     def __init__(self, rendering: Rendering, eos: str | None) -> None:
@@ -64,6 +65,7 @@ class Prover:
         self._ends_user = self._end_of_user(tail.partition(said["content"])[2])
         self.answer_end = self._end_of_answer([said], tail)
         self._calling = next(filter(self._takes, CALLING), None)
+        self.inside = TurnInside.of(rendering, self._calling)
 
     def prove(self, masked: Masked) -> Increment:
         """The increment of one shape, the same behind every history.
@@ -71,8 +73,8 @@ class Prover:
         Of no messages: what asks for one more turn behind a turn.
 
         Raises:
-            TemplateError: the template does not take such messages, or what it writes depends on
-                the history.
+            TemplateError: the template does not take such messages, what it writes depends on the
+                history, or a turn's end stands inside the turn before them.
         """
         new = masked.messages
         form, first = self._find_form(masked)
@@ -80,9 +82,10 @@ class Prover:
             end = self._end_of_answer(new, first)
         else:
             end = self._end_of_calls(form, new, first)
+            self.inside.check_calls([self.answer_end.stop, end.stop, self._eos or ""])
         rest = self._rendering.after_token(first, end.count)
         self._check_names(form, end, new, rest)
-        moves = self._moves(form, new, first, rest)
+        moves = self._moves(form, new, first, end.token + rest)
         increment = Increment(form, end, masked.plan(rest), None, moves)
         rules = find_rules(
             masked,
@@ -93,9 +96,12 @@ class Prover:
         return replace(increment, rules=rules)
 
     def _moves(
-        self, form: TurnForm, new: Sequence[Message], first: str, rest: str
+        self, form: TurnForm, new: Sequence[Message], first: str, ending: str
     ) -> tuple[str, ...]:
-        """The proof: what the template moves, if that is all in which a history matters."""
+        """The proof: what the template moves, if that is all in which a history matters.
+
+        `ending` is the end of `first` from the token that ends the turn.
+        """
         moves: dict[str, None] = {}
         for history in self._histories():
             try:
@@ -110,13 +116,14 @@ class Prover:
                 raise
             if tail == first:
                 continue
-            if form is not PLAIN and _inserts(tail, first, _BESIDE):
-                if _BESIDE in tail[len(tail) - len(rest) :]:  # else the turn itself has it there
-                    moves["the text beside a tool call"] = None
+            behind = None if form is PLAIN else _behind_inserted(tail, first, _BESIDE)
+            if behind is not None:
+                moved = "behind the call" if behind >= len(ending) else "with these messages"
+                moves[f"the text beside a tool call {moved}"] = None
             elif form is not PLAIN and _ends_on(tail, first, _BESIDE, new):
-                moves["the text beside a tool call"] = None
-            elif _inserts(tail, first, _SYSTEM):
-                moves["the system message"] = None
+                moves["the text beside a tool call with these messages"] = None
+            elif _behind_inserted(tail, first, _SYSTEM) is not None:
+                moves["the system message with these messages"] = None
             else:
                 raise TemplateError(
                     f"what the template writes for {roles(new)} depends on the history: after "
@@ -261,13 +268,16 @@ class Prover:
             yield _History([system, *called, assistant(), *called], thought)
 
 
-def _inserts(tail: str, first: str, marker: str) -> bool:
-    """Whether `tail` is `first` with one piece put in, and the marker in that piece."""
+def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
+    """How many characters of `first` stand behind the piece with the marker that `tail` has.
+
+    None: `tail` is not `first` with one piece put in.
+    """
     before, found, after = tail.partition(marker)
     if not found or len(tail) <= len(first):
-        return False
+        return None
     same_end = len(commonprefix([after[::-1], first[::-1]]))
-    return before.startswith(first[: len(first) - same_end])
+    return same_end if before.startswith(first[: len(first) - same_end]) else None
 
 
 def _ends_on(tail: str, first: str, marker: str, new: Sequence[Message]) -> bool:

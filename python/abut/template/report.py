@@ -68,8 +68,7 @@ class NextVerdict:
             ),
             contents=tuple("compared" if rules is None else rules[i].name for i in order),
             notes=tuple(
-                f"the template writes {what} with these messages; a trajectory has it where it "
-                "was first"
+                f"the template writes {what}; a trajectory has it where it was first"
                 for what in increment.moves
             ),
         )

@@ -84,6 +84,12 @@ class ThinkingFormat:
         action = "" if at is None else completion[at:].strip("\r\n").removeprefix(self.answer)
         return "\n\n".join(filter(None, thoughts)), action
 
+    def begun(self, completion: str) -> int:
+        """The length of the thinking that the completion itself opens and closes first."""
+        if self.restart or not completion.lstrip().startswith(self.open):
+            return 0
+        return self._thoughts(completion)[1] or 0
+
     def closing(self, completion: str) -> str:
         """What the template would write between the thinking of this completion and an answer.
 

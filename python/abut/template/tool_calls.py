@@ -15,7 +15,7 @@ from abut.template.call_probe import CALLS, CallProbe, call_probes
 from abut.template.call_proof import CallProof
 from abut.template.call_turns import Turns
 from abut.template.rendering import schema_of
-from abut.template.thinking import Render
+from abut.template.thinking import Render, ThinkingFormat
 from abut.tool_calls.call import Found, ToolCall
 from abut.tool_calls.form import CallForm
 from abut.tool_calls.formats import FORMS, READERS, ReadCalls
@@ -30,6 +30,7 @@ def tool_call_parser(
     *,
     tools: Sequence[Any] | None = None,
     stops: Sequence[str] = (),
+    thinking: ThinkingFormat | None = None,
 ) -> Parse:
     """The parser for what a template writes as a tool call.
 
@@ -43,6 +44,7 @@ def tool_call_parser(
         render: renders with its template, or raises `TemplateError`.
         tools: JSON schemas or functions, as for `apply_chat_template`.
         stops: the texts of the tokens that end a turn.
+        thinking: how the template writes thinking; the parser gets what stands behind it.
 
     Raises:
         TemplateError: the template writes no tool calls, or in a form that none of them reads; or
@@ -52,7 +54,7 @@ def tool_call_parser(
     of_parameters = parameter_schemas(schemas)
     control = frozenset(token for token in hf_tokenizer.get_added_vocab() if token.strip())
     best: tuple[int, Parse] | None = None
-    probes = list(call_probes(render))
+    probes = list(call_probes(render, thinking))
     if not probes:
         CallProbe(render, as_text=False, content="").written(CALLS[:1])  # or says why it cannot
     for probe in probes:

@@ -7,13 +7,16 @@ otherwise. Some write nothing after a turn: there, the token that opens the next
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 
 from abut.errors import TemplateError
+from abut.messages import Message
 from abut.template.call_turns import common_suffix
+from abut.template.probe import TurnForm, assistant, user
 from abut.template.rendering import Rendering
+from abut.template.thinking import after_common_prefix, after_user
 from abut.tool_calls.patterns import TAG
 
 _HINT = "hint: such a template cannot be appended to; pass another one with chat_template="
@@ -54,6 +57,92 @@ class TurnEnd:
         if first is not None:
             ends |= {whole[:place] for place in range(first.end(), len(whole))}
         return tuple(sorted((end for end in ends if end.strip()), key=len, reverse=True))
+
+
+@dataclass(frozen=True)
+class TurnInside:
+    """The control tokens that a template writes inside a turn, before the turn's last word.
+
+    An engine that stops on one of them never finishes such a turn.
+
+    Attributes:
+        thinking: in turns that think before they answer or call. Empty where the generation prompt
+            has closed the thinking, because no such turn comes then.
+        calls: in turns that call a tool, with text beside the call and without.
+    """
+
+    thinking: frozenset[str]
+    calls: frozenset[str]
+
+    @classmethod
+    def of(cls, rendering: Rendering, calling: TurnForm | None) -> "TurnInside":
+        """Render such turns.
+
+        Args:
+            rendering: of the template.
+            calling: how the template takes calls, None where it takes none.
+        """
+        prompt = after_user(rendering([user()]))
+        calls: list[Message] = []
+        if calling is not None:
+            called: Message = {"role": "tool", "name": "abutTool", "content": ""}
+            calls = [calling.turn([called], "abut", thinking=text)[0] for text in ("", _BESIDE)]
+        return cls(
+            frozenset(_inside(rendering, _thoughtful(calls[:1]), prompt, thinking=True)),
+            frozenset(_inside(rendering, calls, prompt, thinking=False)),
+        )
+
+    def check_thinking(self, stops: Sequence[str]) -> None:
+        """Raise `TemplateError` if a stop token stands between thinking and what follows it."""
+        for token in filter(self.thinking.__contains__, stops):
+            raise TemplateError(
+                f"the template ends turns with {token!r} and also writes it inside a turn, behind "
+                "the thinking: an engine that stops there cuts every turn before its answer\n"
+                "hint: pass a template that ends turns with a token of their own with "
+                "chat_template=, or the variable with which this one switches thinking off"
+            )
+
+    def check_calls(self, stops: Sequence[str]) -> None:
+        """Raise `TemplateError` if a stop token stands before a call of the same turn."""
+        for token in filter(self.calls.__contains__, stops):
+            raise TemplateError(
+                f"the template ends turns with {token!r} and also writes it inside a turn, before "
+                "a tool call: an engine that stops there never reaches the call\n"
+                "hint: pass a template that ends turns with a token of their own with "
+                "chat_template=, or use no tools"
+            )
+
+
+_THOUGHT, _BESIDE = "abutReasoning", "abutBeside"
+
+
+def _thoughtful(calls: Sequence[Message]) -> list[Message]:
+    """Turns that think, with the thinking in each field that templates read it from."""
+    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    blocks = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "abutAssistant"}]
+    return [
+        {**assistant(), **fields},
+        {"role": "assistant", "content": blocks},
+        *({**call, **fields} for call in calls),
+    ]
+
+
+def _inside(
+    rendering: Rendering, turns: Sequence[Message], prompt: str, *, thinking: bool
+) -> Iterator[str]:
+    for turn in turns:
+        try:
+            written = after_user(rendering([user(), turn], add_generation_prompt=False))
+        except TemplateError:
+            continue
+        last = "abutcall" if turn.get("tool_calls") else "abutAssistant"
+        before = written[: max(written.rfind(last), 0)]
+        if thinking:
+            # A generation prompt that ends in an empty thought has closed the thinking.
+            closed = after_common_prefix(prompt, written).strip()
+            if closed or _THOUGHT not in before or '"type"' in before or "'type'" in before:
+                continue
+        yield from (token for _, token in rendering.tokens(after_common_prefix(before, prompt)))
 
 
 def end_of_answer(

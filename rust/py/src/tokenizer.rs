@@ -341,7 +341,9 @@ impl PyTokenizer {
     /// although it knows the shape: its tokens of a probe text were others), opaque_because (why
     /// an append encodes the open text again; None where a window is enough), and the lists
     /// hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
-    /// model's own vocabulary could spell, and is kept from).
+    /// model's own vocabulary could spell, and is kept from), swallowed_tokens (added tokens that
+    /// begin with whitespace, which an rstrip token directly before them swallows; `tokenizers`
+    /// writes them besides).
     fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let profile = self.core.profile();
         let dict = PyDict::new(py);
@@ -356,6 +358,7 @@ impl PyTokenizer {
         dict.set_item("control_tokens", &profile.control)?;
         dict.set_item("textual_tokens", &profile.textual)?;
         dict.set_item("mintable_tokens", &profile.mintable)?;
+        dict.set_item("swallowed_tokens", &profile.swallowed)?;
         Ok(dict)
     }
 

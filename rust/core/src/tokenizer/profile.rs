@@ -29,6 +29,9 @@ pub struct Profile {
     pub textual: Vec<String>,
     /// Control tokens that the model's own vocabulary could spell, and is kept from.
     pub mintable: Vec<String>,
+    /// Added tokens that begin with whitespace, which an rstrip token before them swallows. Here
+    /// alone the tokens are not those of `tokenizers`: it writes the whitespace twice or panics.
+    pub swallowed: Vec<String>,
 }
 
 impl Profile {
@@ -60,6 +63,11 @@ impl Profile {
             control: contents(&|token| token.control),
             textual: contents(&|token| !token.control),
             mintable: contents(&|token| mintable.text_of(token.id).is_some()),
+            swallowed: contents(&|token| {
+                // Tokens found in normalized text are looked for later, behind what is swallowed.
+                let swallows = |t: &AddedToken| t.rstrip && t.normalized == token.normalized;
+                token.content.starts_with(char::is_whitespace) && loaded.added.iter().any(swallows)
+            }),
         }
     }
 }
