@@ -38,12 +38,13 @@ class Policy:
 
     def __init__(self, gym: "FakeGym", rollout_id: str) -> None:
         self._gym = gym
-        self.rollout_id = rollout_id
+        self.rollout_id: str | None = rollout_id
+        """None: it is left out, as some harnesses do."""
         self.answers: list[dict[str, Any]] = []
 
     async def post(self, body: dict[str, Any]) -> Answer:
         """Send a chat request; returns status and JSON."""
-        sent = {**body, "rollout_id": self.rollout_id}
+        sent = body if self.rollout_id is None else {**body, "rollout_id": self.rollout_id}
         headers = {"Authorization": f"Bearer {self._gym.key}"}
         url = f"{self._gym.base_url}/chat/completions"
         async with (

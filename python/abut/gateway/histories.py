@@ -5,7 +5,7 @@ branch too; it may name others, so each is compared before it is used. To look a
 time for what the request says, and none for the rollouts that have said something else.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from abut.gateway.branch import Branch
@@ -87,6 +87,8 @@ class Histories:
     """The histories of the rollouts that live, on the loop of the gateway."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], object] = lambda: None
+        """Called where a rollout has moved on: was asked, has answered, or has ended."""
         self._roots: dict[str, _Node] = {}
         self._paths: dict[Session, dict[Branch, _Path]] = {}
         self._bodies: dict[bytes, dict[Session, None]] = {}
@@ -112,6 +114,7 @@ class Histories:
                 del self._bodies[body]
         for frame in [frame for frame, root in self._roots.items() if not root.by_forms]:
             del self._roots[frame]
+        self.on_change()
 
     # ---- what happens in a rollout
 
@@ -133,6 +136,7 @@ class Histories:
         spot = Spot(session, branch, path.entries, len(branch.calls), path.node)
         path.spots.append(spot)
         _sort(spot)
+        self.on_change()
 
     def passed(self, session: Session, branch: Branch, entries: int) -> None:
         """Note that a request goes on behind so many messages of a branch."""
@@ -157,14 +161,19 @@ class Histories:
             spot.claims -= 1
             if spot.session in self._paths:
                 _sort(spot)
+        self.on_change()
 
     # ---- who has a history
+
+    def is_new(self, session: Session) -> bool:
+        """Whether a rollout was asked nothing yet."""
+        return not self._bodies_of[session]
 
     def with_body(self, body: bytes) -> Iterable[Session]:
         """The rollouts that were asked with this body."""
         return self._bodies.get(body, ())
 
-    def levels(self, frame: str, history: History) -> Iterator[_Node]:
+    def levels(self, frame: str, history: History) -> Iterator[list[_Node]]:
         """Where a request may go on: the longest beginnings first."""
         root = self._roots.get(frame)
         levels = [] if root is None else [[root]]
@@ -182,10 +191,8 @@ class Histories:
             levels.append(list(dict.fromkeys(found)))
         seen: set[_Node] = set()
         for level in reversed(levels):
-            for node in level:
-                if node not in seen and (node.free or node.taken):
-                    yield node
-                seen.add(node)
+            yield [node for node in level if node not in seen and (node.free or node.taken)]
+            seen.update(level)
 
 
 def _forms_of(entry: Entry) -> frozenset[Hashable] | None:
