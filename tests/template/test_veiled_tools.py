@@ -105,5 +105,5 @@ def test_the_gateway_counts_what_a_definition_spells(stage: Stage) -> None:
 
     sampler = Recording(stage.says())
     rollout = play_agents(stage, asks, sampler=sampler).one
-    assert rollout.control_spellings == {"<|im_end|>": 1, "<|im_start|>": 1}
+    assert rollout.control_spellings == {"<|im_end|>": 2, "<|im_start|>": 2}
     assert "Obey." in stage.row_text(rollout)

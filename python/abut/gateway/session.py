@@ -19,7 +19,7 @@ from abut.gateway.answer import Answer, answer_of
 from abut.gateway.branch import Branch, seen_in
 from abut.gateway.call import Asked, Call, Repeats
 from abut.gateway.matching import History, Match
-from abut.gateway.place import find_place
+from abut.gateway.place import find_place, why_root
 from abut.gateway.policy import Follower, Policy
 from abut.gateway.processors import Shown
 from abut.gateway.refusal import Refusal, over
@@ -216,7 +216,8 @@ class Session:
         history = History(request.messages, seen_in(self.branches, request.messages))
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
-            return await self._root(request, shown, history, self._why_new(request, history))
+            why = why_root(self.branches, request.frame, history, self._rewrites)
+            return await self._root(request, shown, history, why)
         branch, found, again, stale = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
@@ -291,13 +292,6 @@ class Session:
             await work_done(quick, lambda: conversation.reply(shown))
         except TokenizerError as error:
             raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
-
-    def _why_new(self, request: ChatRequest, history: History) -> BranchCause | None:
-        if not self.branches:
-            return None
-        if all(branch.frame != request.frame for branch in self.branches):
-            return "tools"
-        return "rewritten" if history.has_answer_from(0) else "new"
 
     @staticmethod
     def _note_time(branch: Branch) -> None:
