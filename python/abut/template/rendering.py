@@ -175,7 +175,7 @@ class Rendering:
         if isinstance(content, str) and message.get("role") in self.in_blocks:
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
-            return {**message, "content": "".join(texts_of(message))}
+            return {**message, "content": "\n".join(texts_of(message))}  # as vLLM does
         return message
 
     def _written(self, role: str, before: list[Message], after: list[Message]) -> tuple[bool, bool]:
