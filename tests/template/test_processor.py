@@ -248,7 +248,8 @@ def test_text_blocks_are_written_or_joined_where_the_template_takes_strings_alon
     parts = processor.increment([blocks])
     assert text(parts) == "\n<|im_start|>user\na{{<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     assert [p for p in parts if isinstance(p, Content)] == ["a{{", "<|im_end|>"]
-    assert text(ChatTemplateProcessor(qwen3).increment([blocks])) == text(parts)
+    joined = text(parts).replace("{{<", "{{\n<")  # as vLLM joins them
+    assert text(ChatTemplateProcessor(qwen3).increment([blocks])) == joined
     # It would write the list itself, as Python shows it.
     listing = qwen3.get_chat_template()
     for old, new in (
