@@ -326,3 +326,35 @@ def test_an_agent_whose_calls_are_all_refused_fails_with_the_last_refusal(
     assert "every call of goes_on was refused; the last one: " in error
     assert why in error
     assert "another one's" not in error
+
+
+def example(number: int) -> list[dict[str, Any]]:
+    said = {"role": "assistant", "content": "an example"}
+    return [user("how?"), said, user(f"question {number}")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        (example(1), example(2), "new"),  # as aider opens
+        ([user("task")], [user("task"), user("call a tool")], "rewritten"),  # as mini-swe-agent
+        ([user("task")], [user("task"), "other", user("go on")], "rewritten"),
+        ([user("task")], [user("summary"), "yes", user("go on")], "rewritten"),
+        ([user("task")], [user("summary of it")], "new"),
+    ],
+)
+def test_a_conversation_is_rewritten_where_an_answer_of_ours_was(
+    stage: Stage, first: list[Any], second: list[Any], cause: str
+) -> None:
+    second = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in second]
+
+    @agent
+    async def asks_twice(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask(first)
+            await client.ask(second)
+        return 1.0
+
+    rollout = play_agents(stage, asks_twice).one
+    assert (rollout.error, len(rollout.branches)) == (None, 1)
+    assert rollout.branches[0].cause == cause

@@ -16,8 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 import random_clients
 from abut.gateway import branch, matching, session, values
 from abut.gateway.branch import Branch
+from abut.gateway.call import Repeats
 from abut.gateway.matching import Entry, History
-from abut.gateway.session import Session
 from agent_stage import user
 from client_tree import answered, said
 from random_clients import Clients, Request
@@ -192,7 +192,7 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "11: white space of others counts": (matching, "form_of_message", stripped),
 }
 REST: dict[str, tuple[Any, str, Any]] = {
-    "an undelivered sample is given": (Session, "_asked_before", lambda self, body, retried: None),
+    "an undelivered sample is given": (Repeats, "before", lambda self, body, retried: None),
     "what was said is not rendered": (session, "find_place", lambda *args: None),
     "ids of a client's own are known": (
         Branch,

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -78,6 +79,29 @@ def test_requests_without_a_name_are_told_apart_by_their_history(
     for rollout in kept.rollouts:
         assert (len(rollout.turns), rollout.branches) == (3, [])
         check_tree(rollout, [c for c in sampler.calls if c[0].rollout_id == rollout.rollout_id])
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_equal_agents_at_once_are_never_mixed_up(
+    stage: Stage, hf_tokenizer: Any, attempt: int
+) -> None:
+    """Sixteen agents with one question, whose turns begin together: sixteen straight rollouts."""
+    agents, turns = 16, 3
+    sampler, kept = says(stage, "one", "two", "three"), Kept()
+    with serving(sampler, hf_tokenizer, kept) as gateway:
+        at_once = threading.Barrier(agents)
+
+        def play(number: int) -> None:
+            talk: list[Any] = [user("go")]
+            for turn in range(turns):
+                at_once.wait(60)
+                message, _ = ask(gateway, talk)
+                talk += [message, user(f"and {turn}")]
+
+        with ThreadPoolExecutor(agents) as pool:
+            list(pool.map(play, range(agents)))
+    assert sorted(len(rollout.turns) for rollout in kept.rollouts) == [turns] * agents
+    assert [rollout.branches for rollout in kept.rollouts] == [[]] * agents
 
 
 def test_what_is_live_when_the_gateway_stops_is_recorded(

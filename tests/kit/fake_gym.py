@@ -38,12 +38,14 @@ class Policy:
 
     def __init__(self, gym: "FakeGym", rollout_id: str) -> None:
         self._gym = gym
-        self.rollout_id = rollout_id
+        self.rollout_id: str | None = rollout_id
+        """None: it is left out, as some harnesses do."""
         self.answers: list[dict[str, Any]] = []
 
     async def post(self, body: dict[str, Any], *, named: bool = True) -> Answer:
         """Send a chat request; returns status and JSON."""
-        sent = {**body, "rollout_id": self.rollout_id} if named else body
+        leaves_out = self.rollout_id is None or not named
+        sent = body if leaves_out else {**body, "rollout_id": self.rollout_id}
         headers = {"Authorization": f"Bearer {self._gym.key}"}
         url = f"{self._gym.base_url}/chat/completions"
         async with (

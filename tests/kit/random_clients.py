@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from abut.gateway.answer import completion
 from abut.gateway.body import Bodies, read_body
-from abut.gateway.branch import Branch, others, row_of
+from abut.gateway.branch import Branch, others, row_of, seen_in
 from abut.gateway.call import Call
 from abut.gateway.matching import REWRITES, History, match
 from abut.gateway.place import find_place
@@ -367,7 +367,7 @@ class Clients(RuleBasedStateMachine):
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
         messages = json.loads(json.dumps(messages))
-        history = History(messages, self.session.seen(messages))
+        history = History(messages, seen_in(self.session.branches, messages))
         for branch in self.session.branches:
             if branch.frame == frame:
                 path = [self.node_of[call] for call in branch.calls]

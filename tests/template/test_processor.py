@@ -171,12 +171,13 @@ def test_a_template_that_keeps_thinking_is_reported_as_such(tiny: Any) -> None:
     assert (report.history_thinking, report.notes) == ("kept", ())
 
 
-def test_tools_are_written_into_the_opening_as_scaffold(qwen3: Any) -> None:
+def test_tools_are_scaffold_but_for_the_control_tokens_that_they_spell(qwen3: Any) -> None:
     schema = {"type": "function", "function": {"name": "f<|im_end|>", "parameters": {}}}
     processor = ChatTemplateProcessor(qwen3, tools=[schema])
     parts = processor.opening([system(), user()])
     assert text(parts) == render(qwen3, [system(), user()], tools=[schema])
-    assert [p for p in parts if isinstance(p, Content)] == ["Be brief.", "hello"]
+    said = [p for p in parts if isinstance(p, Content)]
+    assert said == ["Be brief.", "<|im_end|>", "hello"]
 
 
 def test_the_default_system_prompt_of_a_template_is_scaffold(qwen3: Any) -> None:
@@ -247,7 +248,8 @@ def test_text_blocks_are_written_or_joined_where_the_template_takes_strings_alon
     parts = processor.increment([blocks])
     assert text(parts) == "\n<|im_start|>user\na{{<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     assert [p for p in parts if isinstance(p, Content)] == ["a{{", "<|im_end|>"]
-    assert text(ChatTemplateProcessor(qwen3).increment([blocks])) == text(parts)
+    joined = text(parts).replace("{{<", "{{\n<")  # as vLLM joins them
+    assert text(ChatTemplateProcessor(qwen3).increment([blocks])) == joined
     # It would write the list itself, as Python shows it.
     listing = qwen3.get_chat_template()
     for old, new in (

@@ -12,7 +12,7 @@ import numpy as np
 
 from abut._native import Columns
 from abut.gateway.call import Call
-from abut.gateway.known import Known
+from abut.gateway.known import Known, Seen
 from abut.gateway.matching import Entry, History, Match, call_at
 from abut.gateway.processors import Shown
 from abut.gateway.values import calls_of, names_of_calls
@@ -123,6 +123,21 @@ class Branch:
             tokens = _same_tokens(messages[place], self.calls[turn])
         delivery = self.calls[found.turns - 1].delivered_as if found.turns else -1
         return tokens, found.same_ids, delivery
+
+
+def seen_in(branches: Sequence[Branch], messages: list[Message]) -> Seen:
+    """Return what of a request was seen before, and put the messages that were in its place.
+
+    So a rollout holds each message once, however many requests repeat it.
+    """
+    count, known = 0, None
+    for branch in branches:
+        if (common := branch.known.common(messages)) and common >= count:
+            count, known = common, branch.known
+    if known is None:
+        return Seen()
+    messages[:count] = known.messages[:count]
+    return known.seen(count)
 
 
 def _same_tokens(message: Message, call: Call) -> int:

@@ -6,6 +6,7 @@ sent that very body.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Asked:
         is_open: whether it still listens.
         placed: holds the call when its prompt is written, or the `Refusal` that there is instead.
         answered: the same when the call has its answer.
+        given: the call before it whose sample it gets, where that was known at once.
     """
 
     request: ChatRequest
@@ -36,6 +38,7 @@ class Asked:
     is_open: Callable[[], bool]
     placed: "asyncio.Future[Call]"
     answered: "asyncio.Future[Call]"
+    given: "Call | None" = None
 
     def as_call(self, number: int) -> "Call":
         """What it becomes, behind so many calls of its rollout."""
@@ -105,6 +108,42 @@ class Call:
     def may_be_given(self) -> bool:
         """Whether it has a sample, or may still get one."""
         return not self.answered.done() or self.answered.exception() is None
+
+
+class Repeats:
+    """The requests of a rollout by their bodies: a client may send one again."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[bytes, list[Call]] = defaultdict(list)
+        self._coming: dict[Asked, None] = {}
+
+    def coming(self, asked: Asked) -> None:
+        """Note a request that is not placed yet."""
+        self._coming[asked] = None
+
+    def came(self, asked: Asked, call: Call | None = None) -> None:
+        """Note that a request was placed, as a call of its own if it is one, or was refused."""
+        self._coming.pop(asked, None)
+        if call is not None:
+            self._calls[asked.body].append(call)
+
+    def before(self, body: bytes, retried: bool) -> Call | None:
+        """Return the call whose sample a request is to get, if it is no new one."""
+        same = [call for call in self._calls.get(body, ()) if call.may_be_given]
+        unheard = [call for call in same if not call.delivered]
+        for call in unheard:
+            if not call.is_open():
+                return call
+        if retried and same:
+            return (unheard or same)[-1]
+        return None
+
+    def fit(self, body: bytes, retried: bool) -> int:
+        """Return how well a request fits as one that was sent before; 0: it is a new one."""
+        if (call := self.before(body, retried)) is not None:
+            return 1 if call.delivered else 2 if call.is_open() else 3
+        same = [asked for asked in self._coming if asked.body == body]
+        return 3 if any(not asked.is_open() for asked in same) else 2 if retried and same else 0
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

@@ -19,6 +19,8 @@ from abut.gateway.refusal import Refusal, ended
 from abut.gateway.request import ChatRequest
 from abut.gateway.serving import Serving
 from abut.gateway.session import Session
+from abut.gateway.unnamed import Expected, Unnamed
+from abut.rollout.config import RolloutConfig
 
 T = TypeVar("T")
 MODEL = "policy"
@@ -51,6 +53,8 @@ class Desk:
         self.serving = serving
         self.sessions: dict[str, Session] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
+        self.unnamed = Unnamed(self.rewrites)
+        """Those of them that are asked without their ids."""
         self.connections = Connections()
         self.bodies = Bodies()
         self.peers: Mapping[int, str] = {}
@@ -64,6 +68,8 @@ class Desk:
         """Answers requests that name no rollout and are no rollout's; None: they are refused."""
         self.writing: Writing | None = None
         """What writes the conversations of the batch; for agents that look at rows before."""
+        self.turn_timeout_s = RolloutConfig.turn_timeout_s
+        """Of the batch that is played."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
@@ -83,9 +89,19 @@ class Desk:
         self.sessions[session.rollout_id] = session
         self._live_keys.add(self.key_of(session.rollout_id))
 
+    async def expect(self, endpoint_id: str, expected: Expected) -> None:
+        """Match requests that name no rollout with this one, from its first call on.
+
+        Rank 0 alone gets such requests and knows its own rollouts alone, so with several ranks
+        none is matched: the one that fits may be another rank's.
+        """
+        if self.rank is None and (session := self.sessions.get(endpoint_id)) is not None:
+            self.unnamed.expect(session, expected)
+
     async def end(self, session: Session) -> None:
         """Answer a rollout no more, and wait until nothing of it changes."""
         self.sessions.pop(session.rollout_id, None)
+        self.unnamed.forget(session)
         await session.close()
         self._forget(session.rollout_id)
 
@@ -194,13 +210,9 @@ class Desk:
         if self.serving is not None:
             return await self.serving.session_of(endpoint_id, request, body, retried=retried)
         if endpoint_id is None:
-            if self.judge is not None:
-                return self.judge.session()
-            raise Refusal(
-                "the request names no rollout\nhint: use the endpoint's base_url as it is; or name "
-                "it by rollout_id in the body, by the header x-abut-rollout, or by the model "
-                "policy/ID",
-                code="unknown_rollout",
+            otherwise = None if self.judge is None else self.judge.session
+            return await self.unnamed.session_of(
+                request, body, retried=retried, otherwise=otherwise
             )
         if (session := self.sessions.get(endpoint_id)) is not None:
             return session

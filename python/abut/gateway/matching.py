@@ -8,7 +8,7 @@ can be switched off. `docs/agents.md` has the table of them.
 
 import ast
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -246,6 +246,42 @@ def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str
     if "code_again" in rewrites and not theirs and any(_repeats(text, whole) for whole in wholes):
         return "code_again"
     return None
+
+
+def forms_returned(entry: Entry) -> Iterator[Hashable]:
+    """The forms in which `rewrite_of` may find an answer: it shares one with `forms_read`."""
+    text, calls = entry.text, tuple(map(_call_form, calls_of(entry.message)))
+    yield text, calls
+    if calls:
+        yield "", calls
+        yield _with_calls(entry), ()
+    said = text_of(entry.message.get("content")) or ""
+    for stop in entry.stop:
+        yield (said + stop).strip(), calls
+
+
+def forms_read(message: Message) -> Iterator[Hashable]:
+    """The forms in which a message may be an answer, coarser than `rewrite_of`."""
+    if (text := text_of(message.get("content"))) is None:
+        return
+    text, calls = text.strip(), tuple(map(_call_form, calls_of(message)))
+    yield text, calls
+    if not calls and _CALLS in text:  # the code of an answer, behind it
+        yield text.rpartition(_CALLS)[0], ()
+
+
+def is_left_out(message: Message) -> bool:
+    """Whether it may be an answer without text and calls, which other clients leave out."""
+    return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
+
+
+def _call_form(call: Mapping[str, Any]) -> Hashable:
+    """The form of a call, the same where pydantic-ai has wrapped its arguments."""
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
+    read = arguments_of(arguments)
+    if isinstance(read, Mapping) and [*read] == ["INVALID_JSON"]:
+        read = read["INVALID_JSON"]
+    return form(name), form(read)
 
 
 def _same_reasoning(message: Message, entry: Entry) -> bool:

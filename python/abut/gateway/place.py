@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from abut.gateway.branch import Branch
-from abut.gateway.matching import History, Match, match
+from abut.gateway.matching import History, Match, forms_read, forms_returned, match
+from abut.rollout.rollout import BranchCause
 
 
 class Place(NamedTuple):
@@ -51,3 +52,29 @@ def find_place(
         if best is None or rank >= best[0]:
             best = rank, Place(branch, found, again, agreement[0] < 0)
     return None if best is None else best[1]
+
+
+def why_root(
+    branches: Sequence[Branch], frame: str, history: History, rewrites: Collection[str]
+) -> BranchCause | None:
+    """Return why a request begins a conversation anew; None where it is the first.
+
+    It has rewritten one where an answer of the policy stood right behind what the two have in
+    common, or comes back behind it. Example answers of a client's own say nothing.
+    """
+    if not branches:
+        return None
+    alike = [branch for branch in branches if branch.frame == frame]
+    if not alike:
+        return "tools"
+    common = 0
+    for branch in alike:
+        found = match(branch.entries, history, rewrites, branch.known)
+        if found.entries < len(branch.entries) and branch.entries[found.entries].ours:
+            return "rewritten"
+        common = max(common, found.messages)
+    ours = [entry for branch in alike for entry in branch.entries if entry.ours]
+    forms = {form for entry in ours if not entry.is_empty for form in forms_returned(entry)}
+    behind = [m for m in history.messages[common:] if m["role"] == "assistant"]
+    back = any(not forms.isdisjoint(forms_read(message)) for message in behind)
+    return "rewritten" if back else "new"

@@ -79,6 +79,7 @@ class PlayedAgent(OwnLoop):
         self._gateway.desk.writing = Writing(batch.tokenizer, processors)
         most = batch.budget().max_completion_tokens
         self._gateway.desk.settings = {**sampling, "max_tokens": most}
+        self._gateway.desk.turn_timeout_s = batch.config.turn_timeout_s
         start = getattr(self._agent, "start", None)
         stop = getattr(self._agent, "stop", None)
         if start is not None:

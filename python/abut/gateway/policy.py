@@ -1,13 +1,34 @@
 """What a session asks for its samples, and what bounds it."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from abut._native import Tokenizer
+from abut.gateway.branch import Branch
 from abut.gateway.processors import Shown
 from abut.gateway.request import ChatRequest
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
+
+
+class Follower(Protocol):
+    """What is told of all that happens in a session, on its loop."""
+
+    def asked(self, session: Any, body: bytes) -> None:
+        """A request came, with a body that equal ones share."""
+        ...
+
+    def settled(self, request: ChatRequest) -> None:
+        """A request was placed, or refused."""
+        ...
+
+    def passed(self, session: Any, branch: Branch, entries: int) -> None:
+        """A request goes on behind so many messages of a branch."""
+        ...
+
+    def heard(self, session: Any, branch: Branch) -> None:
+        """A branch has an answer at its end."""
+        ...
 
 
 class Policy(Protocol):

@@ -218,6 +218,7 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
             )
         content = message.get("content")
         if type(content) is not str:
+            content = _without_thinking(message)
             if (block := strange_block(content)) is not None:
                 raise Refusal(
                     f"{where} has content of the type {block!r}, and abut is text only",
@@ -239,6 +240,24 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
         ):
             raise Refusal(f"{where}.tool_calls must be calls of functions", param="messages")
     return messages
+
+
+def _without_thinking(message: Message) -> Any:
+    """Take blocks of thinking out of an answer's content: they are its reasoning.
+
+    LiteLLM writes it so through its adapter for Anthropic's protocol.
+    """
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, list):
+        return content
+    said = [b for b in content if isinstance(b, dict) and b.get("type") == "thinking"]
+    texts = [block.get("thinking") for block in said]
+    if not said or not all(isinstance(text, str) for text in texts):
+        return content
+    message["content"] = [block for block in content if block not in said]
+    if not message.get("reasoning_content"):
+        message["reasoning_content"] = "".join(map(str, texts))
+    return message["content"]
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:

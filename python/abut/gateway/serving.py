@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +22,15 @@ from abut._native import Tokenizer
 from abut.agents import AgentResult
 from abut.concurrency.threads import THREADS
 from abut.gateway.client_policy import ClientPolicy, Upstream
+from abut.gateway.histories import Histories
 from abut.gateway.idle import IdleRollouts, said_of
-from abut.gateway.matching import History
 from abut.gateway.notes import Notes
-from abut.gateway.place import Place, find_place
 from abut.gateway.processors import Processors
 from abut.gateway.refusal import Refusal, ended, over
 from abut.gateway.request import ChatRequest
 from abut.gateway.row import fill
 from abut.gateway.session import Session
+from abut.gateway.unnamed import who_goes_on, who_repeats
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
 from abut.records.record import score_record
@@ -55,10 +55,7 @@ class _Live:
 
     session: Session
     policy: ClientPolicy
-    named: bool
     began: float
-    begins: Hashable = None
-    """What its first request said before any answer; of one that no client has named."""
     idle: "asyncio.Task[None] | None" = None
 
 
@@ -100,6 +97,8 @@ class Serving:
         self._run_id = secrets.token_hex(8)
         self._of_record = {"run_id": self._run_id, "tokenizer": source}
         self._live: dict[str, _Live] = {}
+        self._histories = Histories()
+        """Of the rollouts that no client has named."""
         self._over: OrderedDict[str, None] = OrderedDict()
         self._idle = IdleRollouts()
         self._numbers = itertools.count()
@@ -162,13 +161,12 @@ class Serving:
             Refusal: it has ended.
         """
         if id_ is None:
-            begins, found = self._found(request, body, retried)
-            return found or self._open(f"rollout-{secrets.token_hex(6)}", begins).session
+            return self._found(request, body, retried) or self._open_unnamed()
         if (live := self._live.get(id_)) is not None:
             return live.session
         self._require_not_over(id_)
         check_id(id_)
-        return self._open(id_, None).session
+        return self._open(id_)
 
     def refused(self, id_: str, refusal: Refusal) -> None:
         """Note that a request of a named rollout was refused; its first one opens the rollout."""
@@ -176,7 +174,8 @@ class Serving:
         if live is None:
             if id_ in self._over or self._stops or _ID.fullmatch(id_) is None:
                 return
-            live = self._open(id_, None)
+            self._open(id_)
+            live = self._live[id_]
         live.session.refusal, live.session.used = str(refusal), time.monotonic()
 
     async def end_or_score(self, id_: str, result: AgentResult) -> dict[str, Any]:
@@ -217,6 +216,7 @@ class Serving:
             self._over.popitem(last=False)
         if live.idle is not None and live.idle is not asyncio.current_task():
             live.idle.cancel()
+        self._histories.remove(live.session)
         await live.session.close()
         self.on_end(id_)
         rollout = self._row(live, result)
@@ -229,40 +229,35 @@ class Serving:
 
     # ---- which rollout
 
-    def _found(
-        self, request: ChatRequest, body: bytes, retried: bool
-    ) -> tuple[Hashable, Session | None]:
-        """What a request begins with, and the rollout that it goes on with."""
-        history = History(request.messages)
-        before = itertools.takewhile(lambda m: m["role"] != "assistant", request.messages)
-        begins = (request.frame, tuple(history.form(place) for place, _ in enumerate(before)))
-        best: tuple[Any, Session] | None = None
-        for session in self._alike(begins):
-            if session.has_asked(body, retried):
-                return begins, session
-            place = find_place(session.branches, request.frame, history, self._rewrites)
-            if place is None or not place.found.turns:
-                continue
-            rank = _rank(place)
-            if best is None or rank > best[0]:
-                best = rank, session
-        return begins, None if best is None else best[1]
+    def _found(self, request: ChatRequest, body: bytes, retried: bool) -> Session | None:
+        """The rollout that a request without a name goes on with.
 
-    def _alike(self, begins: Hashable) -> Iterator[Session]:
-        for live in self._live.values():
-            if not live.named and live.begins == begins:
-                yield live.session
+        Of equal agents any one may be it, but each must be another one: it is claimed here, before
+        anything is waited for.
+        """
+        if again := who_repeats(self._histories, body, retried):
+            return again[0]
+        spots = who_goes_on(self._histories, request, self._rewrites)
+        if not spots:
+            return None
+        self._histories.claim(request, spots[0])
+        return spots[0].session
 
-    def _open(self, id_: str, begins: Hashable) -> _Live:
+    def _open_unnamed(self) -> Session:
+        session = self._open(f"rollout-{secrets.token_hex(6)}")
+        self._histories.add(session)
+        return session
+
+    def _open(self, id_: str) -> Session:
         if self._stops:
             raise over("the gateway stops")
         policy = ClientPolicy(self._upstream, id_, self._bounds)
         session = Session(id_, policy, self._rewrites)
-        live = _Live(session, policy, begins is None, time.monotonic(), begins)
+        live = _Live(session, policy, time.monotonic())
         self._live[id_] = live
         self.on_open(id_)
         live.idle = asyncio.ensure_future(self._end_idle(id_, session))
-        return live
+        return session
 
     async def _end_idle(self, id_: str, session: Session) -> None:
         """End a rollout of which nobody wants anything any more."""
@@ -291,12 +286,6 @@ class Serving:
         self.ended += 1
         self._counted = self.counts([session])
         return rollout
-
-
-def _rank(place: Place) -> tuple[int, bool, bool]:
-    """How well a place suits a request: of equal histories the one that nobody went on with."""
-    whole = place.found.entries == len(place.branch.entries)
-    return place.found.turns, whole, not place.branch.sampling
 
 
 def check_id(id_: str) -> None:

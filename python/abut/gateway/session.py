@@ -9,19 +9,18 @@ at once.
 import asyncio
 import itertools
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.gateway.answer import Answer, answer_of
-from abut.gateway.branch import Branch
-from abut.gateway.call import Asked, Call
-from abut.gateway.known import Seen
+from abut.gateway.branch import Branch, seen_in
+from abut.gateway.call import Asked, Call, Repeats
 from abut.gateway.matching import History, Match
-from abut.gateway.place import find_place
-from abut.gateway.policy import Policy
+from abut.gateway.place import find_place, why_root
+from abut.gateway.policy import Follower, Policy
 from abut.gateway.processors import Shown
 from abut.gateway.refusal import Refusal, ended, over
 from abut.gateway.request import ChatRequest
@@ -59,7 +58,9 @@ class Session:
         self.left_out_calls = 0
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
-        self._by_body: defaultdict[bytes, list[Call]] = defaultdict(list)
+        self.follower: Follower | None = None
+        """Finds it by what was said in it, where requests may not name it."""
+        self._repeats = Repeats()
         self._policy = policy
         self._rewrites = rewrites
         self._lock = asyncio.Lock()
@@ -86,23 +87,9 @@ class Session:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
-    def has_asked(self, body: bytes, retried: bool) -> bool:
-        """Whether a request would get the sample of one that was before it."""
-        return self._asked_before(body, retried) is not None
-
-    def seen(self, messages: list[Any]) -> Seen:
-        """What of a request was seen before; those messages are replaced by the ones that were.
-
-        So a rollout holds each message once, however many requests repeat it.
-        """
-        count, known = 0, None
-        for branch in self.branches:
-            if (common := branch.known.common(messages)) and common >= count:
-                count, known = common, branch.known
-        if known is None:
-            return Seen()
-        messages[:count] = known.messages[:count]
-        return known.seen(count)
+    def fits_again(self, body: bytes, retried: bool) -> int:
+        """Return how well a request fits as one that was sent before; 0: it is a new one."""
+        return self._repeats.fit(body, retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Answer nothing from here on, because of `why`; `reason` is the limit that it ran into."""
@@ -135,6 +122,11 @@ class Session:
         """
         loop = asyncio.get_running_loop()
         asked = Asked(request, body, retried, is_open, loop.create_future(), loop.create_future())
+        # At once: another client that sends the same body meanwhile is not given the same sample.
+        asked.given = self._given_again(asked)
+        self._repeats.coming(asked)
+        if self.follower is not None:
+            self.follower.asked(self, body)
         task = loop.create_task(self._answer(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -160,9 +152,15 @@ class Session:
                 await self._sample(call, *turn)
             call.answered.result()
         except BaseException as error:  # handed to who asked
+            self._settled(asked)
             asked.fail(error)
         else:
             asked.is_answered(call)
+
+    def _settled(self, asked: Asked, call: Call | None = None) -> None:
+        self._repeats.came(asked, call)
+        if self.follower is not None:
+            self.follower.settled(asked.request)
 
     async def _call(self, asked: Asked) -> tuple[Call, tuple[Branch, SampleRequest] | None]:
         """The call of a request, and the turn that is to be sampled for it.
@@ -174,14 +172,16 @@ class Session:
         """
         self.used = time.monotonic()
         self._require_open()
+        if asked.given is not None:
+            self._settled(asked)
+            return asked.given, None
         request = asked.request
         shown = await self._policy.shown(request)
         self._policy.note(request)
         async with self._lock:
             self._require_open()
-            if (call := self._asked_before(asked.body, asked.retried)) is not None:
-                call.is_open, call.delivered = asked.is_open, False
-                self._undelivered.add(call)
+            if (call := self._given_again(asked)) is not None:
+                self._settled(asked)
                 return call, None
             branch = await self._placed(request, shown)
             turn = SampleRequest(
@@ -196,29 +196,26 @@ class Session:
             call = asked.as_call(len(self.calls))
             self.calls.append(call)
             self._undelivered.add(call)
-            self._by_body[asked.body].append(call)
+            self._settled(asked, call)
             branch.sampling = True
             return call, (branch, turn)
 
     # ---- where a request goes on
 
-    def _asked_before(self, body: bytes, retried: bool) -> Call | None:
-        """The call whose sample this request is to get, where it is no new one."""
-        same = [call for call in self._by_body.get(body, ()) if call.may_be_given]
-        unheard = [call for call in same if not call.delivered]
-        for call in unheard:
-            if not call.is_open():
-                return call
-        if retried and same:
-            return (unheard or same)[-1]
-        return None
+    def _given_again(self, asked: Asked) -> Call | None:
+        """Give a request the sample of a call before it, if it is no new one."""
+        if (call := self._repeats.before(asked.body, asked.retried)) is not None:
+            call.is_open, call.delivered = asked.is_open, False
+            self._undelivered.add(call)
+        return call
 
     async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
         """The branch at whose end the request is answered, with all that it says."""
-        history = History(request.messages, self.seen(request.messages))
+        history = History(request.messages, seen_in(self.branches, request.messages))
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
-            return await self._root(request, shown, history, self._why_new(request, history))
+            why = why_root(self.branches, request.frame, history, self._rewrites)
+            return await self._root(request, shown, history, why)
         branch, found, again, stale = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
@@ -230,6 +227,8 @@ class Session:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
         entries = found.behind_turn[0]
+        if self.follower is not None:
+            self.follower.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
         # A turn may have been begun behind it and never sampled, though nobody said anything.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
@@ -292,13 +291,6 @@ class Session:
         except TokenizerError as error:
             raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
 
-    def _why_new(self, request: ChatRequest, history: History) -> BranchCause | None:
-        if not self.branches:
-            return None
-        if all(branch.frame != request.frame for branch in self.branches):
-            return "tools"
-        return "rewritten" if history.has_answer_from(0) else "new"
-
     @staticmethod
     def _note_time(branch: Branch) -> None:
         """Note how long the agent took since the last answer of a branch."""
@@ -347,6 +339,8 @@ class Session:
             call.generate_s = time.monotonic() - call.asked_at
             call.answered.set_result(answer)
             branch.hear(call)
+            if self.follower is not None:
+                self.follower.heard(self, branch)
         except asyncio.CancelledError:  # by `end`, and who asked is told so
             call.refuse(self._over() if self._over else ended())
         except Refusal as refusal:

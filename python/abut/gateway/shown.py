@@ -34,8 +34,11 @@ def _shown(
     message: Message, names: Mapping[str, str], own_ids: Collection[str], called: Mapping[str, str]
 ) -> Message:
     role, content = message["role"], message.get("content")
-    text = content if isinstance(content, str) else _text_of_parts(content)
-    shown: Message = {"role": role, "content": text}
+    shown: Message = {
+        # Every template knows the older name of the same role.
+        "role": "system" if role == "developer" else role,
+        "content": content if isinstance(content, str) else _parts(content, role),
+    }
     if role == "assistant":
         thinking = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thinking, str):
@@ -53,9 +56,13 @@ def _shown(
     return shown
 
 
-def _text_of_parts(content: Any) -> str:
+def _parts(content: Any, role: str) -> Any:
+    """The text of parts; several of a question as parts, for the template to write."""
     parts = [] if content is None else content
-    return "\n".join(part if isinstance(part, str) else part.get("text") or "" for part in parts)
+    texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
+    if role not in ("system", "developer", "user") or len(texts) < 2:
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,15 +17,16 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.ids import EndpointId
 from abut.gateway.server import Gateway
+from abut.gateway.unnamed import Expected, Unnamed, opening_of
 from abut.gateway.work import work_done
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.outcomes import Outcome, settled
 from abut.nemo_gym.replies import Reply, reply_of
-from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
+from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, openings, row_of
 from abut.nemo_gym.run_request import run_request
-from abut.nemo_gym.servers import PlayedBy, Servers
+from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
 from abut.nemo_gym.session import RunSession
 from abut.pickling import stays
 from abut.rollout.rollout import Rollout
@@ -218,9 +219,17 @@ class NemoGym:
             group=task.group,
             place=task.place,
         )
+        desk = self._gateway.desk
+        expected = Expected(
+            agent,
+            opening_of(openings(row)),
+            quotes=servers.kind_of(agent) in QUOTING,
+            wait_s=desk.turn_timeout_s,
+        )
+        await desk.ask(lambda: desk.expect(endpoint.rollout_id, expected))
         reply = await self._played(played, body)
         if not endpoint.calls:
-            raise _unheard(played)
+            raise _unheard(played, desk.unnamed)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
@@ -263,6 +272,7 @@ class NemoGym:
                 ", ".join(sorted({*drifted})),
                 self._head.url,
             )
+        self._say_unnamed()
         self._agents.clear()
         self._replies.clear()
 
@@ -272,6 +282,21 @@ class NemoGym:
             return {}
         judge = self._gateway.desk.judge
         return {_JUDGE_CALLS: (judge.take_calls() if judge is not None else 0) / rollouts}
+
+    def _say_unnamed(self) -> None:
+        """Say once for each batch what came without a rollout's id."""
+        assert self._gateway is not None
+        unnamed = self._gateway.desk.unnamed
+        if unnamed.matched or unnamed.refused:
+            rest = f"; the last of them was {unnamed.last}" if unnamed.refused else ""
+            logger.warning(
+                "requests without a rollout id: %d were given to the rollout that has their "
+                "history, %d were refused%s",
+                unnamed.matched,
+                unnamed.refused,
+                rest,
+            )
+        unnamed.matched = unnamed.refused = 0
 
     async def stop(self) -> None:
         """Close what connects to agents."""
@@ -310,10 +335,20 @@ def _is_again(endpoint_id: str) -> bool:
     return read is not None and read.attempt > 0
 
 
-def _unheard(played: PlayedBy) -> EnvError:
-    error = EnvError(
-        f"agent {played.agent} answered, and no call of it was heard by this gateway\n"
-        "hint: policy_base_url of Gym's configuration must be the gateway's address"
-    )
+def _unheard(played: PlayedBy, unnamed: Unnamed) -> EnvError:
+    error = EnvError(f"agent {played.agent} answered, and no call of it was heard by this gateway")
+    hint = "policy_base_url of Gym's configuration must be the gateway's address"
+    if unnamed.refused:
+        error = EnvError(
+            f"agent {played.agent} answered, and this gateway could give no call to its rollout: "
+            f"{unnamed.refused} requests without a rollout id were refused, the last of them "
+            f"{unnamed.last}"
+        )
+        hint = (
+            "the harness asks the model server itself and leaves out the rollout's id, which "
+            "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
+            "rollout of a prompt at a time"
+        )
+    error = EnvError(f"{error}\nhint: {hint}")
     error.may_pass = False
     return error

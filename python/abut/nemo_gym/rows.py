@@ -121,6 +121,17 @@ def params_of(row: Mapping[str, Any]) -> Any:
     return task.get(PARAMS) if isinstance(task, Mapping) else row.get(PARAMS)
 
 
+def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the row begins with, as the messages of a chat; none where it is more than messages."""
+    said = params_of(row)["input"]
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}]
+    items = said if isinstance(said, list) else []
+    if not all(isinstance(item, Mapping) and isinstance(item.get("role"), str) for item in items):
+        return []
+    return [{"role": item["role"], "content": _text_of(item)} for item in items]
+
+
 def mixed(files: Sequence[Sequence[Any]], weights: Sequence[float] | None) -> Iterator[Any]:
     """All lines of all files, spread evenly; by weights, lines of some come again.
 

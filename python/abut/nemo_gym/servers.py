@@ -15,6 +15,11 @@ ENVIRONMENTS = "environment_servers"
 MODELS = "responses_api_models"
 RESOURCES = "resources_servers"
 
+QUOTING = frozenset({"proof_refinement_agent"})
+"""Agents whose second request is one message that quotes the answer before, without its id.
+
+A judge's request does so too and is none of the rollout's, so they have to be known by name.
+"""
 _RELAY = "legacy_agent"
 _TYPED_ONLY = "single_agent_turn"
 _OWN_MODEL = "model_server"
@@ -210,6 +215,10 @@ class Servers:
             known = settings if isinstance(settings, Mapping) else {}
             return ModelServer(str(name), str(kind), self._resolved(known))
         return None
+
+    def kind_of(self, agent: str) -> str | None:
+        """The implementation of an agent, such as `simple_agent`; None where that is not known."""
+        return next(map(str, self._block(agent, AGENTS)), None)
 
     def _all_played(self) -> Iterator[tuple[str, PlayedBy]]:
         for name, url in self._urls.get(AGENTS, {}).items():

@@ -131,7 +131,8 @@ class Conversation:
         self.messages: list[Message] = []
         self.turns: list[Heard] = []
         self.seams: list[tuple[str, bool]] = []
-        self.control_spellings: dict[str, int] = {}
+        # Whoever wrote the tools, an MCP server say: a template shows them in each prompt.
+        self.control_spellings: dict[str, int] = dict(getattr(processor, "tool_spellings", {}))
         self._written = 0  # so many messages are in the trajectory
         self._sampled: Ids = ()  # by the turn whose end is not written yet
         self._stops: list[int] = []  # where in it are stop tokens

@@ -8,8 +8,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.mask import Masked, Plan
+from abut.template.quote import quote_difference
 
 Rendered = Callable[[list[Message]], str]
 
@@ -138,6 +140,28 @@ def as_rendered(
         else:
             return None
     return texts if "".join(masked.fill(plan, texts)) == real else None
+
+
+def changed_content(
+    messages: Sequence[Message], masked: Masked, plan: Plan, rendered: Rendered
+) -> TemplateError:
+    """Return the error that names the message whose content the template changes."""
+    for k in range(len(messages)):
+        texts = [
+            masked.texts[i] if masked.message_of[i] == k else placeholder
+            for i, placeholder in enumerate(masked.placeholders)
+        ]
+        if as_rendered(masked, plan, rendered, texts) is None:
+            break
+    else:  # only together do they change something
+        k, texts = -1, list(masked.texts)
+    ours, theirs = "".join(masked.fill(plan, texts)), rendered(masked.with_texts(texts))
+    what = "some message" if k < 0 else f"message {k} ({messages[k]['role']})"
+    return TemplateError(
+        f"the template changes the content of {what}: {quote_difference(ours, theirs)}\n"
+        "hint: give the message the form that the template writes (an earlier assistant "
+        "message without its thinking)"
+    )
 
 
 def _for_contents(masked: Masked, rules: dict[int, ContentRule]) -> tuple[ContentRule, ...]:

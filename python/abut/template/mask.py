@@ -8,6 +8,7 @@ the real messages, if the template writes contents as they are; who makes a plan
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -77,15 +78,23 @@ class Masked:
 
     def plan(self, rendered: str) -> Plan:
         """Cut at the placeholders; every content must stand there exactly once."""
-        for i in sorted(self.contents):
-            if (count := rendered.count(self.placeholders[i])) != 1:
-                k = self.message_of[i]
-                raise TemplateError(not_written(k, self.messages[k], count))
         if not self.placeholders:
             return (rendered,)
-        number = {placeholder: i for i, placeholder in enumerate(self.placeholders)}
-        pieces = re.split(f"({'|'.join(self.placeholders)})", rendered)
-        return tuple(number.get(piece, piece) for piece in pieces if piece)
+        # One search for all: a search for each takes n times as long for n messages.
+        stem = self.placeholders[0].rstrip("y")[: -len("0x")]
+        pieces: list[str | int] = []
+        at = 0
+        for found in re.finditer(rf"{stem}(\d+)x", rendered):
+            i, start = int(found[1]), found.start()
+            if i < len(self.placeholders) and rendered.startswith(self.placeholders[i], start):
+                pieces += [rendered[at:start], i]
+                at = start + len(self.placeholders[i])
+        counts = Counter(piece for piece in pieces if isinstance(piece, int))
+        for i in sorted(self.contents):
+            if (count := counts[i]) != 1:
+                k = self.message_of[i]
+                raise TemplateError(not_written(k, self.messages[k], count))
+        return tuple(piece for piece in [*pieces, rendered[at:]] if piece != "")
 
 
 def not_written(k: int, message: Message, count: int = 0) -> str:

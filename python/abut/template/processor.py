@@ -17,7 +17,7 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Sampled, Scaffold, veiled
 from abut.pretrained import tokenizer_of
-from abut.template.content_rule import as_rendered
+from abut.template.content_rule import as_rendered, changed_content
 from abut.template.form import Form, form_of
 from abut.template.increment import Increment
 from abut.template.mask import Masked, Plan, free_stem, json_or_none, mask
@@ -46,9 +46,8 @@ class ChatTemplateProcessor:
     """A `Processor` and `PartsProcessor` derived from a chat template by rendering probes.
 
     The contents of messages are `Content`: whatever they spell, they mint no control token. All
-    else is `Scaffold`, the schemas of `tools` and a default system prompt included: they are text
-    of the developer. Other keys of a message (`name`, `tool_calls`, `tool_call_id`, ...) go to the
-    template as they are and count as scaffold, but for control tokens that they spell.
+    else is `Scaffold`: a default system prompt, the schemas of `tools` and other keys of a message
+    (`name`, `tool_calls`, ...); of the last two, not the control tokens that they spell.
 
     Attributes:
         report: what the probes found, see `TemplateReport`.
@@ -56,6 +55,7 @@ class ChatTemplateProcessor:
             then that of a turn that calls a tool.
         close_token_id: the id of the token that ends an answer.
         thinking: how the template writes the thinking of an answer.
+        tool_spellings: how often the definitions of its tools spell each control token.
     """
 
     report: TemplateReport
@@ -98,6 +98,7 @@ class ChatTemplateProcessor:
         options: dict[str, Any] = {**chat_template_kwargs, "chat_template": chat_template}
         options["tools"] = None if tools is None else list(tools)
         self._render = Rendering(hf_tokenizer, options)
+        self.tool_spellings = dict(self._render.veil.spelled)
         self._increments: dict[str, Increment] = {}
         self._for_all_names: dict[str, Increment | None] = {}
         self._forms: dict[Form, Increment] = {}
@@ -183,7 +184,8 @@ class ChatTemplateProcessor:
                 break
             self._opening_plans.clear()
         else:
-            raise self._changed_content(messages, masked)
+            raise changed_content(messages, masked, self._opening_plan(masked), self._render)
+        parts = self._render.typed(parts)
         _remember(self._openings, key, parts)
         return list(parts)
 
@@ -227,8 +229,10 @@ class ChatTemplateProcessor:
                 "hint: send a message between the two"
             )
         if masked is None:
-            return proved.with_contents([message["content"] for message in messages])
-        return proved.parts(self._render, messages, masked)
+            parts = proved.with_contents([message["content"] for message in messages])
+        else:
+            parts = proved.parts(self._render, messages, masked)
+        return self._render.typed(parts)
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
         """Whether `increment` renders nothing for such messages, and only abut's code runs."""
@@ -367,26 +371,6 @@ class ChatTemplateProcessor:
             plan = masked.plan(self._render(masked.messages))
             _remember(self._opening_plans, key, plan)
         return plan
-
-    def _changed_content(self, messages: Sequence[Message], masked: Masked) -> TemplateError:
-        """The error that names the message whose content the template changes."""
-        plan = self._opening_plan(masked)
-        for k in range(len(messages)):
-            texts = [
-                masked.texts[i] if masked.message_of[i] == k else placeholder
-                for i, placeholder in enumerate(masked.placeholders)
-            ]
-            if as_rendered(masked, plan, self._render, texts) is None:
-                break
-        else:  # only together do they change something
-            k, texts = -1, list(masked.texts)
-        ours, theirs = "".join(masked.fill(plan, texts)), self._render(masked.with_texts(texts))
-        what = "some message" if k < 0 else f"message {k} ({messages[k]['role']})"
-        return TemplateError(
-            f"the template changes the content of {what}: {quote_difference(ours, theirs)}\n"
-            "hint: give the message the form that the template writes (an earlier assistant "
-            "message without its thinking)"
-        )
 
 
 def _unique(ids: Sequence[int]) -> tuple[int, ...]:

@@ -6,13 +6,16 @@ All rendering is transformers' own (`apply_chat_template`), never a second templ
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from abut.errors import MissingExtraError, TemplateError
 from abut.messages import Message, texts_of, with_arguments
+from abut.parts import Part
 from abut.template.mask import free_stem
 from abut.template.probe import TurnForm, assistant, user
 from abut.template.quote import roles
+from abut.template.veiled_tools import VeiledTools
 
 _OTHERWISE = (
     "hint: use roles, keys and an order that the template takes, or pass another one with "
@@ -33,6 +36,7 @@ class Rendering:
         pattern: matches one of them, in a group.
         in_blocks: the roles whose string contents the template writes only as
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
+        veil: hides what the definitions of tools spell of control tokens.
         in_strings: the roles whose text blocks the template does not write. They are joined.
         arguments: the form in which the template takes the arguments of calls, where it takes only
             one: an object, or its JSON text. They are given to it in that form.
@@ -45,6 +49,9 @@ class Rendering:
         added = {token: i for token, i in hf_tokenizer.get_added_vocab().items() if token.strip()}
         self.control = dict(sorted(added.items(), key=lambda item: -len(item[0])))
         self.pattern = re.compile(f"({'|'.join(map(re.escape, self.control)) or '(?!)'})")
+        self.veil = VeiledTools(None, self.control)
+        with suppress(Exception):  # a function without a schema: rendering says what it lacks
+            self.veil = VeiledTools(self._schemas(), self.control)
         self.in_blocks: frozenset[str] = frozenset()
         self.in_strings: frozenset[str] = frozenset()
         self.arguments: Literal["object", "text"] | None = None
@@ -73,7 +80,7 @@ class Rendering:
                 [self._in_its_form(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                **self._options,
+                **{**self._options, **({"tools": self.veil.tools} if self.veil else {})},
             )
         except ImportError as error:  # transformers looks for it with the first template
             raise MissingExtraError(
@@ -100,8 +107,28 @@ class Rendering:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: a function travels as its schema, which is all that a template sees of it."""
-        schemas = None if self.tools is None else [schema_of(tool) for tool in self.tools]
+        schemas = None if self.tools is None else self._schemas()
         return {**self.__dict__, "_options": {**self._options, "tools": schemas}}
+
+    def _schemas(self) -> list[Any]:
+        return [schema_of(tool) for tool in self._options.get("tools") or ()]
+
+    def typed(self, parts: Sequence[Part]) -> list[Part]:
+        """Parts of what was written, in which what definitions of tools spell is content.
+
+        Raises:
+            TemplateError: the template changes what they spell.
+        """
+        if not self.veil:
+            return list(parts)
+        typed = self.veil.typed(parts)
+        if self.veil.stem.lower() in "".join(typed).lower():
+            spelled = ", ".join(map(repr, sorted(self.veil.spelled))) or "a part of a control token"
+            raise TemplateError(
+                f"a definition of a tool has {spelled}, and the template changes the text there\n"
+                "hint: take it out of the tool's name, description or parameters"
+            )
+        return typed
 
     def after_turn(
         self,
@@ -155,7 +182,7 @@ class Rendering:
         if isinstance(content, str) and message.get("role") in self.in_blocks:
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
-            return {**message, "content": "".join(texts_of(message))}
+            return {**message, "content": "\n".join(texts_of(message))}  # as vLLM does
         return message
 
     def _form_of_arguments(self) -> Literal["object", "text"] | None:

@@ -1,0 +1,212 @@
+"""An index of what was said in rollouts: it finds those that a request without a name may go on.
+
+Invariant: where `match` finds that a branch is the beginning of a request, the index finds the
+branch too; it may name others, so each is compared before it is used. To look a request up takes
+time for what the request says, and none for the rollouts that have said something else.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from abut.gateway.branch import Branch
+from abut.gateway.matching import Entry, History, forms_read, forms_returned, is_left_out
+from abut.gateway.request import ChatRequest
+from abut.gateway.session import Session
+
+
+class _Node:
+    """A beginning that rollouts have in common."""
+
+    def __init__(self, parent: "_Node | None", forms: frozenset[Hashable]) -> None:
+        self.parent = parent
+        self.forms = forms
+        self.by_form: dict[Hashable, list[_Node]] = {}
+        self.by_forms: dict[frozenset[Hashable], _Node] = {}
+        self.free: dict[Spot, None] = {}  # an ordered set
+        self.taken: dict[Spot, None] = {}
+
+    def child(self, forms: frozenset[Hashable]) -> "_Node":
+        """The node behind one more message; makes it where there is none."""
+        child = self.by_forms.get(forms)
+        if child is None:
+            child = self.by_forms[forms] = _Node(self, forms)
+            for form in forms:
+                self.by_form.setdefault(form, []).append(child)
+        return child
+
+    def prune(self) -> None:
+        """Forget it, and those before it, where nothing is behind them."""
+        node = self
+        while node.parent is not None and not (node.by_forms or node.free or node.taken):
+            del node.parent.by_forms[node.forms]
+            for form in node.forms:
+                node.parent.by_form[form].remove(node)
+                if not node.parent.by_form[form]:
+                    del node.parent.by_form[form]
+            node = node.parent
+
+
+@dataclass(eq=False)
+class Spot:
+    """The end of an answer, where a request may go on.
+
+    Attributes:
+        session: the rollout.
+        branch: its conversation.
+        entries: how many messages of the branch stand up to and with the answer.
+        turns: how many answers are among them.
+        node: where the index has it.
+        is_passed: whether a request has gone on from there.
+        claims: how many requests were given it and are still being placed.
+    """
+
+    session: Session
+    branch: Branch
+    entries: int
+    turns: int
+    node: _Node
+    is_passed: bool = False
+    claims: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody goes on from there."""
+        return not (self.is_passed or self.claims)
+
+
+@dataclass(eq=False)
+class _Path:
+    """Where the index has got to in one branch."""
+
+    node: _Node
+    entries: int = 0
+    spots: list[Spot] = field(default_factory=list)
+
+
+class Histories:
+    """The histories of the rollouts that live, on the loop of the gateway."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], object] = lambda: None
+        """Called where a rollout has moved on: was asked, has answered, or has ended."""
+        self._roots: dict[str, _Node] = {}
+        self._paths: dict[Session, dict[Branch, _Path]] = {}
+        self._bodies: dict[bytes, dict[Session, None]] = {}
+        self._bodies_of: dict[Session, set[bytes]] = {}
+        self._claims: dict[int, tuple[ChatRequest, Spot]] = {}  # by the identity of the request
+
+    def add(self, session: Session) -> None:
+        """Follow a rollout from here on."""
+        self._paths[session], self._bodies_of[session] = {}, set()
+        session.follower = self
+
+    def remove(self, session: Session) -> None:
+        """Forget a rollout."""
+        session.follower = None
+        for path in self._paths.pop(session, {}).values():
+            for spot in path.spots:
+                spot.node.free.pop(spot, None)
+                spot.node.taken.pop(spot, None)
+                spot.node.prune()
+        for body in self._bodies_of.pop(session, ()):
+            del self._bodies[body][session]
+            if not self._bodies[body]:
+                del self._bodies[body]
+        for frame in [frame for frame, root in self._roots.items() if not root.by_forms]:
+            del self._roots[frame]
+        self.on_change()
+
+    # ---- what happens in a rollout
+
+    def asked(self, session: Session, body: bytes) -> None:
+        """Note that a rollout was asked with a body."""
+        self._bodies.setdefault(body, {})[session] = None
+        self._bodies_of[session].add(body)
+
+    def heard(self, session: Session, branch: Branch) -> None:
+        """Note that a branch has an answer at its end."""
+        paths = self._paths[session]
+        if (path := paths.get(branch)) is None:
+            root = self._roots.setdefault(branch.frame, _Node(None, frozenset()))
+            path = paths[branch] = _Path(root)
+        for entry in branch.entries[path.entries :]:
+            if (forms := _forms_of(entry)) is not None:
+                path.node = path.node.child(forms)
+        path.entries = len(branch.entries)
+        spot = Spot(session, branch, path.entries, len(branch.calls), path.node)
+        path.spots.append(spot)
+        _sort(spot)
+        self.on_change()
+
+    def passed(self, session: Session, branch: Branch, entries: int) -> None:
+        """Note that a request goes on behind so many messages of a branch."""
+        path = self._paths[session].get(branch)
+        for spot in reversed(path.spots if path is not None else []):
+            if spot.entries == entries:
+                spot.is_passed = True
+                _sort(spot)
+            if spot.entries <= entries:
+                break
+
+    def claim(self, request: ChatRequest, spot: Spot) -> None:
+        """Give a spot to a request, until that is placed or refused."""
+        self._claims[id(request)] = request, spot
+        spot.claims += 1
+        _sort(spot)
+
+    def settled(self, request: ChatRequest) -> None:
+        """Note that a request was placed or refused."""
+        _, spot = self._claims.pop(id(request), (None, None))
+        if spot is not None:
+            spot.claims -= 1
+            if spot.session in self._paths:
+                _sort(spot)
+        self.on_change()
+
+    # ---- who has a history
+
+    def is_new(self, session: Session) -> bool:
+        """Whether a rollout was asked nothing yet."""
+        return not self._bodies_of[session]
+
+    def with_body(self, body: bytes) -> Iterable[Session]:
+        """The rollouts that were asked with this body."""
+        return self._bodies.get(body, ())
+
+    def levels(self, frame: str, history: History) -> Iterator[list[_Node]]:
+        """Where a request may go on: the longest beginnings first."""
+        root = self._roots.get(frame)
+        levels = [] if root is None else [[root]]
+        for place, message in enumerate(history.messages if levels else ()):
+            if not levels[-1]:
+                break
+            forms: list[Hashable] = [("said", history.form(place))]
+            is_answer = message.get("role") == "assistant"
+            if is_answer:
+                forms += [("ours", form) for form in forms_read(message)]
+            ways = [node.by_form.get(form, ()) for node in levels[-1] for form in forms]
+            found = [child for way in ways for child in way]
+            if is_answer and is_left_out(message):
+                found += levels[-1]
+            levels.append(list(dict.fromkeys(found)))
+        seen: set[_Node] = set()
+        for level in reversed(levels):
+            yield [node for node in level if node not in seen and (node.free or node.taken)]
+            seen.update(level)
+
+
+def _forms_of(entry: Entry) -> frozenset[Hashable] | None:
+    """The forms in which a message may come back; None where it may not come back at all."""
+    if not entry.ours:
+        return frozenset([("said", entry.form)])
+    if entry.is_empty:
+        return None
+    return frozenset(("ours", form) for form in forms_returned(entry))
+
+
+def _sort(spot: Spot) -> None:
+    """Keep a spot with those that are as free as it is."""
+    free, taken = spot.node.free, spot.node.taken
+    into, out_of = (free, taken) if spot.is_free else (taken, free)
+    out_of.pop(spot, None)
+    into[spot] = None
