@@ -398,7 +398,7 @@ testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, cha
 **chat_template_kwargs)
 testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
-trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, \
+trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)

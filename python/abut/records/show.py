@@ -59,11 +59,16 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def list_records(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each record."""
+    """Yield a line for each record.
+
+    The first record is read before the titles: where there is none to read, the error stands alone.
+    """
+    records = iter(records)
+    first = list(itertools.islice(records, 1))
     titles = ("step", "mode", "group", "reward", "turns", "tokens", "stopped", "rollout")
     widths = (6, 5, 9, 8, 5, 7, 21, 0)
     yield _line(titles, widths)
-    for record in records:
+    for record in itertools.chain(first, records):
         group, place = record["group"], record["place"]
         tokens = len(record["prompt_ids"] or ()) + len(record["completion_ids"])
         error = (record["error"] or "").partition("\n")[0]

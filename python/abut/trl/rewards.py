@@ -20,7 +20,7 @@ _TABLE = ("num_turns", "stop_reason")
 def env_reward(
     completions: Sequence[Any],
     *,
-    env_reward: Sequence[float | None],
+    env_reward: Sequence[float | None] | None = None,
     rollout_stats: Sequence[Mapping[str, Any]] = (),
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
@@ -30,7 +30,15 @@ def env_reward(
 
     Logs the `rollout/…` metrics of the batch, those of agents (extras whose name has a slash), and
     columns for TRL's table of completions.
+
+    Raises:
+        ValueError: the trainer has no `rollout_func` of abut's, so nobody measured a reward.
     """
+    if env_reward is None:
+        raise ValueError(
+            "env_reward got no rewards of environments: the trainer has no rollout_func of abut's\n"
+            "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv))"
+        )
     if log_metric is not None:
         log_rollout_metrics(rollout_stats, log_metric)
         log_extra_metrics(extras, log_metric)
