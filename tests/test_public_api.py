@@ -365,9 +365,9 @@ openenv.Docker
   options = ()
   start_timeout_s = 300
 openenv.OpenEnv(target, *, observe=None, act=None, history='auto', reset=None, tasks=(), \
-reward=None, on_invalid='tell', invalid_reward=0.0, max_sessions=None, reuse_sessions=True, \
-headers=None, connect_timeout_s=60, session_timeout_s=300, idle_timeout_s=300, \
-max_message_bytes=16777216)
+reward=None, on_invalid='tell', on_error='fail', invalid_reward=0.0, max_sessions=None, \
+reuse_sessions=True, headers=None, connect_timeout_s=60, session_timeout_s=300, \
+idle_timeout_s=300, max_message_bytes=67108864)
   close()
   lend(task)
   list_tools()
