@@ -5,7 +5,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from abut.envs.foreign import check_env_factory, make_env
+from abut.envs.factory import check_env_factory
+from abut.envs.foreign import make_env
 from abut.errors import InvalidAction
 from abut.gym import GymEnv
 from stage import Stage, assert_done

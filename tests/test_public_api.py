@@ -369,9 +369,9 @@ openenv.Docker
   options = ()
   start_timeout_s = 300
 openenv.OpenEnv(target, *, observe=None, act=None, history='auto', reset=None, tasks=(), \
-reward=None, on_invalid='tell', invalid_reward=0.0, max_sessions=None, reuse_sessions=True, \
-headers=None, connect_timeout_s=60, session_timeout_s=300, idle_timeout_s=300, \
-max_message_bytes=16777216)
+reward=None, on_invalid='tell', on_error='fail', invalid_reward=0.0, max_sessions=None, \
+reuse_sessions=True, headers=None, connect_timeout_s=60, session_timeout_s=300, \
+idle_timeout_s=300, max_message_bytes=67108864)
   close()
   lend(task)
   list_tools()
@@ -402,7 +402,7 @@ testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, cha
 **chat_template_kwargs)
 testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
-trl.env_reward(completions, *, env_reward, rollout_stats=(), log_metric=None, \
+trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)

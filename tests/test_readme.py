@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import abut
-from abut.envs.foreign import check_env_factory, check_reply, make_env
+from abut.envs.factory import check_env_factory
+from abut.envs.foreign import check_reply, make_env
 from abut.records.read import read_records
 from agent_stage import play_agents
 

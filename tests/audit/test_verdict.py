@@ -184,6 +184,9 @@ def test_a_refused_template_is_reported_with_its_reason_and_the_tokenizer() -> N
     assert found.problems == ["the template cannot be appended to"]
     page = "\n".join(lines(found))
     assert "template: REFUSED\n  the template writes the answer of message 1" in page
+    assert page.splitlines()[-1] == (
+        "Not safe to train with: abut cannot append to this chat template, as said above."
+    )
     assert "hard         9  no text around them changes a token" in page
 
 
@@ -227,10 +230,11 @@ def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
     assert found.problems == ["no seam was judged: there is no chat template"]
     page = list(lines(found))
     assert "template: none, so there are no seams to judge" in page
-    assert page[-3:] == [
+    assert page[-4:] == [
         "result: NOT JUDGED",
         "  the tokenizer can be used; it has no chat template, so there are no seams",
         "  hint: name a folder that has one, or pass one with --template",
+        "Nobody can say yet whether it is safe to train with: there is no chat template.",
     ]
     with pytest.raises(abut.TemplateError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", fuzz=1)
@@ -488,7 +492,10 @@ def test_the_page_is_text_that_a_terminal_shows(qwen3: Any) -> None:
     assert all(line.isprintable() for line in page)
     assert "      canonical  '\\n\\n'   (271)" in page
     assert "fuzz: 5 of 5 conversations are the same, seed 0" in page
-    assert page[-1] == "result: exact at every seam that is judged"
+    assert page[-2:] == [
+        "result: exact at every seam that is judged",
+        "This tokenizer and chat template are safe to train with.",
+    ]
     decided = next(k for k, line in enumerate(page) if line.startswith("seams beside a sample"))
     assert any("merged" in line and "would be written otherwise" in line for line in page[decided:])
     assert not any("merged" in line for line in page[:decided])

@@ -149,6 +149,14 @@ def test_show_says_which_rollout_is_missing(records, capsys, arguments, message)
     assert capsys.readouterr().err == f"abut show: {message}\n"
 
 
+@pytest.mark.parametrize("what", [[], ["--list"], ["--steps"]])
+def test_show_prints_nothing_but_the_error_where_there_are_no_records(tmp_path, capsys, what):
+    assert main(["show", str(tmp_path / "missing.jsonl"), *what]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "missing.jsonl" in err
+
+
 def test_show_refuses_a_file_that_holds_no_records(tmp_path, capsys):
     path = tmp_path / "x.jsonl"
     path.write_text("{}\n")
@@ -204,7 +212,10 @@ def test_check_says_that_a_model_is_exact(capsys):
     out = capsys.readouterr().out
     assert re.search(r"sampled <\|im_end\|> \| next user +barrier  yes, for every text\n", out)
     assert "fuzz: 5 of 5 conversations are the same, seed 3" in out
-    assert out.endswith("\nresult: exact at every seam that is judged\n")
+    assert out.endswith(
+        "\nresult: exact at every seam that is judged\n"
+        "This tokenizer and chat template are safe to train with.\n"
+    )
 
 
 def test_check_fails_where_a_seam_is_not_exact(tmp_path, capsys):
@@ -343,6 +354,7 @@ def test_check_does_not_call_a_template_exact_of_which_no_seam_was_judged(tmp_pa
     assert main([*arguments, "tool"]) == 1
     assert capsys.readouterr().out.endswith(
         "result: NOT EXACT\n  no seam was judged: the template takes no such messages\n"
+        "Not safe to train with: no seam was judged: the template takes no such messages.\n"
     )
 
 

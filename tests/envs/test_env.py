@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from abut.envs.factory import check_env_factory
 from abut.envs.foreign import (
-    check_env_factory,
     check_reply,
     close_env,
     env_alive,
@@ -17,6 +17,7 @@ from abut.envs.foreign import (
 )
 from abut.envs.reset_keywords import accepted_keywords
 from abut.errors import EnvError
+from abut.template.processor import ChatTemplateProcessor
 from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 
@@ -60,6 +61,67 @@ def test_what_is_no_factory_is_refused(given: Any, text: str) -> None:
     with pytest.raises(TypeError) as raised:
         check_env_factory(given)
     assert str(raised.value) == text
+
+
+class Sized(Talk):
+    def __init__(self, size: int, level: int = 0) -> None:
+        super().__init__()
+
+
+def test_a_class_that_needs_arguments_is_refused_before_anything_is_played() -> None:
+    with pytest.raises(TypeError) as raised:
+        check_env_factory(Sized)
+    assert str(raised.value) == (
+        "env=Sized cannot be made without size, and each rollout makes one without arguments\n"
+        "hint: env=functools.partial(Sized, size=…)"
+    )
+    assert isinstance(make_env(check_env_factory(functools.partial(Sized, size=3))), Sized)
+
+
+def test_a_reset_without_a_seed_is_refused_with_its_line() -> None:
+    def reset(self: Any) -> Any: ...
+
+    with pytest.raises(TypeError) as raised:
+        check_env_factory(env(reset=reset))
+    said, hint, line = str(raised.value).splitlines()
+    assert said == "env=Talk: reset takes no seed, and each episode begins with reset(seed)"
+    assert hint == "hint: def reset(self, seed), even if the seed is not used"
+    assert f'File "{__file__}", line {reset.__code__.co_firstlineno}' in line
+
+
+def test_a_reset_that_a_decorator_gives_the_seed_is_taken() -> None:
+    def reset(self: Any) -> Any: ...
+
+    @functools.wraps(reset)
+    def seeded(self: Any, *seed: str) -> Any:
+        return Talk.reset(self, seed[0])
+
+    assert check_env_factory(env(reset=seeded))
+
+
+STRICT = """{% for m in messages -%}
+{% if m.role not in ("system", "user", "assistant", "tool") -%}
+{{ raise_exception("no role " + m.role) }}
+{%- endif -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@BOTH
+def test_a_role_that_the_template_does_not_know_is_the_mistake_of_the_environment(
+    tokenizer: Any, hf_tokenizer: Any, twin: Any
+) -> None:
+    stage = Stage(tokenizer, ChatTemplateProcessor(hf_tokenizer, chat_template=STRICT))
+    typo = env(texts=([{"role": "user", "content": "a"}], [{"role": "usr", "content": "b"}]))
+    failed, well = stage.play(twin(typo), Talk, retries=0).rollouts
+    assert not well.failed
+    assert failed.error is not None
+    said, *_, hint = failed.error.splitlines()
+    assert said.startswith("EnvError: Talk.step replied with the role 'usr', and ")
+    assert hint == "hint: an environment's messages have the role 'user' or 'tool'"
+    assert ", in " in failed.attempt_tracebacks[0], "file, line and name of the method"
 
 
 def raising() -> Any:
@@ -240,12 +302,36 @@ PAIR = "Talk.step must return (env, reply), got "
         (
             (Talk(), 5),
             "Talk.step must reply with a str or a list of messages, got int: '5'\n"
-            'hint: a message is {"role": "tool", "name": …, "content": "text"}',
+            "hint: return (self, text), or a list of messages",
         ),
         (
-            (Talk(), [{"role": "tool"}]),
+            (Talk(), [{"role": "user", "content": "a"}, {"role": "tool"}]),
+            "message 1 of the reply of Talk.step has no content\n"
+            'hint: a message is {"role": "tool", "content": "text"}; "" says nothing',
+        ),
+        (
+            (Talk(), [{"role": "tool", "content": {"board": "x"}}]),
+            "message 0 of the reply of Talk.step must have text, got dict: \"{'board': 'x'}\"\n"
+            "hint: json.dumps(value) makes a text of it",
+        ),
+        (
+            (Talk(), {"board": "x"}),
+            "Talk.step must reply with a str or a list of messages, got dict: "
+            "\"{'board': 'x'}\"\n"
+            "hint: json.dumps(observation) makes a text of it; a message is "
+            '{"role": "user", "content": "text"}',
+        ),
+        (
+            (Talk(), [{"board": "x"}]),
             "Talk.step must reply with a str or a list of messages, got list of 1: ['dict']\n"
-            'hint: a message is {"role": "tool", "name": …, "content": "text"}',
+            "hint: json.dumps(observation) makes a text of it; a message is "
+            '{"role": "user", "content": "text"}',
+        ),
+        (
+            (Talk(), {"role": "user", "content": "x"}),
+            "Talk.step must reply with a str or a list of messages, got dict: "
+            "\"{'role': 'user', 'content': 'x'}\"\n"
+            "hint: a single message needs a list around it: return self, [message]",
         ),
     ],
 )

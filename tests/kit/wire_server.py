@@ -39,6 +39,7 @@ class WireServer:
         constructor_error: str | None = None,
         state_error: str | None = None,
         resets: int | None = None,
+        done_at_reset: bool = False,
         status: int | None = None,
         moved: Mapping[str, str] | None = None,
         first: Callable[[dict[str, Any]], str] = lambda kwargs: f"seed {kwargs['seed']}",
@@ -53,6 +54,7 @@ class WireServer:
         self.constructor_error = constructor_error
         self.state_error = state_error
         self.resets = resets
+        self.done_at_reset = done_at_reset
         self.status = status
         self.moved = dict(moved or {})
         """Where paths redirect to."""
@@ -171,7 +173,7 @@ class WireServer:
                 if self.resets is not None and resets > self.resets:
                     await self._error(socket, "EXECUTION_ERROR", "reset only once")
                 else:
-                    await self._observe(socket, self.first(data), None, False)
+                    await self._observe(socket, self.first(data), None, self.done_at_reset)
             else:
                 steps += 1
                 await wait(socket, self.step_s)

@@ -170,7 +170,8 @@ def test_what_breaks_costs_its_attempt_and_no_step_is_sent_twice(stage: Stage, f
     with served(given, faults=[fault]) as (server, openenv):
         (rollout,) = play(stage, openenv, step_timeout_s=LIMIT_S)
         assert_done(rollout)
-        assert rollout.attempt_errors == [f"EnvError: {FAULTS[fault].format(url=server.url)}"]
+        kind = "ExecutionError" if fault == "raise" else "EnvError"
+        assert rollout.attempt_errors == [f"{kind}: {FAULTS[fault].format(url=server.url)}"]
         assert server.asked(0) == ["reset", "step", "step"]
         assert server.asked(1) == ["reset", "step", "step", "step"]
         assert heard(rollout) == ["seed 100", "yes", "yes", "yes"]
@@ -317,6 +318,63 @@ def test_what_the_server_cannot_read_is_told_too(stage: Stage) -> None:
         assert server.asked(0) == ["reset", "step", "step", "step"]
 
 
+def test_what_the_server_raises_is_told_where_that_is_wanted(stage: Stage) -> None:
+    with served({"on_error": "tell", "invalid_reward": -1.0}, faults=["raise"]) as (
+        server,
+        openenv,
+    ):
+        (rollout,) = play(stage, openenv)
+        assert_done(rollout)
+        assert rollout.attempts == 1
+        assert heard(rollout) == ["seed 100", "yes", "Error: boom", "yes"]
+        assert rollout.step_rewards == [1.0, -1.0, 3.0]
+        assert server.asked(0) == ["reset", "step", "step", "step"]
+    with served(faults=["raise"]) as (server, openenv):  # the default
+        assert "EXECUTION_ERROR: boom" in failed(stage, openenv)
+
+
+def test_an_act_may_see_the_observation_that_it_answers(stage: Stage) -> None:
+    def act(text: str, observation: Any) -> dict[str, str]:
+        seen.append((observation["text"], observation["reward"]))
+        if text == "b" and observation["text"] == "a":
+            raise abut.InvalidAction("legal: c")
+        return {"message": text}
+
+    seen: list[Any] = []
+    texts = iter("abcd")
+    with served({"act": act}) as (_, openenv):
+        (rollout,) = play(stage, openenv, script=lambda _: stage.says(next(texts))(_))
+        assert_done(rollout)
+        assert heard(rollout) == ["seed 100", "a", "legal: c", "c", "d"]
+        assert seen == [("seed 100", None), ("a", 1.0), ("a", 1.0), ("c", 2.0)]
+
+
+def test_a_string_prompt_is_the_question_where_the_environment_says_nothing(stage: Stage) -> None:
+    for said, expected in (("", "What is 2 + 2?"), ("Play.", "Play.")):
+        with served(first=lambda kwargs, said=said: said) as (_, openenv):
+            (rollout,) = play(stage, openenv, columns={"prompt": "What is 2 + 2?"})
+            assert_done(rollout)
+            assert heard(rollout)[0] == expected
+
+
+def test_an_environment_that_is_done_at_reset_is_named(stage: Stage) -> None:
+    with served(done_at_reset=True) as (server, openenv):
+        assert failed(stage, openenv) == (
+            f"EnvError: {server.url}: the environment is done at reset, so there is nothing to "
+            "play\nhint: see what reset= and tasks= send it; some servers end at once where the "
+            "task does not exist"
+        )
+
+
+def test_sessions_that_others_keep_are_named(stage: Stage) -> None:
+    with served({"connect_timeout_s": 0.3}, max_sessions=0) as (server, openenv):
+        assert failed(stage, openenv) == (
+            f"EnvError: {server.url}: all sessions are taken\n"
+            "hint: others held its sessions for connect_timeout_s=0.3; raise that, or start more "
+            "servers (Serve(…, replicas=…), or a list of addresses)"
+        )
+
+
 def test_an_act_that_returns_no_action_is_named(stage: Stage) -> None:
     with served({"act": lambda text: text}) as (_, openenv):
         rollouts = play(stage, openenv, retries=0, max_failed_frac=1)
@@ -388,7 +446,8 @@ def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
             play(stage, other)
             assert failed(stage, openenv) == (
                 f"EnvError: {server.url}: all sessions are taken\n"
-                "hint: asked for connect_timeout_s=6; is it running?"
+                "hint: others held its sessions for connect_timeout_s=6; raise that, or start more "
+                "servers (Serve(…, replicas=…), or a list of addresses)"
             )
         with OpenEnv(server.url) as openenv:
             other = OpenEnv(server.url)
@@ -403,7 +462,7 @@ def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
 def test_an_environment_that_cannot_be_made_is_named(stage: Stage, code: str) -> None:
     with served(constructor_error=code) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url} made no environment, {code}: Failed to create environment\n"
+            f"FactoryError: {server.url} made no environment, {code}: Failed to create environment\n"
             "hint: its constructor raised; the log of the server says where"
         )
 
@@ -419,7 +478,9 @@ def test_a_refused_socket_is_named_at_once(stage: Stage) -> None:
     with served(status=403) as (server, openenv):
         assert failed(stage, openenv) == (
             f"EnvError: {server.url} answered 403 to a socket at /ws\n"
-            "hint: give the address without a path; a private space needs headers="
+            "hint: a server without that socket refuses it with 403 or 404; OpenEnv's have one "
+            "from 0.3 on, and over HTTP alone no episode can be played. Otherwise give the "
+            "address without a path, and for a private space headers="
         )
 
 
@@ -728,6 +789,7 @@ def test_a_pool_may_lend_synchronous_environments(stage: Stage) -> None:
     [
         ({"history": "all"}, "OpenEnv(history='all'): must be auto, repeated or new"),
         ({"on_invalid": "retry"}, "OpenEnv(on_invalid='retry'): must be tell or end"),
+        ({"on_error": "retry"}, "OpenEnv(on_error='retry'): must be tell or fail"),
         ({"max_sessions": 0}, "OpenEnv(max_sessions=0): must be at least 1, or None"),
     ],
 )

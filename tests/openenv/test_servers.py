@@ -59,6 +59,7 @@ if sys.argv[1] == "run":
 APPS = """
 import os
 plain = {}
+broken = {"constructor_error": "FACTORY_ERROR"}
 one = {"max_sessions": 1, "step_s": 0.05}
 pid = {"first": lambda kwargs: f"{os.getpid()} {os.environ.get('WORD')}"}
 """

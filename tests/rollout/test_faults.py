@@ -56,7 +56,7 @@ class Fault(NamedTuple):
     error: str | None
 
 
-HINT = 'hint: a message is {{"role": "tool", "name": …, "content": "text"}}'
+HINT = "hint: return (self, text), or a list of messages"
 FAULTS = (
     Fault("raises in the factory", "{env}() raised ValueError: boom"),
     Fault("raises in reset", "{env}.reset raised ValueError: boom"),

@@ -169,6 +169,18 @@ def test_a_row_near_the_end_of_the_positions_does_not_break_its_batch() -> None:
         assert sampler.sample_batch([one])[0].ids.tolist() == sample.ids.tolist()
 
 
+def test_a_prompt_with_a_token_beyond_the_embedding_is_named(model: Any) -> None:
+    """As where tokens were added to a tokenizer, and the model was not resized."""
+    rows = model.get_input_embeddings().num_embeddings
+    with pytest.raises(SamplerError) as raised:
+        sampler_of(model).sample_batch([request([1, rows - 1]), request([1, rows, 2])])
+    assert str(raised.value).partition(": ")[2] == (
+        f"the prompt has token {rows}, and the model's embedding has {rows} rows: model and "
+        "tokenizer do not belong together\n"
+        "hint: model.resize_token_embeddings(len(tokenizer)), before the trainer is made"
+    )
+
+
 def test_a_sample_ends_with_its_first_stop_token(tiny_model: Any) -> None:
     model = tiny_model().eval()
     with torch.no_grad():
@@ -271,6 +283,8 @@ def test_tokens_that_were_not_drawn_are_an_error(model: Any) -> None:
             return []
 
         def eval(self) -> None: ...
+
+        def get_input_embeddings(self) -> None: ...
 
         def generate(self, *, input_ids: Any, logits_processor: Any, **_: Any) -> Any:
             logits_processor(input_ids, torch.zeros(1, 512))

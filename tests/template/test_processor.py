@@ -392,7 +392,7 @@ def test_no_character_of_an_action_is_lost(action: str) -> None:
 def test_a_tokenizer_without_template_is_refused() -> None:
     assert error(ChatTemplateProcessor, tiny_tokenizer(None)) == (
         "the tokenizer '' has no chat template\n"
-        "hint: pass one with chat_template=, or use the tokenizer of the chat model"
+        "hint: use the chat model's tokenizer, or ChatTemplateProcessor(…, chat_template=…)"
     )
 
 
@@ -403,7 +403,8 @@ def test_an_increment_that_depends_on_the_history_is_refused() -> None:
         "assistant, user, assistant] it is not what it is after [user, assistant]: "
         "'<|im_end|>\\n<|im_start|>user\\n7abutx0x<|im_end|>\\n<|im_start|>assistant\\n' against "
         "'<|im_end|>\\n<|im_start|>user\\n3abutx0x<|im_end|>\\n<|im_start|>assistant\\n'\n"
-        "hint: such a template cannot be appended to; pass another one with chat_template="
+        "hint: such a template cannot be appended to; pass another one: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -442,7 +443,8 @@ def test_a_turn_closed_only_at_the_end_is_refused() -> None:
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "before [user] the template does not close the turn with '<|im_end|>': it writes "
         "'<|im_start|>userabutSaid<|im_start|>assistant'\n"
-        "hint: such a template cannot be appended to; pass another one with chat_template="
+        "hint: such a template cannot be appended to; pass another one: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -450,8 +452,8 @@ def test_an_answer_that_is_not_written_once_is_refused() -> None:
     template = CHATML.replace("m.content", "m.content + m.content")
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "the template writes the answer of message 1 (assistant) 2 times\n"
-        "hint: pass a template that writes the answer of assistant messages once, with "
-        "chat_template="
+        "hint: pass a template that writes the answer of assistant messages once: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -459,8 +461,8 @@ def test_what_a_template_raises_is_said() -> None:
     template = "{{ raise_exception('no chats here') }}"
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "the template does not render [user, assistant]: TemplateError: no chats here\n"
-        "hint: use roles, keys and an order that the template takes, or pass another one with "
-        "chat_template="
+        "hint: use roles, keys and an order that the template takes, or pass another one: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -580,7 +582,7 @@ def test_a_content_that_the_template_drops_is_refused() -> None:
     assert error(processor.increment, [tool()]) == (
         "the template does not write the content of message 0 (tool)\n"
         "hint: use messages whose roles and content types the template knows, or pass another "
-        "template with chat_template="
+        "template: processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 

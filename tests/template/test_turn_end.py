@@ -171,7 +171,8 @@ def test_a_template_that_knows_one_call_takes_no_answers_to_two() -> None:
     assert error(processor.increment, [named("search"), named("clock")]) == (
         "the template writes the name of the function for [tool, tool], but not 'clock': it takes "
         "all messages for answers to one call\n"
-        "hint: let a turn call one function, or pass another template with chat_template="
+        "hint: let a turn call one function, or pass another template: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
     twice = text(processor.increment([named("search"), named("search")]))
     assert twice.count("toolsearch") == 2
@@ -227,7 +228,8 @@ def test_a_turn_that_calls_and_that_nothing_ends_is_refused() -> None:
     assert error(processor.increment, [tool()]) == (
         "before [tool] the template writes '\"}\\nabutx0x' after the turn, and no control token of "
         "this tokenizer ends it\n"
-        "hint: such a template cannot be appended to; pass another one with chat_template="
+        "hint: such a template cannot be appended to; pass another one: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 

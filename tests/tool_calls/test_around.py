@@ -165,8 +165,8 @@ def test_a_template_that_changes_a_list_is_refused_with_what_to_write() -> None:
         "'append' of 'list' object is unsafe.\n"
         "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which "
         "they change no lists; in the template, write `x.ids = x.ids + [id]` for "
-        "`x.ids.append(id)` and `x.ids[1:]` for `x.ids.pop(0)`, or pass another one with "
-        "chat_template="
+        "`x.ids.append(id)` and `x.ids[1:]` for `x.ids.pop(0)`, or pass another one: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
     added = QUEUE.replace("ADD", "{% set q.ids = q.ids + [c.id] %}")
     processor = processor_of(added, "<|im_end|>", "<|im_start|>")

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 from abut.envs.task import RolloutTask  # noqa: E402
 from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.template.processor import ChatTemplateProcessor  # noqa: E402
-from abut.tools.environment_factory import is_environment_class  # noqa: E402
+from abut.tools.environment_factory import makes_environment_for_trl  # noqa: E402
 from abut.trl import from_environment_factory, make_rollout_func  # noqa: E402
 from example_run import CPU  # noqa: E402
 from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done  # noqa: E402
@@ -371,8 +371,8 @@ def test_only_a_class_with_reset_and_tools_and_no_step_is_taken_for_one(guess: A
     class NoTools:
         def reset(self) -> None: ...
 
-    assert is_environment_class(guess)
-    assert not is_environment_class(type("Steps", (guess,), {"step": Guess.guess}))
+    assert makes_environment_for_trl(guess)
+    assert not makes_environment_for_trl(type("Steps", (guess,), {"step": Guess.guess}))
 
     class Misspelled:
         def reset(self, seed: str) -> Any: ...
@@ -380,7 +380,7 @@ def test_only_a_class_with_reset_and_tools_and_no_step_is_taken_for_one(guess: A
         def stpe(self, action: str) -> Any: ...
 
     for other in Talk, NoTools, Misspelled, guess(), lambda: guess():
-        assert not is_environment_class(other)
+        assert not makes_environment_for_trl(other)
 
 
 def test_a_class_is_not_made_and_a_factory_is_made_once(guess: Any) -> None:

@@ -498,6 +498,20 @@ def test_the_reward_gets_all_messages_and_the_columns_that_it_names(play: Any) -
     assert [m["content"] for m in seen["messages"]][-2:] == ["3", done]
 
 
+def test_a_reward_that_names_a_missing_column_ends_training_at_once(play: Any) -> None:
+    def reward(messages: Any, anwser: str) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match="anwser") as raised:
+        play([add], "ok", reward=reward, task={"columns": {"prompt": "p", "answer": 4}})
+    assert str(raised.value) == (
+        "the reward function reward needs the column 'anwser', which the row of prompt 0 does not "
+        "have; its columns: 'prompt', 'answer'\n"
+        "hint: add the column to the dataset, or prompt[-1]['row']['anwser'], or give the "
+        "parameter a default"
+    )
+
+
 def test_the_reward_is_asked_once_also_where_the_turns_ran_out(play: Any) -> None:
     asked: list[int] = []
 

@@ -101,6 +101,12 @@ def test_a_reward_model_is_warned_of_with_what_to_do(called: Any, hf_tokenizer: 
 
 def test_env_reward_works_without_metrics() -> None:
     assert env_reward(["x", "y"], env_reward=[0.5, None], prompts=[]) == [0.5, None]
+    with pytest.raises(ValueError, match="rollout_func") as raised:
+        env_reward(["x"], prompts=["p"])
+    assert str(raised.value) == (
+        "env_reward got no rewards of environments: the trainer has no rollout_func of abut's\n"
+        "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv))"
+    )
 
 
 def test_what_is_done_to_messages_changes_no_rollout(called: Any) -> None:

@@ -1,5 +1,6 @@
 """Each row is played by the environment that it names."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from abut.envs.source import bind_all
 from abut.errors import TemplateError
 from abut.gym import GymEnv
 from abut.template.processor import ChatTemplateProcessor
+from abut.tools.environment_factory import EnvironmentFactory
 from abut.trl.route import EnvRoute
 from stage import Recording, Stage, Talk, env
 
@@ -49,6 +51,52 @@ def test_a_row_that_names_another_one_is_an_error() -> None:
 def test_a_row_that_names_several_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"has environment=\['math', 'game'\], but"):
         ROUTE.of_row({"environment": ["math", "game"]}, "prompt 3")
+
+
+def test_a_row_anywhere_in_the_dataset_that_names_another_one_is_an_error(
+    called: Any, hf_tokenizer: Any
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["game", "math", None, "game", "math", "game", "maths", "game"]
+    dataset = datasets.Dataset.from_dict({"prompt": ["p"] * 8, "environment": names})
+    with pytest.raises(ValueError, match="maths") as raised:
+        ROUTE.check_column(dataset)
+    assert str(raised.value) == (
+        "row 6 of the dataset has environment='maths', but the environments are: 'math', 'game'\n"
+        "hint: make_rollout_func takes them by the names that the column has"
+    )
+    ROUTE.check_column(dataset.select(range(6)))
+    ROUTE.check_column(dataset.to_iterable_dataset())  # which only its batches can tell
+    EnvRoute(Talk).check_column(dataset)
+
+
+class ForTRL:
+    """For TRL's `environment_factory`."""
+
+    def __init__(self, kind: str = "small") -> None:
+        self.kind = kind
+
+    def reset(self, **row: Any) -> str:
+        return ""
+
+    def look(self) -> str:
+        """Look around."""
+        return self.kind
+
+
+def annotated() -> ForTRL:
+    raise AssertionError("its annotation says what it makes")
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [ForTRL, functools.partial(ForTRL, kind="large"), annotated, functools.partial(annotated)],
+)
+def test_a_factory_of_a_class_for_trl_is_found_without_a_call(factory: Any) -> None:
+    pytest.importorskip("transformers")
+    (kind,) = EnvRoute(factory).kinds
+    assert isinstance(kind, EnvironmentFactory)
+    assert [tool["function"]["name"] for tool in kind.tools] == ["look"]
 
 
 def test_what_is_no_environment_is_named() -> None:

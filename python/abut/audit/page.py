@@ -1,4 +1,4 @@
-"""An audit for people: a page of text, the verdict in its last line."""
+"""An audit for people: a page of text, the verdict in its last sentence."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -41,13 +41,25 @@ def lines(audit: Audit) -> Iterator[str]:
     yield ""
     if audit.exact:
         yield "result: exact at every seam that is judged"
+        yield "This tokenizer and chat template are safe to train with."
     elif audit.template is None and audit.refused is None:
         yield "result: NOT JUDGED"
         yield "  the tokenizer can be used; it has no chat template, so there are no seams"
         yield "  hint: name a folder that has one, or pass one with --template"
+        yield "Nobody can say yet whether it is safe to train with: there is no chat template."
     else:
         yield "result: NOT EXACT"
         yield from (f"  {problem}" for problem in audit.problems)
+        yield f"Not safe to train with: {_why(audit)}."
+
+
+def _why(audit: Audit) -> str:
+    """Return why nobody should train with it, in one clause."""
+    if audit.refused is not None:
+        return "abut cannot append to this chat template, as said above"
+    more = len(audit.problems) - 1
+    first = audit.problems[0].partition("\n")[0] if audit.problems else "nothing was judged"
+    return first + (f", and {more} more" if more else "")
 
 
 def _tokenizer(audit: Audit) -> Iterator[str]:

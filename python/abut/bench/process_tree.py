@@ -1,4 +1,4 @@
-"""What this process and all that it has started take: Linux's `/proc` says it of each."""
+"""Processor time and memory of a process and of all its descendants, from Linux's `/proc`."""
 
 import os
 from collections.abc import Iterator
@@ -14,19 +14,23 @@ def is_known() -> bool:
     return (_PROC / "self" / "smaps_rollup").is_file()
 
 
-def processor_s() -> float:
-    """Seconds of the processor that those which run now have taken, in all."""
-    ticks = sum(int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS]) for _, stat in _tree())
+def processor_s(root: int | None = None) -> float:
+    """Return the CPU seconds that the tree's running processes have taken so far.
+
+    Args:
+        root: the process id that the tree starts at; None: this process.
+    """
+    ticks = sum(int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS]) for _, stat in _tree(root))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes() -> int:
-    """Their memory, in all; what several share counts once (`Pss`)."""
-    return sum(_pss(pid) for pid, _ in _tree())
+def memory_bytes(root: int | None = None) -> int:
+    """Return the memory of the tree; what several processes share counts once (`Pss`)."""
+    return sum(_pss(pid) for pid, _ in _tree(root))
 
 
-def _tree() -> Iterator[tuple[int, list[str]]]:
-    """Each process with what is in its `stat`: this one, and its descendants."""
+def _tree(root: int | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the root and its descendants, each with the fields of its `stat`."""
     stats: dict[int, list[str]] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
@@ -36,7 +40,7 @@ def _tree() -> Iterator[tuple[int, list[str]]]:
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
         children.setdefault(int(stat[_PARENT]), []).append(pid)
-    left = [os.getpid()]
+    left = [pid for pid in [os.getpid() if root is None else root] if pid in stats]
     while left:
         pid = left.pop()
         yield pid, stats[pid]

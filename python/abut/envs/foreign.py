@@ -30,54 +30,6 @@ def is_pool(env: Any) -> bool:
     return isinstance(env, EnvPool) and not inspect.isclass(env)
 
 
-def check_env_factory(env: Any) -> EnvFactory | EnvPool:
-    """Return what makes or lends an environment for each episode.
-
-    Raises:
-        TypeError: it is no class, factory or pool, or what looks like one environment object.
-    """
-    if is_pool(env):
-        return env  # type: ignore[no-any-return]
-    if not callable(env):
-        what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
-        raise TypeError(
-            "env must be an Env class, a factory without arguments or an environment pool, got "
-            f"{what}\n"
-            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
-        )
-    _refuse_bare_function(env)
-    if inspect.isclass(env):
-        for method in ("reset", "step"):
-            if not callable(getattr(env, method, None)):
-                raise TypeError(
-                    f"env={env.__name__} has no method {method!r}\n"
-                    "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
-                )
-    return env  # type: ignore[no-any-return]
-
-
-def _refuse_bare_function(env: Any) -> None:
-    """Refuse a function with parameters: a factory has none, and an agent is marked as one.
-
-    Raises:
-        TypeError: says how.
-    """
-    if not inspect.isfunction(env):
-        return
-    required = [
-        parameter.name
-        for parameter in inspect.signature(env).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if required or inspect.iscoroutinefunction(env):
-        raise TypeError(
-            f"env={env.__name__} is a function that takes {', '.join(required) or 'nothing'}, and "
-            "a factory of environments is called without arguments\n"
-            "hint: a function that plays a whole rollout is an agent: write @abut.agent above it"
-        )
-
-
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
     """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
     name = getattr(factory, "__name__", repr(factory))
@@ -111,8 +63,9 @@ def placed(error: EnvError, trace: str) -> EnvError:
 
 
 def place_of(env: Any, method: str) -> str:
-    """File and line of a method, found without running any of the environment's code."""
-    return place_of_code(inspect.getattr_static(type(env), method, None))
+    """Return file and line of a method, without running any of the environment's code."""
+    made = env if inspect.isclass(env) else type(env)
+    return place_of_code(inspect.getattr_static(made, method, None))
 
 
 def place_of_code(function: Any) -> str:
@@ -231,12 +184,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
                 "reply with text, or with blocks of the type 'text' alone",
             )
     if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
-        raise _wrong(
-            env,
-            method,
-            f"{name} must reply with a str or a list of messages, got {_shape(reply)}",
-            'a message is {"role": "tool", "name": …, "content": "text"}',
-        )
+        raise _wrong(env, method, *_no_reply(name, reply))
     # A copy: the environment may use its message again for the next turn.
     try:
         return following, [json_copy(message) for message in reply]
@@ -321,9 +269,15 @@ def env_reward_value(env: Any, on_nan: Callable[[], None] | None = None) -> floa
 def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
     for method in ("reset", "step"):
         if not (_has(env, method) and callable(getattr(env, method))):
+            hint = "an Env has reset(seed) and step(action), and attributes reward and alive"
+            if method == "step" and env is not None:
+                hint += (
+                    "; a factory of environments for TRL's environment_factory needs "
+                    "abut.tools.environment_factory.from_environment_factory(factory)"
+                )
             raise EnvError(
                 f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
-                "hint: an Env has reset(seed) and step(action), and attributes reward and alive"
+                f"hint: {hint}"
             )
     return env  # type: ignore[no-any-return]
 
@@ -338,6 +292,28 @@ def _has(env: Any, attribute: str) -> bool:
 def _wrong(env: Any, method: str, what: str, hint: str | None = None) -> EnvError:
     """An error about what a method returned or left behind, which says where that stands."""
     return placed(EnvError(what + f"\nhint: {hint}" * (hint is not None)), place_of(env, method))
+
+
+def _no_reply(name: str, reply: Any) -> tuple[str, str]:
+    """Return what is wrong with a reply that is neither text nor messages, and what to do."""
+    for number, message in enumerate(reply if isinstance(reply, list) else ()):
+        if isinstance(message, dict) and isinstance(message.get("role"), str):
+            if message.get("content") is None:
+                said = f"message {number} of the reply of {name} has no content"
+                return said, 'a message is {"role": "tool", "content": "text"}; "" says nothing'
+            if not _is_message(message):
+                content = _shape(message["content"])
+                said = f"message {number} of the reply of {name} must have text, got {content}"
+                return said, "json.dumps(value) makes a text of it"
+    said = f"{name} must reply with a str or a list of messages, got {_shape(reply)}"
+    if isinstance(reply, dict) and "role" in reply:
+        return said, "a single message needs a list around it: return self, [message]"
+    if isinstance(reply, dict | list):
+        return said, (
+            "json.dumps(observation) makes a text of it; a message is "
+            '{"role": "user", "content": "text"}'
+        )
+    return said, "return (self, text), or a list of messages"
 
 
 def _is_message(message: Any) -> bool:

@@ -101,14 +101,38 @@ def lacks_column(
             parameter.KEYWORD_ONLY,
         )
         if needed and column not in task.columns and f"{column!r}" in said:
-            has = ", ".join(map(repr, task.columns)) or "none"
-            return UnplayableRow(
-                f"{name} needs the column {column!r}, which the row of prompt {task.index} does "
-                f"not have; its columns: {has}\n"
-                f"hint: add the column to the dataset, or prompt[-1]['row'][{column!r}], or give "
-                "the parameter a default"
-            )
+            return _without_column(name, column, task)
     return None
+
+
+def check_columns(function: Callable[..., Any], name: str, task: RolloutTask) -> None:
+    """Refuse a row without a column that a function cannot be called without.
+
+    Args:
+        function: gets columns by name; what it gets besides is bound to it already.
+        name: what errors call it.
+        task: has the row.
+
+    Raises:
+        UnplayableRow: names the column, and says how to add it.
+    """
+    for parameter in _parameters(function):
+        if (
+            parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and parameter.name not in task.columns
+        ):
+            raise _without_column(name, parameter.name, task)
+
+
+def _without_column(name: str, column: str, task: RolloutTask) -> UnplayableRow:
+    has = ", ".join(map(repr, task.columns)) or "none"
+    return UnplayableRow(
+        f"{name} needs the column {column!r}, which the row of prompt {task.index} does "
+        f"not have; its columns: {has}\n"
+        f"hint: add the column to the dataset, or prompt[-1]['row'][{column!r}], or give "
+        "the parameter a default"
+    )
 
 
 def _seed_name(parameters: list[inspect.Parameter]) -> str:

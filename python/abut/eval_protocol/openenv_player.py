@@ -17,6 +17,7 @@ from typing import Any
 from abut.agents import Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
+from abut.errors import EnvError, text_of
 from abut.eval_protocol.first_imports import import_for
 from abut.eval_protocol.live_openenv import LiveOpenEnv
 from abut.eval_protocol.openenv_source import OpenEnvSource
@@ -109,6 +110,14 @@ class OpenEnvPlayer:
         try:
             await env.open(lambda: self._source.make(task.group))
             return await self._episode(row, endpoint, env)
+        except Exception as error:
+            if "CAPACITY_REACHED" not in str(error):
+                raise
+            raise EnvError(
+                f"{text_of(error)}\nhint: the server gives no more sessions: give the test "
+                "max_concurrent_rollouts=, or play the server with abut.openenv.OpenEnv, which "
+                "waits in line"
+            ) from error
         finally:
             self._closing.append(env.close())
 
@@ -122,6 +131,11 @@ class OpenEnvPlayer:
         if self._system_prompt and not any(message.role == "system" for message in messages):
             messages.insert(0, Message(role="system", content=self._system_prompt))
         result = await env.reset()
+        if result.done:
+            raise EnvError(
+                "the environment is done at reset, so there is nothing to play\n"
+                "hint: see which task it was given; env_vars=, tasks= and env_factory= decide that"
+            )
         for step in range(1, self._max_steps + 1):
             if result.done:
                 break

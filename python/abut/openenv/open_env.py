@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from abut.address import Address, check_one_authorization, checked_headers
 from abut.concurrency.threads import THREADS
+from abut.envs.source import question_of
 from abut.envs.task import RolloutTask
 from abut.openenv.open_env_episode import OpenEnvEpisode
 from abut.openenv.session_pool import SessionPool
@@ -40,7 +41,8 @@ class OpenEnv:
         observe: the text, or the messages, that the policy gets for an observation: a dict of its
             fields, with `reward` and `done`. None: decided by the server's schema.
         act: the action, or the actions, in a text of the policy; `InvalidAction` where there is
-            none. None: decided by the server's schema.
+            none. With a second parameter it also gets the observation that the text answers, so
+            that it can refuse what is no legal move. None: decided by the server's schema.
         history: whether each observation repeats all before it ("repeated": the policy gets only
             what is new) or not ("new"). "auto": repeated where `observe` is None, the observation
             has `messages`, and their text does begin with the one before.
@@ -50,7 +52,10 @@ class OpenEnv:
         reward: takes the reward from an observation; None: its `reward`.
         on_invalid: an action that cannot be taken is the policy's fault: "tell" it what is wrong
             and go on, or "end" the episode.
-        invalid_reward: the reward after such an action.
+        on_error: a server that raises on an action (EXECUTION_ERROR) is its own fault: "fail" the
+            episode; or "tell" the policy what it raised and go on, where a server raises on illegal
+            moves.
+        invalid_reward: the reward after an action that the policy is told of.
         max_sessions: sessions on one server at most; None: as many as it gives.
         reuse_sessions: whether a session is reset for the next episode, or made anew.
         headers: HTTP headers for the servers, such as `{"Authorization": "Bearer …"}`.
@@ -58,7 +63,8 @@ class OpenEnv:
             others have.
         session_timeout_s: how long making an environment may take on the server.
         idle_timeout_s: after which an unused session is closed, for others.
-        max_message_bytes: of a reply, and of the schema.
+        max_message_bytes: of a reply, and of the schema. The default holds BrowserGym's
+            observations, whose screenshot is a list of numbers.
 
     Raises:
         TypeError: `target` is no target, or `tasks` no mappings.
@@ -77,6 +83,7 @@ class OpenEnv:
         tasks: Sequence[Mapping[str, Any]] = (),
         reward: Callable[[Observation], float | None] | None = None,
         on_invalid: Literal["tell", "end"] = "tell",
+        on_error: Literal["tell", "fail"] = "fail",
         invalid_reward: float | None = 0.0,
         max_sessions: int | None = None,
         reuse_sessions: bool = True,
@@ -84,10 +91,11 @@ class OpenEnv:
         connect_timeout_s: float = 60,
         session_timeout_s: float = 300,
         idle_timeout_s: float = 300,
-        max_message_bytes: int = 16 * 2**20,
+        max_message_bytes: int = 64 * 2**20,
     ) -> None:
         _check("history", history, history in ("auto", "repeated", "new"), "auto, repeated or new")
         _check("on_invalid", on_invalid, on_invalid in ("tell", "end"), "tell or end")
+        _check("on_error", on_error, on_error in ("tell", "fail"), "tell or fail")
         few = max_sessions is not None and max_sessions < 1
         _check("max_sessions", max_sessions, not few, "at least 1, or None")
         headers = checked_headers("OpenEnv", headers or {})
@@ -101,7 +109,7 @@ class OpenEnv:
             headers=headers,
         )
         rules = EpisodeRules(
-            observe, act, history, reward, on_invalid, invalid_reward, reuse_sessions
+            observe, act, history, reward, on_invalid, on_error, invalid_reward, reuse_sessions
         )
         self._reset = reset
         self._tasks = [dict(task) for task in tasks]
@@ -121,7 +129,9 @@ class OpenEnv:
             more = await THREADS.ask(lambda: reset(task.columns)) if callable(reset) else reset
             return {"seed": task.episode_seed, **task_kwargs, **more}
 
-        episode = OpenEnvEpisode(shared, make_kwargs, group=task.episode_seed)
+        asked = any(message["role"] == "user" for message in task.messages)
+        question = "" if asked else question_of(task)
+        episode = OpenEnvEpisode(shared, make_kwargs, group=task.episode_seed, question=question)
         try:
             await shared.loop.call(episode.open)
         except BaseException:

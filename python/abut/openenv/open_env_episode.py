@@ -18,8 +18,8 @@ from abut.envs.env import LoopBound, Reply
 from abut.errors import EnvError, InvalidAction
 from abut.messages import Message
 from abut.openenv.shared import Shared
-from abut.openenv.text import Texts
-from abut.openenv.wire import Observation, Session
+from abut.openenv.text import Texts, sees_observation
+from abut.openenv.wire import Observation, Session, ToldError
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,17 @@ MakeKwargs: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 class OpenEnvEpisode(LoopBound):
     """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
 
-    def __init__(self, shared: Shared, make_kwargs: MakeKwargs, *, group: int) -> None:
+    def __init__(
+        self, shared: Shared, make_kwargs: MakeKwargs, *, group: int, question: str = ""
+    ) -> None:
         self.reward: float | None = None
         self.alive = False
         self.loop: PoolLoop = shared.loop
         self._shared = shared
         self._make_kwargs = make_kwargs
         self._group = group
+        self._question = question
+        self._observation: Observation = {}
         self._session: Session | None = None
         self._texts: Texts | None = None
         self._given_back = False
@@ -73,8 +77,16 @@ class OpenEnvEpisode(LoopBound):
 
     async def _first_reply(self) -> Reply:
         reply = await self._reply(await self._begin(await self._make_kwargs()))
+        if not self.alive:
+            raise EnvError(
+                f"{self._on_session().url}: the environment is done at reset, so there is nothing "
+                "to play\nhint: see what reset= and tasks= send it; some servers end at once where "
+                "the task does not exist"
+            )
         self._shared.compare(self._group, reply)
-        return reply
+        # An environment of tools says nothing at reset. Without the prompt's text the policy would
+        # begin on an empty user turn.
+        return reply or self._question
 
     async def _next_reply(self, action: str) -> Reply:
         replies: list[Reply] = []
@@ -82,11 +94,14 @@ class OpenEnvEpisode(LoopBound):
             frames = await self._frames(action)
             self.alive = bool(frames)  # a text without any is the policy's last word
             for frame in frames:
-                replies.append(await self._reply(await self._on_session().step(frame)))
+                tell = self._shared.rules.on_error == "tell"
+                observation = await self._on_session().step(frame, tell_errors=tell)
+                replies.append(await self._reply(observation))
                 if not self.alive:
                     break
         except InvalidAction as error:
-            self.alive = self._shared.rules.on_invalid == "tell"
+            on_invalid = self._shared.rules.on_invalid
+            self.alive = isinstance(error, ToldError) or on_invalid == "tell"
             self.reward = self._shared.rules.invalid_reward
             replies.append(str(error))
         return replies[0] if len(replies) == 1 else _messages_of(replies)
@@ -109,9 +124,13 @@ class OpenEnvEpisode(LoopBound):
 
     async def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
         assert self._texts is not None
-        act = self._texts.act
-        is_ours = self._shared.rules.act is None
-        frames = act(action) if is_ours else await THREADS.ask(partial(act, action))
+        act: Callable[..., Any] = self._texts.act
+        if self._shared.rules.act is None:
+            frames = act(action)
+        elif sees_observation(act):
+            frames = await THREADS.ask(partial(act, action, self._observation))
+        else:
+            frames = await THREADS.ask(partial(act, action))
         if isinstance(frames, Mapping):
             return [frames]
         if not isinstance(frames, Sequence) or not all(isinstance(f, Mapping) for f in frames):
@@ -124,6 +143,7 @@ class OpenEnvEpisode(LoopBound):
     async def _reply(self, observation: Observation) -> Reply:
         assert self._texts is not None
         rules, observe = self._shared.rules, self._texts.observe
+        self._observation = observation
         self.reward = observation["reward"]
         if rules.reward is not None:
             self.reward = await THREADS.ask(partial(rules.reward, observation))

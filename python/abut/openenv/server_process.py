@@ -157,11 +157,10 @@ class ServerProcess:
     def _start_error(self, what: str) -> ServerStartError:
         code = self._process.poll() if self._process is not None else None
         code_text = "" if code is None else f" with code {code}"
-        return ServerStartError(
-            f"{self.name} {what}{code_text}; the end of its log:\n{self._tail()}"
-        )
+        return ServerStartError(f"{self.name} {what}{code_text}; the end of its log:\n{self.log()}")
 
-    def _tail(self) -> str:
+    def log(self) -> str:
+        """Return the last lines of the server's log, without the values of `environ`."""
         if self._log is None:
             return "  (empty)"
         lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()

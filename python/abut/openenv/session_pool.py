@@ -17,7 +17,14 @@ from abut.concurrency.backoff import backoff
 from abut.errors import EnvError
 from abut.openenv.server_process import ServerStartError
 from abut.openenv.target import Host
-from abut.openenv.wire import NoSessionError, Session, SessionFull, SessionLimits, open_session
+from abut.openenv.wire import (
+    FactoryError,
+    NoSessionError,
+    Session,
+    SessionFull,
+    SessionLimits,
+    open_session,
+)
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
 _delays_s = functools.partial(backoff, _FIRST_DELAY_S, _LONGEST_DELAY_S)
@@ -145,12 +152,18 @@ class SessionPool:
         return session
 
     async def _connect(self, server: ServerState) -> Session:
-        session = await open_session(
-            await server.host.url(),
-            headers={**self._headers, **server.host.headers},
-            local=server.host.local,
-            limits=self._limits,
-        )
+        try:
+            session = await open_session(
+                await server.host.url(),
+                headers={**self._headers, **server.host.headers},
+                local=server.host.local,
+                limits=self._limits,
+            )
+        except FactoryError as error:
+            if (log := server.host.log()) is None:
+                raise
+            said, _, _ = str(error).partition("\nhint: ")
+            raise FactoryError(f"{said}\nthe end of the server's log:\n{log}") from error
         self._server_of[session] = server
         return session
 
@@ -189,7 +202,12 @@ class SessionPool:
                 if now - max(began, server.refused_since) <= limit_s:
                     return
         lines = [str(error) for error in errors]
-        if patience:
+        if patience and all(isinstance(error, SessionFull) for error in errors):
+            lines.append(
+                f"hint: others held its sessions for connect_timeout_s={limit_s:g}; raise that, "
+                "or start more servers (Serve(…, replicas=…), or a list of addresses)"
+            )
+        elif patience:
             lines.append(f"hint: asked for connect_timeout_s={limit_s:g}; is it running?")
         raise EnvError("\n".join(lines)) from errors[0]
 

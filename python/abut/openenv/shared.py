@@ -38,6 +38,7 @@ class EpisodeRules:
     history: Literal["auto", "repeated", "new"]
     reward: Callable[[Observation], float | None] | None
     on_invalid: Literal["tell", "end"]
+    on_error: Literal["tell", "fail"]
     invalid_reward: float | None
     reuse_sessions: bool
 

@@ -135,6 +135,10 @@ class Host(Protocol):
         """
         ...
 
+    def log(self) -> str | None:
+        """Return the end of the log of what was started here; None where nothing was."""
+        ...
+
     def end(self) -> None:
         """End what was started, for good."""
         ...
@@ -151,6 +155,9 @@ class Remote:
     async def url(self) -> str:
         """The address."""
         return self.name
+
+    def log(self) -> None:
+        """Nothing was started, so its log is elsewhere."""
 
     def end(self) -> None:
         """Nothing was started."""

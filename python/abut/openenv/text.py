@@ -1,10 +1,12 @@
 """What the policy reads of an observation, and what becomes of its words: plain functions.
 
-`observe(observation)` gives a text or messages, `act(text)` one action or several. Where none is
-given, the server's own schemas decide, or nobody does: a field that was guessed could be the answer
-to the task, and an action under the wrong name would be blamed on the policy.
+`observe(observation)` gives a text or messages, `act(text)` one action or several; an `act` with a
+second parameter gets the observation that the text answers. Where none is given, the server's own
+schemas decide, or nobody does: a field that was guessed could be the answer to the task, and an
+action under the wrong name would be blamed on the policy.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from abut.openenv.wire import Observation
 from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 
 Observe: TypeAlias = Callable[[Observation], Reply]
-Act: TypeAlias = Callable[[str], Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+Actions: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+Act: TypeAlias = Callable[[str], Actions] | Callable[[str, Observation], Actions]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,23 @@ class Texts:
     act: Act
     history: Literal["auto", "repeated", "new"]
     """"auto": cut off what is repeated, where it is."""
+
+
+def sees_observation(act: Act) -> bool:
+    """Return whether `act` cannot be called without the observation that its text answers."""
+    try:
+        signature = inspect.signature(act)
+    except (TypeError, ValueError):  # a callable that Python cannot look into
+        return False
+    return not _takes(signature, 1) and _takes(signature, 2)
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 _OF_EVERY_OBSERVATION = ("done", "metadata", "reward")

@@ -25,6 +25,11 @@ Observation: TypeAlias = dict[str, Any]
 _TOO_BIG = 1009  # RFC 6455, 7.4.1
 _CLOSE_S = 2.0
 _REDIRECTS = (300, 301, 302, 303, 307, 308)
+_REFUSED = (
+    "hint: a server without that socket refuses it with 403 or 404; OpenEnv's have one from 0.3 "
+    "on, and over HTTP alone no episode can be played. Otherwise give the address without a path, "
+    "and for a private space headers="
+)
 
 # At DEBUG websockets logs what it sends, headers with a token too.
 _quiet = logging.getLogger(f"{__name__}.frames")
@@ -97,14 +102,25 @@ class Session:
         self.episodes += 1
         return self._observation("reset", await self._request("reset", dict(kwargs)))
 
-    async def step(self, action: Mapping[str, Any]) -> Observation:
+    async def step(self, action: Mapping[str, Any], *, tell_errors: bool = False) -> Observation:
         """Send one action.
+
+        Args:
+            action: a frame of the server's schema.
+            tell_errors: whether a server that raises on it goes on with the episode.
 
         Raises:
             InvalidAction: the server could not read the action; the episode may go on.
+            ToldError: the server raised on it, and `tell_errors`; the episode may go on.
             EnvError: it failed; the session is not usable any more.
         """
-        return self._observation("step", await self._request("step", dict(action)))
+        try:
+            return self._observation("step", await self._request("step", dict(action)))
+        except ExecutionError as error:
+            if not tell_errors:
+                raise
+            self._in_order = True
+            raise ToldError(error.said) from error
 
     async def state(self) -> None:
         """Wait until the environment is made. What its state says is for nobody: maybe the answer.
@@ -166,7 +182,7 @@ class Session:
             limit = limit if isinstance(limit, int) and limit > 0 else None
             return SessionFull(f"{self.url}: all sessions are taken", max_sessions=limit)
         if code in ("FACTORY_ERROR", "SESSION_ERROR"):
-            return EnvError(
+            return FactoryError(
                 f"{self.url} made no environment, {code}: {message}\n"
                 "hint: its constructor raised; the log of the server says where"
             )
@@ -175,7 +191,10 @@ class Session:
             return InvalidAction(_invalid_text(data.get("errors")))
         if kind == "state":
             return _StateUnknown()
-        return EnvError(f"{self.url} answered {kind} with {code}: {message}")
+        text = f"{self.url} answered {kind} with {code}: {message}"
+        if code == "EXECUTION_ERROR" and kind == "step":
+            return ExecutionError(text, said=f"Error: {message}")
+        return EnvError(text)
 
     def _no_frame(self, kind: str, raw: str | bytes) -> EnvError:
         return EnvError(
@@ -191,6 +210,23 @@ class Session:
             )
         code = "without a word" if error.rcvd is None else f"with code {error.rcvd.code}"
         return EnvError(f"{self.url} closed the socket {code} before it answered {kind}")
+
+
+class ExecutionError(EnvError):
+    """A server that raised on an action; its session stays open."""
+
+    def __init__(self, message: str, *, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+        """The server's own words."""
+
+
+class ToldError(InvalidAction):
+    """An `ExecutionError` that the policy is told of."""
+
+
+class FactoryError(EnvError):
+    """A server whose environment raised while it was made."""
 
 
 class _StateUnknown(Exception):
@@ -226,10 +262,7 @@ async def open_session(
         status = error.response.status_code
         if status >= 500:  # a space that wakes up, a gateway before a server that starts
             raise NoSessionError(f"{url} answered {status}") from error
-        raise EnvError(
-            f"{url} answered {status} to a socket at /ws\n"
-            "hint: give the address without a path; a private space needs headers="
-        ) from error
+        raise EnvError(f"{url} answered {status} to a socket at /ws\n{_REFUSED}") from error
     except RedirectError as error:
         raise EnvError(str(error)) from error
     except (OSError, WebSocketException) as error:

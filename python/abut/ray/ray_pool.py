@@ -9,7 +9,8 @@ from typing import Any, Self, cast
 from abut.agents import Agent, AgentResult, Endpoint, is_agent, name_of
 from abut.concurrency.pool_loop import PoolLoop
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import check_env_factory, is_pool
+from abut.envs.factory import check_env_factory
+from abut.envs.foreign import is_pool
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, RolloutTask
 from abut.errors import text_of

@@ -19,7 +19,7 @@ from abut.concurrency.threads import THREADS
 from abut.envs.foreign import is_pool, placed
 from abut.envs.source import TaskEnvs
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, SamplerError, TrajectoryError
+from abut.errors import EnvError, SamplerError, TemplateError, TrajectoryError
 from abut.messages import Message, container_copy
 from abut.rollout.batch import Batch
 from abut.rollout.conversation import Bound
@@ -107,7 +107,10 @@ class Episode:
         messages = [*self._task.messages, *said]
         if all(message["role"] == "system" for message in messages):
             messages.append(_silence())  # nobody has said anything: the policy begins
-        self._conversation.open(messages)
+        try:
+            self._conversation.open(messages)
+        except TemplateError as error:
+            raise self._env.wrote("reset", error, said) from error
 
     async def _turn(self, clock: asyncio.Timeout) -> bool:
         """Play one turn; returns whether the episode is over."""
@@ -215,7 +218,10 @@ class Episode:
             return True
         if not answer.messages:
             self._conversation.note([_silence()])
-        self._conversation.reply()
+        try:
+            self._conversation.reply()
+        except TemplateError as error:
+            raise self._env.wrote("step", error, answer.messages) from error
         left, reason = self._bound()
         if left < 1:
             self.rollout.stop_reason = reason

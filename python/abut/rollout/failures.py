@@ -56,7 +56,7 @@ class Failures:
         if kind not in self._logged and len(self._logged) < _LOGGED_KINDS:
             self._logged.add(kind)
             level = logging.WARNING
-            more = "\nOthers of its kind are in the debug log, and in the records."
+            more = "\nOthers of its kind are logged as DEBUG; a recorder keeps them all."
         said = "rollout %s, attempt %d, failed of %s\n%s%s"
         logger.log(level, said, rollout_id, attempt + 1, text, trace, more)
         return text, trace

@@ -41,11 +41,13 @@ from abut.envs.reset_keywords import (
     lacks_column,
 )
 from abut.envs.task import EnvPool, RolloutTask
-from abut.errors import EnvError
+from abut.errors import EnvError, TemplateError
 from abut.messages import Message
 from abut.rollout.batch import Batch
 
 T = TypeVar("T")
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Answer(NamedTuple):
@@ -176,6 +178,25 @@ class LiveEnv:
         if (at := stands_at(self._thread, behind=__file__)) is not None:
             return at
         return place_of(self._env, method) if self._env is not None else ""
+
+    def wrote(self, method: str, error: TemplateError, messages: Sequence[Message]) -> Exception:
+        """Return what says that the template cannot write what a method of it replied.
+
+        A role that no template knows is the environment's mistake; another message may be the
+        template's, and its error stands as it is.
+        """
+        strange = [m["role"] for m in messages if m["role"] not in _ROLES]
+        if not strange or self._env is None:
+            return error
+        name = f"{type(self._env).__name__}.{method}"
+        what, _, _ = str(error).partition("\nhint: ")
+        return placed(
+            EnvError(
+                f"{name} replied with the role {strange[0]!r}, and {what}\n"
+                "hint: an environment's messages have the role 'user' or 'tool'"
+            ),
+            place_of(self._env, method),
+        )
 
     def end(self) -> None:
         """Close it in the background, behind a call that still runs."""

@@ -212,11 +212,22 @@ class TransformersSampler:
         room = positions - max(requests[index].max_tokens for index in batch)
         return [index for index in batch if len(requests[index].prompt_ids) <= room] or batch
 
+    def _check_ids(self, request: SampleRequest) -> None:
+        """Refuse an id that the model has no embedding for; torch would raise an IndexError."""
+        rows = getattr(self._plain.get_input_embeddings(), "num_embeddings", None)
+        if rows is not None and len(request.prompt_ids) and max(request.prompt_ids) >= rows:
+            raise SamplerError(
+                f"{request.where}: the prompt has token {max(request.prompt_ids)}, and the model's "
+                f"embedding has {rows} rows: model and tokenizer do not belong together\n"
+                "hint: model.resize_token_embeddings(len(tokenizer)), before the trainer is made"
+            )
+
     def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         longest = max(len(request.prompt_ids) for request in requests)
         input_ids = np.full((len(requests), longest), self._pad_token_id, dtype=np.int64)
         attention_mask = np.zeros_like(input_ids)
         for row, request in enumerate(requests):
+            self._check_ids(request)
             input_ids[row, longest - len(request.prompt_ids) :] = request.prompt_ids
             attention_mask[row, longest - len(request.prompt_ids) :] = 1
         device = self._plain.device

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
+from abut.template.quote import WITH_TEMPLATE
 
 Plan: TypeAlias = tuple[str | int, ...]
 
@@ -103,7 +104,7 @@ def not_written(k: int, message: Message, count: int = 0) -> str:
     return (
         f"the template {how} the content of message {k} ({message['role']})\n"
         "hint: use messages whose roles and content types the template knows, or pass another "
-        "template with chat_template="
+        f"template: {WITH_TEMPLATE}"
     )
 
 

@@ -92,7 +92,7 @@ class ChatTemplateProcessor:
         if chat_template is None and not hf_tokenizer.chat_template:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no chat template\n"
-                "hint: pass one with chat_template=, or use the tokenizer of the chat model"
+                "hint: use the chat model's tokenizer, or ChatTemplateProcessor(…, chat_template=…)"
             )
         self._tokenizer = hf_tokenizer
         options: dict[str, Any] = {**chat_template_kwargs, "chat_template": chat_template}

@@ -15,7 +15,7 @@ from abut.template.content_rule import find_rules
 from abut.template.increment import Increment
 from abut.template.mask import Masked, not_written
 from abut.template.probe import CALLING, NO_NAME, PLAIN, TurnForm, assistant, user
-from abut.template.quote import quote_difference, roles
+from abut.template.quote import WITH_TEMPLATE, quote_difference, roles
 from abut.template.rendering import Rendering
 from abut.template.turn_end import TurnEnd, TurnInside, end_of_answer, end_of_calls
 
@@ -129,8 +129,8 @@ class Prover:
                     f"what the template writes for {roles(new)} depends on the history: after "
                     f"{roles([*history.messages, assistant()])} it is not what it is after [user, "
                     f"assistant]: {quote_difference(tail, first)}\n"
-                    "hint: such a template cannot be appended to; pass another one with "
-                    "chat_template="
+                    "hint: such a template cannot be appended to; pass another one: "
+                    f"{WITH_TEMPLATE}"
                 )
         return tuple(moves)
 
@@ -186,7 +186,8 @@ class Prover:
             raise TemplateError(
                 f"the template writes the name of the function for {roles(new)}, but not "
                 f"{missing[0]!r}: it takes all messages for answers to one call\n"
-                "hint: let a turn call one function, or pass another template with chat_template="
+                "hint: let a turn call one function, or pass another template: "
+                f"{WITH_TEMPLATE}"
             )
 
     def _end_of_answer(self, new: Sequence[Message], first: str) -> TurnEnd:

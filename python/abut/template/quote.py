@@ -5,6 +5,9 @@ from os.path import commonprefix
 
 from abut.messages import Message
 
+WITH_TEMPLATE = "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+"""How hints say to give another template; `make_rollout_func` itself has no `chat_template`."""
+
 
 def roles(messages: Sequence[Message]) -> str:
     """Such as `[system, user]`."""

@@ -14,17 +14,17 @@ from abut.messages import Message, texts_of, with_arguments
 from abut.parts import Part
 from abut.template.mask import free_stem
 from abut.template.probe import TurnForm, assistant, user
-from abut.template.quote import roles
+from abut.template.quote import WITH_TEMPLATE, roles
 from abut.template.veiled_tools import VeiledTools
 
 _OTHERWISE = (
-    "hint: use roles, keys and an order that the template takes, or pass another one with "
-    "chat_template="
+    "hint: use roles, keys and an order that the template takes, or pass another one: "
+    + WITH_TEMPLATE
 )
 _SANDBOX = (
     "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which they "
     "change no lists; in the template, write `x.ids = x.ids + [id]` for `x.ids.append(id)` and "
-    "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one with chat_template="
+    "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one: " + WITH_TEMPLATE
 )
 
 
@@ -162,7 +162,7 @@ class Rendering:
             raise TemplateError(
                 f"the template writes the {form.what} of message {len(history)} (assistant) "
                 f"{count} times\nhint: pass a template that writes the {form.what} of assistant "
-                "messages once, with chat_template="
+                f"messages once: {WITH_TEMPLATE}"
             )
         return rendered.partition(anchor)[2]
 

@@ -15,11 +15,12 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.call_turns import common_suffix
 from abut.template.probe import TurnForm, assistant, user
+from abut.template.quote import WITH_TEMPLATE
 from abut.template.rendering import Rendering
 from abut.template.thinking import after_common_prefix, after_user
 from abut.tool_calls.patterns import TAG
 
-_HINT = "hint: such a template cannot be appended to; pass another one with chat_template="
+_HINT = f"hint: such a template cannot be appended to; pass another one: {WITH_TEMPLATE}"
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def from_environment_factory(
         ValueError: there is no tool, or two have one name.
         MissingExtraError: transformers is not installed.
     """
-    made = environment if inspect.isclass(environment) else type(environment())
+    made = _class_of(environment) or type(environment())
     if not callable(getattr(made, "reset", None)):
         raise TypeError(
             f"{made.__name__} has no method 'reset'\n"
@@ -103,16 +103,34 @@ def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[
     }
 
 
-def is_environment_class(env: Any) -> bool:
-    """Whether it can only be a class for TRL: `reset`, documented methods, and no `step`."""
-    if not inspect.isclass(env) or hasattr(env, "step"):
+def makes_environment_for_trl(env: Any) -> bool:
+    """Tell a class for TRL, or a factory of one: it has `reset`, documented methods and no `step`.
+
+    Of a factory the class is known without a call where it is a `functools.partial` of the class
+    (TRL's `HarborSpec.environment_factory` is one), or a function whose annotation names the class.
+    """
+    made = _class_of(env)
+    if made is None or hasattr(made, "step"):
         return False
-    names = _tool_names(env)
+    names = _tool_names(made)
     return (
-        callable(getattr(env, "reset", None))
+        callable(getattr(made, "reset", None))
         and bool(names)
-        and all(getattr(env, name).__doc__ for name in names)
+        and all(getattr(made, name).__doc__ for name in names)
     )
+
+
+def _class_of(environment: Any) -> type | None:
+    """Return the class that a factory makes, None where only a call could tell."""
+    while isinstance(environment, functools.partial):
+        environment = environment.func
+    if inspect.isclass(environment):
+        return environment
+    try:
+        returned = inspect.get_annotations(environment, eval_str=True).get("return")
+    except Exception:  # no function, or an annotation that names nothing
+        return None
+    return returned if inspect.isclass(returned) else None
 
 
 @dataclasses.dataclass(frozen=True)

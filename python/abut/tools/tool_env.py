@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from abut.envs.env import Reply
-from abut.envs.reset_keywords import named_keywords
+from abut.envs.reset_keywords import check_columns, named_keywords
 from abut.envs.source import BoundSource, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import MissingExtraError
@@ -91,17 +91,17 @@ class ToolEnv:
         def make(task: RolloutTask) -> ToolEpisode:
             toolbox = Toolbox(self.functions, parse, answers, self.rules, faults)
             columns = {k: v for k, v in task.columns.items() if k != "messages"}
-            named = named_keywords(functools.partial(self.reward, ()), columns)
+            scored = functools.partial(self.reward, ())
+            named = named_keywords(scored, columns)
 
             async def begin() -> Reply:
+                check_columns(scored, f"the reward function {_name_of(self.reward)}", task)
                 asked = any(message["role"] == "user" for message in task.messages)
                 return "" if asked else question_of(task)
 
             async def score(messages: list[Message]) -> float | None:
-                name = getattr(self.reward, "__name__", repr(self.reward))
-                return await toolbox.ask(
-                    f"the reward function {name}", self.reward, messages, **named
-                )
+                name = f"the reward function {_name_of(self.reward)}"
+                return await toolbox.ask(name, self.reward, messages, **named)
 
             return ToolEpisode(toolbox, begin, score)
 
@@ -150,6 +150,10 @@ class ToolEpisode:
         if self._toolbox.thread is not None:
             self._toolbox.thread.give_back()
             self._toolbox.thread = None
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def schemas_by_name(functions: Sequence[Function]) -> dict[str, Mapping[str, Any]]:

@@ -127,6 +127,7 @@ def make_rollout_worker(
     config = checked_config(config)
     route = route_of(env, gateway, system_prompt=system_prompt, processor=processor)
     tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
+    tasks.check_datasets(train_dataset)
     tasks.run_id = uuid.uuid4().hex[:8]
     return RolloutWorker(
         tasks,

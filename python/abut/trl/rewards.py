@@ -20,7 +20,7 @@ RewardFunction: TypeAlias = Callable[..., Any]
 def env_reward(
     completions: Sequence[Any],
     *,
-    env_reward: Sequence[float | None],
+    env_reward: Sequence[float | None] | None = None,
     rollout_stats: Sequence[Mapping[str, Any]] = (),
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
@@ -29,7 +29,15 @@ def env_reward(
     """Reward function for `GRPOTrainer`: the environment's own reward; None where it has none.
 
     Logs the metrics of the batch, as `log_batch` does, unless another function has done so.
+
+    Raises:
+        ValueError: the trainer has no `rollout_func` of abut's, so nobody measured a reward.
     """
+    if env_reward is None:
+        raise ValueError(
+            "env_reward got no rewards of environments: the trainer has no rollout_func of abut's\n"
+            "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv))"
+        )
     log_batch(rollout_stats, extras, log_metric, log_extra)
     return list(env_reward)
 

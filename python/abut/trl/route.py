@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 from abut.agents import Agent, is_agent
 from abut.envs.accepted import AcceptedForTRL
-from abut.envs.foreign import check_env_factory
+from abut.envs.factory import check_env_factory
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, EnvPool
 from abut.gateway.played_agent import AgentSource
 from abut.gateway.server import Gateway
-from abut.tools.environment_factory import from_environment_factory, is_environment_class
+from abut.tools.environment_factory import from_environment_factory, makes_environment_for_trl
 
 EnvKind: TypeAlias = EnvFactory | EnvPool | EnvSource
 """What plays a row."""
@@ -83,18 +83,47 @@ class EnvRoute:
             return self._only, dict(columns)
         left = dict(columns)
         name = left.pop(ROUTE, None)
-        names = ", ".join(map(repr, self._named))
         if name is None:
+            names = ", ".join(map(repr, self._named))
             raise ValueError(
                 f"{row} has no column {ROUTE!r}, which chooses one of the environments: {names}\n"
                 f'hint: add the column to the dataset, or prompt[-1]["row"][{ROUTE!r}]'
             )
+        self._check_name(name, row)
+        return self._named[name], left
+
+    def check_column(self, dataset: Any) -> None:
+        """Refuse a dataset in which some row names an environment that does not exist.
+
+        Only the batch that draws such a row would find it, perhaps after hours.
+
+        Args:
+            dataset: of `datasets`; one without columns that can be read, a stream say, is not
+                checked.
+
+        Raises:
+            ValueError: names the first such row, by its number from 0.
+        """
+        if self._named is None or ROUTE not in (getattr(dataset, "column_names", None) or ()):
+            return
+        if not hasattr(dataset, "unique"):  # a stream
+            return
+        column = dataset[ROUTE]
+        known = [*self._named, None]  # a row without a name may have one in its prompt
+        if all(name in known for name in dataset.unique(ROUTE)):
+            return
+        for number, name in enumerate(column):
+            if name is not None:
+                self._check_name(name, f"row {number} of the dataset")
+
+    def _check_name(self, name: Any, row: str) -> None:
+        assert self._named is not None
         if name not in list(self._named):  # a list in the column has no hash
+            names = ", ".join(map(repr, self._named))
             raise ValueError(
                 f"{row} has {ROUTE}={name!r}, but the environments are: {names}\n"
                 "hint: make_rollout_func takes them by the names that the column has"
             )
-        return self._named[name], left
 
     def _checked(self, name: Any, env: OneEnv) -> EnvKind:
         try:
@@ -105,6 +134,6 @@ class EnvRoute:
     def _kind_of(self, env: Any) -> EnvKind:
         if is_agent(env):
             return AgentSource(env, self.gateway)
-        if is_environment_class(env):
+        if makes_environment_for_trl(env):
             return from_environment_factory(env)
         return env if isinstance(env, EnvSource) else check_env_factory(env)

@@ -33,6 +33,7 @@ class Tasks:
         self._batches: Counter[str] = Counter()
         self.run_id = ""
         self._next_group: dict[str, int] = {}
+        self._checked: set[int] = set()
         self._evaluation: tuple[int, ...] | None = None
 
     def of_batch(self, prompts: Sequence[Any], trainer: Any, mode: str) -> list[RolloutTask]:
@@ -56,6 +57,7 @@ class Tasks:
         rows = dataset_columns(trainer, prompts)
         removed = removed_columns(trainer, mode, rows[0]) if rows else ()
         self._refuse_removed(removed)
+        self.check_datasets(getattr(trainer, f"{mode}_dataset", None))
         slice_ends = offset + len(prompts)
         for index, (prompt, dataset_row) in enumerate(zip(prompts, rows, strict=True)):
             group = (offset + index) // generations
@@ -146,6 +148,20 @@ class Tasks:
         """The id of this run; all ranks ask for it together, the first time."""
         self.run_id = self.run_id or _run_id(trainer)
         return self.run_id
+
+    def check_datasets(self, datasets: Any) -> None:
+        """Refuse, once for each dataset, rows that name an environment that does not exist.
+
+        Args:
+            datasets: one, several by name, or None.
+
+        Raises:
+            ValueError: as `EnvRoute.check_column`.
+        """
+        for dataset in datasets.values() if isinstance(datasets, Mapping) else [datasets]:
+            if id(dataset) not in self._checked:
+                self._checked.add(id(dataset))
+                self.route.check_column(dataset)
 
     def _refuse_removed(self, removed: Sequence[str]) -> None:
         for name in ("seed", *[ROUTE] * self.route.is_by_name):
