@@ -72,7 +72,7 @@ class Scorer:
             return Score(None, row, why_not=returned.why, is_fault=returned.is_fault)
         if not _is_row(returned):
             return self._no_row(row, type(returned).__name__)
-        return _score_of(returned)
+        return self._score_of(returned)
 
     async def of_rows(self, rows: Sequence[Any]) -> list[Score]:
         """Score rows together; returns one score for each, in order."""
@@ -87,7 +87,7 @@ class Scorer:
             return [self._no_row(row, type(returned).__name__) for row in rows]
         scored = {_id_of(row): row for row in returned}
         return [
-            _score_of(scored[_id_of(row)])
+            self._score_of(scored[_id_of(row)])
             if _id_of(row) in scored
             else Score(None, row, why_not=f"{self._test.name} left the row out")
             for row in rows
@@ -123,7 +123,9 @@ class Scorer:
             return self._nothing(text_of(error), error)
         except BaseException as error:  # pytest.skip and pytest.fail are no Exceptions
             if _is_outcome(error):
-                return _Nothing(f"{type(error).__name__}: {error}", is_fault=False)
+                why = f"{type(error).__name__}: {error}"
+                self._say_unscored(type(error).__name__, why)
+                return _Nothing(why, is_fault=False)
             return self._nothing(text_of(error), error)
         finally:
             deadline.close()
@@ -135,6 +137,17 @@ class Scorer:
             return await turn.on_loop(lambda: function(given, **kwargs))
         returned = await THREADS.ask(turn.around(lambda: function(given, **kwargs)))
         return await returned if inspect.isawaitable(returned) else returned
+
+    def _score_of(self, row: Any) -> Score:
+        if row.evaluation_result is None:
+            self._say_unscored("no result", "it set no evaluation_result")
+        return _score_of(row)
+
+    def _say_unscored(self, kind: str, why: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            said = "%s gave no score: %s. Those rollouts have no reward."
+            logger.warning(said, self._test.name, why)
 
     def _nothing(self, why: str, error: BaseException | None) -> "_Nothing":
         kind = why if error is None else type(error).__name__
