@@ -150,8 +150,8 @@ class ProcessorPlayer:
     async def _on_loop(self, row: Any, endpoint: Endpoint) -> Any:
         """Play it off the loop that all rollouts share, which a processor may block.
 
-        All are on one loop, since processors share clients, whose connections belong to a loop. Once
-        one has blocked that, each rollout has a loop and thread of its own.
+        All are on one loop, since processors share clients, whose connections belong to a loop.
+        Once one has blocked that loop, each rollout has a loop and thread of its own.
         """
         async with self._slots:
             if not await self._turns():
