@@ -46,7 +46,9 @@ def play(stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> An
     def call(*args: Any, prompts: Any = PROMPTS, calls: int = 1, says: Any = "abc", **given: Any):
         sampler = Recording(stage.says(says) if isinstance(says, str) else says)
         make = ours.make_rollout_func
-        monkeypatch.setattr(ours, "make_rollout_func", lambda agent: make(agent, sampler=sampler))
+        monkeypatch.setattr(
+            ours, "make_rollout_func", lambda agent, gateway=None: make(agent, sampler=sampler)
+        )
         args = (*args, *(None, prompt_builder, action_parser)[len(args) :])
         rollout_func = create_openenv_vllm_rollout_func(*args, **given)
         monkeypatch.setattr(ours, "make_rollout_func", make)

@@ -123,11 +123,17 @@ class ProcessorPlayer:
 
     async def stop(self) -> None:
         """Have it clean up."""
-        loop, self._loop = self._loop or self._kept.open(), None
         try:
+            own = None if await self._turns() else DaemonLoop("abut-processor")
+            loop = own or self._loop
+            assert loop is not None
+            loop.open()
             with suppress(TimeoutError):
                 await asyncio.wait_for(loop.ask(self._processor.acleanup), _CLEANUP_S)
+            if own is not None:
+                THREADS.submit(lambda: own.end(_LOOK_S))
         finally:
+            self._loop = None
             await THREADS.ask(lambda: self._kept.close(_LOOK_S))
             await THREADS.ask(self._processor.cleanup)
 
