@@ -319,12 +319,13 @@ audit.Audit
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
 eval_protocol.create_openenv_vllm_rollout_func(env_factory, prompt_builder, action_parser, \
-vllm_base_url='http://localhost:8000', vllm_model='Qwen/Qwen2.5-7B', max_steps=8, *, \
+vllm_base_url='http://localhost:8000', vllm_model='Qwen/Qwen2.5-7B', max_steps=None, *, \
 completion_params=None, concurrency=None, processor_cls=None, processor_kwargs=None, \
 env_path=None, env_client_cls=None, tasks=None, task_var=None, miniwob_url=None, \
 docker_image='browsergym-env:latest', env_base_url=None, request_timeout_s=15.0, \
 default_headers=None, provider=None, docker_port=None, env_vars=None, benchmark='miniwob', \
-headless=True, viewport_width=1280, viewport_height=720, timeout_ms=10000)
+headless=True, viewport_width=1280, viewport_height=720, timeout_ms=10000, \
+gateway=None)
 eval_protocol.eval_test(test, *, name=None, kwargs=None, log='all', row_timeout_s=120.0)
 eval_protocol.prune_logs(*, keep_steps, experiment_id=None)
 gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file=None, \

@@ -283,3 +283,44 @@ def test_agents_with_tools_are_one_conversation(
     assert [len(rollout.turns) for rollout in batch.rollouts] == [2, 2]
     assert [len(rollout.branches) for rollout in batch.rollouts] == [0, 0]
     assert batch.rewards == [score] * 2
+
+
+def test_each_file_is_cut_where_files_are_not_combined(tmp_path: Any) -> None:
+    paths = []
+    for name in "ab":
+        lines = [
+            json.dumps({"messages": [{"role": "user", "content": f"{name}{k}"}]}) for k in "123"
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        paths.append(str(tmp_path / f"{name}.jsonl"))
+    for combine, prompts in ((True, ["a1", "a2"]), (False, ["a1", "a2", "b1", "b2"])):
+        test = made(
+            input_messages=None,
+            input_dataset=paths,
+            dataset_adapter=lambda lines: [EvaluationRow(**line) for line in lines],
+            max_dataset_rows=2,
+            combine_datasets=combine,
+        )
+        assert list(eval_test(test).dataset()["prompt"]) == prompts
+
+
+@pytest.mark.parametrize(
+    ("leaves", "why"),
+    [("nothing", "it set no evaluation_result"), ("skip", "Skipped: not today")],
+)
+def test_a_body_that_gives_no_result_says_so_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture, leaves: str, why: str
+) -> None:
+    @evaluation_test(
+        input_messages=[[[Message(role="user", content="hi")]]],
+        completion_params=[{"model": "openai/m"}],
+    )
+    def test_leaves(row: EvaluationRow) -> EvaluationRow:
+        if leaves == "skip":
+            pytest.skip("not today")
+        return row
+
+    with caplog.at_level("WARNING", "abut"):
+        play_test(stage, eval_test(test_leaves, log=None))
+    said = [text for text in caplog.messages if f"gave no score: {why}. Those" in text]
+    assert len(said) == 1

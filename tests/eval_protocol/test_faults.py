@@ -109,6 +109,41 @@ def test_a_processor_that_fails_costs_its_rollouts_alone(
     assert processor.calls == ["setup", "acleanup", "cleanup"]
 
 
+def test_a_processor_that_blocks_its_loop_holds_up_no_batch(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can end it, so the batch ends beside it; from then on each has a loop of its own."""
+    let_go = threading.Event()
+
+    async def blocks(row: Any) -> Any:
+        let_go.wait()
+        return row
+
+    test = eval_test(scored(Faulty(blocks)), log=None)
+    with caplog.at_level(logging.WARNING, "abut"):
+        batch = play_test(stage, test, retries=1, rollout_timeout_s=8)
+    blocked = not let_go.is_set()
+    let_go.set()
+    assert blocked
+    assert batch.rewards == [1.0, 1.0, None, None]
+    assert "Faulty blocks its event loop, so each of its rollouts has a loop" in caplog.text
+
+
+def test_a_processor_whose_call_blocks_holds_up_no_batch(stage: Stage) -> None:
+    let_go = threading.Event()
+
+    class Blocks(RolloutProcessor):
+        def __call__(self, rows: Any, config: Any) -> Any:
+            let_go.wait()
+            return []
+
+    test = eval_test(scored(Blocks()), log=None)
+    batch = play_test(stage, test, retries=0, rollout_timeout_s=4, max_failed_frac=1.0)
+    let_go.set()
+    assert batch.rewards == [None] * 4
+    assert all("rollout_timeout_s=4" in str(rollout.error) for rollout in batch.rollouts)
+
+
 def test_a_processor_whose_call_raises_fails_and_says_where(stage: Stage) -> None:
     class Raises(RolloutProcessor):
         def __call__(self, rows: Any, config: Any) -> Any:

@@ -1,6 +1,7 @@
 """Eval Protocol's helper for TRL, with our import: its arguments, and rows that are right."""
 
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +46,9 @@ def play(stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> An
     def call(*args: Any, prompts: Any = PROMPTS, calls: int = 1, says: Any = "abc", **given: Any):
         sampler = Recording(stage.says(says) if isinstance(says, str) else says)
         make = ours.make_rollout_func
-        monkeypatch.setattr(ours, "make_rollout_func", lambda agent: make(agent, sampler=sampler))
+        monkeypatch.setattr(
+            ours, "make_rollout_func", lambda agent, gateway=None: make(agent, sampler=sampler)
+        )
         args = (*args, *(None, prompt_builder, action_parser)[len(args) :])
         rollout_func = create_openenv_vllm_rollout_func(*args, **given)
         monkeypatch.setattr(ours, "make_rollout_func", make)
@@ -76,7 +79,8 @@ def test_rows_are_exact_and_rewards_are_sums_of_steps(play: Any, game: Any) -> N
         check_exact(columns, own)
     assert output["env_step_rewards"] == [[3.0, 3.0]] * 4
     assert output["step_rewards"] == output["env_reward"] == [6.0] * 4
-    assert output["eval_score"] == [None] * 4
+    # Eval Protocol's own example says `float(s)` of each.
+    assert [math.isnan(score) for score in output["eval_score"]] == [True] * 4
     assert [env.closed for env in game.log] == [True] * 4
 
 
@@ -203,6 +207,12 @@ def test_a_test_is_environment_and_score(play: Any) -> None:
     assert output["eval_score"] == output["env_reward"] == [0.3] * 4
     assert output["step_rewards"] == [3.0] * 4
     assert {request.max_tokens for request, _ in play.sampler.calls} == {2}  # and its params
+
+
+def test_eight_steps_are_eight_where_they_are_given(play: Any) -> None:
+    """The value that Eval Protocol's helper has by default, and not the test's one step."""
+    output = play(None, None, None, env_path=ENV_PATH, max_steps=8)
+    assert min(output["num_turns"]) > 1
 
 
 def test_what_is_given_wins_over_the_test(play: Any, game: Any) -> None:

@@ -75,6 +75,31 @@ def logged(to: Any, *, texts: Any = ("a", "break"), **decorated: Any) -> Any:
     return test_logged
 
 
+@pytest.mark.parametrize("leaves", ["a new row", "no metadata"])
+def test_a_body_that_leaves_another_row_ends_in_the_log(stage: Stage, leaves: str) -> None:
+    kept = Kept()
+
+    @evaluation_test(
+        input_messages=[[[Message(role="user", content="a")]]],
+        completion_params=[{"model": "openai/m"}],
+        logger=kept,
+    )
+    def test_leaves(row: EvaluationRow) -> EvaluationRow:
+        if leaves == "a new row":
+            row = EvaluationRow(messages=row.messages)
+        else:
+            row.eval_metadata = None
+        row.evaluation_result = EvaluateResult(score=0.5, reason="")
+        return row
+
+    test = eval_test(test_leaves)
+    assert play_test(stage, test, generations=1).rewards == [0.5]
+    test._log.wait()
+    _, ended = kept.of("r0-run0")
+    assert ended["rollout_status"]["code"] == Status.Code.FINISHED
+    assert ended["eval_metadata"]["status"]["code"] == Status.Code.FINISHED
+
+
 def test_each_rollout_is_there_running_and_then_as_it_ended(stage: Stage) -> None:
     kept = Kept()
     test = eval_test(logged(kept), name="mine")

@@ -1,5 +1,6 @@
 """Servers: a chat endpoint that is no policy (a judge, answers given again), OpenEnv's."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -87,12 +88,18 @@ def start_server(
     process = subprocess.Popen(
         command, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environ}
     )
+    atexit.register(process.kill)  # where a test fails before it ends the server
     deadline = time.monotonic() + 120
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return process
-        except OSError:
-            assert process.poll() is None, f"{app} ended"
-            assert time.monotonic() < deadline, f"{app} does not answer"
-            time.sleep(0.1)
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    return process
+            except OSError:
+                assert process.poll() is None, f"{app} ended"
+                assert time.monotonic() < deadline, f"{app} does not answer"
+                time.sleep(0.1)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise

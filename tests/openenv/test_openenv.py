@@ -462,7 +462,8 @@ def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
 def test_an_environment_that_cannot_be_made_is_named(stage: Stage, code: str) -> None:
     with served(constructor_error=code) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"FactoryError: {server.url} made no environment, {code}: Failed to create environment\n"
+            f"FactoryError: {server.url} made no environment, {code}: Failed to create "
+            "environment\n"
             "hint: its constructor raised; the log of the server says where"
         )
 

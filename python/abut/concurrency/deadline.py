@@ -6,7 +6,7 @@ for each call, which cost a sixth of what the engine does in a turn.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,16 +24,25 @@ class Deadline:
         self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
+        self._spared: Callable[[], float] = _nothing
         self._expired = False
 
-    async def keep(self, awaitable: Awaitable[T], seconds: float) -> T:
+    async def keep(
+        self, awaitable: Awaitable[T], seconds: float, *, spared: Callable[[], float] | None = None
+    ) -> T:
         """Wait for it so long.
+
+        Args:
+            awaitable: what is waited for.
+            seconds: the limit.
+            spared: how many seconds of the wait do not count; asked when the limit is reached.
 
         Raises:
             DeadlineExpired: it took longer, and was cancelled.
         """
         assert self._task is not None
         self._due = self._loop.time() + seconds
+        self._spared = spared or _nothing
         self._expired = False
         cancelling = self._task.cancelling()
         if self._timer is None or self._timer.when() > self._due:
@@ -46,7 +55,7 @@ class Deadline:
                 raise DeadlineExpired from None
             raise
         finally:
-            self._due = None
+            self._due, self._spared = None, _nothing
 
     def close(self) -> None:
         """Forget the timer."""
@@ -56,15 +65,19 @@ class Deadline:
     def _set(self) -> None:
         assert self._due is not None
         self.close()
-        self._timer = self._loop.call_at(self._due, self._ring)
+        self._timer = self._loop.call_at(self._due + self._spared(), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
         if self._due is None:
             return
-        if self._loop.time() < self._due:
+        if self._loop.time() < self._due + self._spared():
             self._set()
         else:
             self._expired = True
             assert self._task is not None
             self._task.cancel()
+
+
+def _nothing() -> float:
+    return 0.0

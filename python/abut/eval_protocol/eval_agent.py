@@ -87,6 +87,7 @@ class EvalTest:
         log: RowLog,
         model: str,
         row_of: Callable[[RolloutTask, str], Any] = row_of,
+        is_helper: bool = False,
     ) -> None:
         """Take what plays, scores and logs.
 
@@ -98,7 +99,10 @@ class EvalTest:
             log: of its rows.
             model: what the log calls the policy.
             row_of: the row of a task.
+            is_helper: whether reward functions of Eval Protocol's helper read it, for which
+                `eval_score` is a float in every row.
         """
+        self._is_helper = is_helper
         self.name = self.__name__ = name
         self._player, self._test, self._scorer = player, test, scorer
         self._log, self._model, self._row_of = log, model, row_of
@@ -178,15 +182,22 @@ class EvalTest:
                     rollout.reward, rollout.measured = score.value, score.value is not None
                     rollout.extras = self._extras(score.row, score)
         for task, rollout in played:
-            if self._player.has_steps and rollout.extras.get("step_rewards") is None:
-                # A number to whoever sums it, and no score to TRL, as None is.
-                rollout.extras = {**rollout.extras, "step_rewards": math.nan}
+            for name in self._numbers:
+                if rollout.extras.get(name) is None:
+                    # A number to whoever sums it, and no score to TRL, as None is.
+                    rollout.extras = {**rollout.extras, name: math.nan}
             if (row := self._rows.get(task.rollout_id)) is not None:
                 _say_steps(rollout, _steps_of(row))
                 self._restore(row)
                 self._log.ended(row, task, rollout, self._scores.get(task.rollout_id), tokenizer)
         self._rows.clear()
         self._scores.clear()
+
+    @property
+    def _numbers(self) -> list[str]:
+        """The columns that have a number in every row."""
+        names = ["step_rewards"] * self._player.has_steps
+        return [*names, *["eval_score"] * self._is_helper]
 
     @property
     def _mode(self) -> str:
@@ -206,32 +217,44 @@ class EvalTest:
         return list(groups.values())
 
     def _note(self, task: RolloutTask, score: Score) -> None:
+        before, after = self._rows[task.rollout_id], score.row
+        if after is not before:  # a new row says nothing of its rollout
+            after.execution_metadata = before.execution_metadata
+            after.rollout_status, after.pid = before.rollout_status, before.pid
+            after.input_metadata = before.input_metadata
+        if after.eval_metadata is None:
+            after.eval_metadata = self._eval_metadata()
         self._rows[task.rollout_id], self._scores[task.rollout_id] = score.row, score
 
     def _prepared(self, row: Any, task: RolloutTask) -> Any:
         """A row as evaluation has it before its rollout."""
-        from eval_protocol.models import EvalMetadata, Status
+        from eval_protocol.models import Status
 
-        p = None if self._test is None else self._test.parameters
         metadata, info = row.execution_metadata, row.input_metadata
         metadata.rollout_id = task.rollout_id
         metadata.invocation_id = metadata.experiment_id = task.run_id or None
         metadata.run_id = None if task.step is None else f"step-{task.step:06d}"
         row.evaluation_result, row.rollout_status = None, Status.rollout_running()
         info.session_data = {**(info.session_data or {}), "mode": self._mode}
-        described = None if self._test is None else self._test.function.__doc__
-        row.eval_metadata = EvalMetadata(
+        row.eval_metadata = self._eval_metadata()
+        row.pid = os.getpid()
+        self._restore(row)
+        return row
+
+    def _eval_metadata(self) -> Any:
+        """What `ep logs` says of the test, whose body has not ended."""
+        from eval_protocol.models import EvalMetadata, Status
+
+        p = None if self._test is None else self._test.parameters
+        return EvalMetadata(
             name=self.name,
-            description=described,
+            description=None if self._test is None else self._test.function.__doc__,
             status=Status.eval_running(),
             num_runs=1,
             aggregation_method="mean" if p is None else str(p.aggregation_method),
             passed_threshold=None,
             passed=None,
         )
-        row.pid = os.getpid()
-        self._restore(row)
-        return row
 
     def _restore(self, row: Any) -> None:
         """Say of the model what the test says; processors leave address and key there."""

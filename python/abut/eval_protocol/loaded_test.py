@@ -142,8 +142,13 @@ def _input_rows(test: LoadedTest) -> list[Any]:
         from eval_protocol.common_utils import load_jsonl
 
         paths = [path for one in p.input_dataset for path in (one if _is_list(one) else [one])]
-        lines = [line for path in paths for line in load_jsonl(path)]
-        return list(p.dataset_adapter(lines[: p.max_dataset_rows]))
+        # `combine_datasets=False` makes a test of each file, and cuts each.
+        files = [paths] if p.combine_datasets else [[path] for path in paths]
+        return [
+            row
+            for lines in ([line for path in file for line in load_jsonl(path)] for file in files)
+            for row in p.dataset_adapter(lines[: p.max_dataset_rows])
+        ]
     from eval_protocol.pytest.generate_parameter_combinations import (
         generate_parameter_combinations,
     )

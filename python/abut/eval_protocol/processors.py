@@ -7,15 +7,20 @@ own; what cannot be played through an address of this process is refused, with t
 import asyncio
 import contextvars
 import inspect
+import logging
+from contextlib import suppress
 from typing import Any, Protocol
 
 from abut.agents import Endpoint
+from abut.concurrency.loop import DaemonLoop, KeptLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.eval_protocol.loaded_test import LoadedTest
 from abut.eval_protocol.openenv_player import OpenEnvPlayer
 from abut.eval_protocol.openenv_source import OpenEnvSource
 from abut.eval_protocol.package import ROUTE, Route
+
+logger = logging.getLogger(__name__)
 
 _REFUSED = {
     "RemoteRolloutProcessor": "it has a service elsewhere roll out, and asks a tracing service "
@@ -28,6 +33,9 @@ _REFUSED = {
 
 _ONE_AT_A_TIME = "MCPGymRolloutProcessor"
 """Has a server on a fixed port for each call, unless its calls share one."""
+
+_LOOK_S = 1.0
+_CLEANUP_S = 30.0
 
 
 class Player(Protocol):
@@ -103,6 +111,9 @@ class ProcessorPlayer:
         self._is_alone = _ONE_AT_A_TIME in names and not shared
         self._slots = asyncio.Semaphore()
         self._alone = asyncio.Lock()
+        self._kept = KeptLoop("abut-processors")
+        self._loop: DaemonLoop | None = None
+        self._blocks = False
 
     async def start(self) -> None:
         """Have the processor set up what it needs."""
@@ -113,8 +124,17 @@ class ProcessorPlayer:
     async def stop(self) -> None:
         """Have it clean up."""
         try:
-            await self._processor.acleanup()
+            own = None if await self._turns() else DaemonLoop("abut-processor")
+            loop = own or self._loop
+            assert loop is not None
+            loop.open()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(loop.ask(self._processor.acleanup), _CLEANUP_S)
+            if own is not None:
+                THREADS.submit(lambda: own.end(_LOOK_S))
         finally:
+            self._loop = None
+            await THREADS.ask(lambda: self._kept.close(_LOOK_S))
             await THREADS.ask(self._processor.cleanup)
 
     async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
@@ -126,12 +146,47 @@ class ProcessorPlayer:
             Exception: what the processor raises.
         """
         if not self._is_alone:
-            return await self._routed(row, endpoint)
+            return await self._on_loop(row, endpoint)
         async with self._alone:
             try:
-                return await self._routed(row, endpoint)
+                return await self._on_loop(row, endpoint)
             finally:
                 await THREADS.ask(self._processor.cleanup)
+
+    async def _on_loop(self, row: Any, endpoint: Endpoint) -> Any:
+        """Play it off the loop that all rollouts share, which a processor may block.
+
+        All are on one loop, since processors share clients, whose connections belong to a loop.
+        Once one has blocked that loop, each rollout has a loop and thread of its own.
+        """
+        async with self._slots:
+            if not await self._turns():
+                own = DaemonLoop("abut-processor")
+                own.open()
+                try:
+                    return await own.ask(lambda: self._routed(row, endpoint))
+                finally:
+                    THREADS.submit(lambda: own.end(_LOOK_S))
+            assert self._loop is not None
+            return await self._loop.ask(lambda: self._routed(row, endpoint))
+
+    async def _turns(self) -> bool:
+        """Whether the loop that processors share turns; never again where one has blocked it."""
+        if self._blocks:
+            return False
+        self._loop = loop = self._loop or self._kept.open()
+        try:
+            await asyncio.wait_for(loop.ask(_nothing), _LOOK_S)
+        except TimeoutError:
+            if not self._blocks:
+                self._blocks = True
+                logger.warning(
+                    "%s blocks its event loop, so each of its rollouts has a loop and a thread of "
+                    "its own from now on; those on the first one end by rollout_timeout_s\n"
+                    "hint: await instead, or asyncio.to_thread(…)",
+                    type(self._processor).__name__,
+                )
+        return not self._blocks
 
     async def _routed(self, row: Any, endpoint: Endpoint) -> Any:
         # The name is all that some processors pass on.
@@ -163,7 +218,7 @@ class ProcessorPlayer:
         config = RolloutProcessorConfig(
             completion_params=own,
             mcp_config_path=p.mcp_config_path or "",
-            semaphore=self._slots,
+            semaphore=asyncio.Semaphore(),  # the slot is taken outside: it belongs to another loop
             server_script_path=p.server_script_path,
             steps=p.steps,
             logger=default_logger,
@@ -180,3 +235,6 @@ class ProcessorPlayer:
         if not isinstance(played, EvaluationRow):
             raise TypeError(f"{name}: its task gave {type(played).__name__}, not its row")
         return played
+
+
+async def _nothing() -> None: ...

@@ -16,6 +16,7 @@ from abut.eval_protocol.openenv_source import OpenEnvSource, browsergym_variable
 from abut.eval_protocol.package import require_package
 from abut.eval_protocol.row_log import RowLog
 from abut.eval_protocol.scores import Scorer
+from abut.gateway.server import Gateway
 from abut.trl.rollout_func import RolloutFunc, make_rollout_func
 
 _ROW_TIMEOUT_S = 120.0
@@ -48,7 +49,7 @@ def create_openenv_vllm_rollout_func(
     action_parser: Callable[[str], Any] | None,
     vllm_base_url: str = "http://localhost:8000",
     vllm_model: str = "Qwen/Qwen2.5-7B",
-    max_steps: int = 8,
+    max_steps: int | None = None,
     *,
     completion_params: dict[str, Any] | None = None,
     concurrency: int | None = None,
@@ -71,6 +72,7 @@ def create_openenv_vllm_rollout_func(
     viewport_width: int = 1280,
     viewport_height: int = 720,
     timeout_ms: int = 10000,
+    gateway: Gateway | None = None,
 ) -> RolloutFunc:
     """Return a `rollout_func` for `GRPOTrainer`, by the arguments of Eval Protocol's helper.
 
@@ -83,7 +85,7 @@ def create_openenv_vllm_rollout_func(
         action_parser: the action in a text of the policy.
         vllm_base_url: not used: the trainer knows its engine.
         vllm_model: what `ep logs` calls the policy.
-        max_steps: of an episode.
+        max_steps: of an episode; None: those of the test, else 8.
         completion_params: `max_tokens` and `stop` of a turn, `system_prompt`; of sampling, the
             trainer's own settings win.
         concurrency: rollouts at once; None: all of the batch.
@@ -107,6 +109,7 @@ def create_openenv_vllm_rollout_func(
         viewport_width: pixels.
         viewport_height: pixels.
         timeout_ms: of the browser.
+        gateway: the endpoint, where its defaults do not do: `Gateway(unenforced="accept")`.
 
     Raises:
         ValueError: an argument cannot be followed.
@@ -125,8 +128,8 @@ def create_openenv_vllm_rollout_func(
     given |= {k: v for k, v in (processor_kwargs or {}).items() if k in _ARGUMENTS}
     test = None if env_path is None else load_test(env_path, None)
     params = {**({} if test is None else test.completion_params), **(completion_params or {})}
-    if test is not None and max_steps == _STEPS:
-        max_steps = test.parameters.steps or _STEPS
+    if max_steps is None:
+        max_steps = (None if test is None else test.parameters.steps) or _STEPS
     agent = EvalTest(
         "openenv" if test is None else test.name,
         OpenEnvPlayer(
@@ -141,8 +144,9 @@ def create_openenv_vllm_rollout_func(
         log=RowLog("all", None if test is None else test.parameters.logger),
         model=vllm_model,
         row_of=_row_of_prompt,
+        is_helper=True,
     )
-    return make_rollout_func(agent)
+    return make_rollout_func(agent, gateway=gateway)
 
 
 def _check_processor(processor_cls: Any) -> None:

@@ -5,6 +5,7 @@ result, a score that is not valid or not finite. What the body returned counts, 
 """
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from abut.concurrency.deadline import Deadline, DeadlineExpired
 from abut.concurrency.loop import is_cancelled
+from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS
 from abut.errors import text_of, trace_of
 from abut.eval_protocol.first_imports import import_for
@@ -53,9 +56,11 @@ class Scorer:
         self._row_timeout_s = row_timeout_s
         self._said: set[str] = set()
         self._has_imported = False
+        self._slots = asyncio.Semaphore()
 
     async def start(self) -> None:
         """Called before a batch."""
+        self._slots = asyncio.Semaphore(self._test.parameters.max_concurrent_evaluations)
         if not self._has_imported:
             self._has_imported = True
             await THREADS.ask(lambda: import_for([self._test.function]))
@@ -67,7 +72,7 @@ class Scorer:
             return Score(None, row, why_not=returned.why, is_fault=returned.is_fault)
         if not _is_row(returned):
             return self._no_row(row, type(returned).__name__)
-        return _score_of(returned)
+        return self._score_of(returned)
 
     async def of_rows(self, rows: Sequence[Any]) -> list[Score]:
         """Score rows together; returns one score for each, in order."""
@@ -82,7 +87,7 @@ class Scorer:
             return [self._no_row(row, type(returned).__name__) for row in rows]
         scored = {_id_of(row): row for row in returned}
         return [
-            _score_of(scored[_id_of(row)])
+            self._score_of(scored[_id_of(row)])
             if _id_of(row) in scored
             else Score(None, row, why_not=f"{self._test.name} left the row out")
             for row in rows
@@ -90,30 +95,59 @@ class Scorer:
 
     async def _called(self, given: Any, count: int) -> Any:
         """What the body returned; `_Nothing` where it did not return."""
-        function, kwargs = self._test.function, self._test.kwargs
-        limit_s = self._row_timeout_s * count
+        async with self._slots:
+            # Where the body changes its row before it fails, the next call needs another one.
+            again = copy.deepcopy(given)
+            turn = self._turn()
+            returned = await self._called_once(given, count, turn)
+            if not turn.may_have_clashed:
+                return returned
+            # Others of it forked meanwhile, and a body may score 0.0 what failed of that.
+            turn = self._turn()
+            return await self._called_once(again, count, turn)
 
-        async def call() -> Any:
-            if inspect.iscoroutinefunction(function):
-                return await function(given, **kwargs)
-            returned = await THREADS.ask(lambda: function(given, **kwargs))
-            return await returned if inspect.isawaitable(returned) else returned
+    def _turn(self) -> CallTurn:
+        return PROCESS_TURNS.turn(lambda: self._test.function, lambda: self._test.name)
 
+    async def _called_once(self, given: Any, count: int, turn: CallTurn) -> Any:
+        deadline = Deadline()
         try:
-            async with asyncio.timeout(limit_s) as clock:
-                return await call()
-        except TimeoutError as error:
-            if clock.expired():
-                return self._nothing(f"row_timeout_s={self._row_timeout_s:g} is over", None)
-            return self._nothing(text_of(error), error)
+            call = self._call(given, turn)
+            limit_s = self._row_timeout_s * count
+            return await deadline.keep(call, limit_s, spared=lambda: turn.waited_s)
+        except DeadlineExpired:
+            return self._nothing(f"row_timeout_s={self._row_timeout_s:g} is over", None)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
             return self._nothing(text_of(error), error)
         except BaseException as error:  # pytest.skip and pytest.fail are no Exceptions
             if _is_outcome(error):
-                return _Nothing(f"{type(error).__name__}: {error}", is_fault=False)
+                why = f"{type(error).__name__}: {error}"
+                self._say_unscored(type(error).__name__, why)
+                return _Nothing(why, is_fault=False)
             return self._nothing(text_of(error), error)
+        finally:
+            deadline.close()
+            turn.end()  # what was given up forks no more, and keeps nobody from it
+
+    async def _call(self, given: Any, turn: CallTurn) -> Any:
+        function, kwargs = self._test.function, self._test.kwargs
+        if inspect.iscoroutinefunction(function):
+            return await turn.on_loop(lambda: function(given, **kwargs))
+        returned = await THREADS.ask(turn.around(lambda: function(given, **kwargs)))
+        return await returned if inspect.isawaitable(returned) else returned
+
+    def _score_of(self, row: Any) -> Score:
+        if row.evaluation_result is None:
+            self._say_unscored("no result", "it set no evaluation_result")
+        return _score_of(row)
+
+    def _say_unscored(self, kind: str, why: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            said = "%s gave no score: %s. Those rollouts have no reward."
+            logger.warning(said, self._test.name, why)
 
     def _nothing(self, why: str, error: BaseException | None) -> "_Nothing":
         kind = why if error is None else type(error).__name__

@@ -202,7 +202,8 @@ class Engine:
         began = time.monotonic()
         errors: list[str] = []
         traces: list[str] = []
-        for attempt in range(self.config.retries + 1):
+        attempt, left = 0, self.config.retries
+        while True:
             episode = _episode(batch, task, attempt)
             failed = functools.partial(self._failed, batch, episode, attempt)
             try:
@@ -217,6 +218,12 @@ class Engine:
             rollout.seconds = time.monotonic() - began
             if not rollout.failed or not may_pass:
                 break
+            attempt += 1
+            if getattr(episode, "may_have_clashed", False):
+                continue  # its class takes turns from now on, so this happens once
+            if not left:
+                break
+            left -= 1
         if rollout.failed and self.config.on_failure == "zero":
             rollout.reward = 0.0
         return rollout

@@ -83,6 +83,11 @@ class Episode:
         self._deadline.close()
         self._env.end()
 
+    @property
+    def may_have_clashed(self) -> bool:
+        """Whether its environment may have failed only because others of its class forked."""
+        return self._env.may_have_clashed
+
     def where(self) -> str:
         """Where its environment is, if that is what takes so long."""
         return self._env.where("step")
@@ -268,7 +273,7 @@ class Episode:
         slots = self._batch.env_slots
         await slots.take(len(self.rollout.turns))
         try:
-            return await self._deadline.keep(call(), timeout_s)
+            return await self._deadline.keep(call(), timeout_s, spared=self._env.waited_s)
         except DeadlineExpired:
             limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
             slow = EnvError(f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.env import Reply
 from abut.envs.foreign import (
@@ -73,6 +74,8 @@ class LiveEnv:
         """That of a synchronous environment, or on which one is made."""
         self._call: asyncio.Future[Any] | None = None
         """The last one on that thread."""
+        self._turn: CallTurn | None = None
+        """Of its last call."""
         self._keeps_thread = False
         self._lock = threading.Lock()
         self._over = False
@@ -83,6 +86,15 @@ class LiveEnv:
         if self._env is not None:
             return type(self._env).__name__
         return getattr(self._task.make_env, "__name__", "the environment")
+
+    def waited_s(self) -> float:
+        """How long its last call has waited for others that start processes."""
+        return 0.0 if self._turn is None else self._turn.waited_s
+
+    @property
+    def may_have_clashed(self) -> bool:
+        """Whether others of its class forked during its last call, which need not be to blame."""
+        return self._turn is not None and self._turn.may_have_clashed
 
     @property
     def has_thread(self) -> bool:
@@ -285,15 +297,21 @@ class LiveEnv:
                 return lacks
         return raised_by_env(f"{type(self._env).__name__}.{method}", error)
 
+    def _kind(self) -> Any:
+        return self._task.make_env if self._env is None else type(self._env)
+
     def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:
         assert self._thread is not None
-        self._call = self._thread.ask(call)
+        self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
+        self._call = self._thread.ask(turn.around(call))
+        self._call.add_done_callback(lambda _: turn.end())  # also where it was given up
         return self._call
 
     def _on_loop(
         self, method: str, call: Callable[[], Any], then: Callable[[Any, float], T]
     ) -> Awaitable[T]:
         """Call the environment on its loop, and look at it there: `then` gets seconds as well."""
+        self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
 
         async def run() -> T:
             began = time.monotonic()
@@ -301,7 +319,7 @@ class LiveEnv:
                 returned = call()
                 awaited = inspect.isawaitable(returned)
                 if awaited:
-                    returned = await returned
+                    returned = await turn.on_loop(lambda: returned)
             except BaseException as error:
                 raise self._env_raised(method, error) from error
             if not awaited:

@@ -1,0 +1,263 @@
+"""Turns of foreign calls that start processes: two of them never fork at once.
+
+Environments and evaluation bodies were written to run alone. Here many run at once, on threads, and
+forks of several threads at once fail or hang: handlers that packages register with
+`os.register_at_fork` wait for each other, and a forked child keeps open the pipes that another
+thread has just made for a process of its own. With 32 environments that fork in each step, a whole
+run stood still in 3 of 3, threads and all.
+
+Invariant: while a call that has forked runs, no other call forks or starts a process. A call that
+starts processes without forking (`subprocess` without `preexec_fn`) runs beside others of its kind.
+
+A call waits where it is about to fork, in its own thread, so nothing that it did before is lost or
+done twice. From then on calls of its kind wait before they begin. A call that was given up holds
+nothing up: its turn goes to the next.
+"""
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, Literal, TypeVar
+
+from abut.concurrency.threads import THREADS
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Start = Literal["fork", "spawn"]
+
+_SPAWNS = ("subprocess.Popen", "os.posix_spawn")
+"""Audit events, which come in the calling thread."""
+
+
+class CallGivenUp(RuntimeError):
+    """A call that nobody waits for any more was about to start a process."""
+
+
+class CallTurn:
+    """One call of foreign code, and what it holds: nothing, or the right to start processes."""
+
+    def __init__(
+        self, turns: "ProcessTurns", kind: Callable[[], Any], name: Callable[[], str]
+    ) -> None:
+        self._turns = turns
+        self.kind, self.name = kind, name
+        self.holds: Start | None = None
+        self.is_over = False
+        self._began_free = False
+        self.loop_thread: int | None = None
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has waited for others, which its own limits do not count."""
+        since = self._waits_since
+        return self._waited_s + (0.0 if since is None else time.monotonic() - since)
+
+    @property
+    def may_have_clashed(self) -> bool:
+        """Whether calls of its kind forked meanwhile, and it has not waited for them.
+
+        What it fails of then, or scores, need not be its own doing.
+        """
+        return self._began_free and self.holds != "fork" and self._turns.forks(self.kind())
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """While it waits."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s, self._waits_since = self.waited_s, None
+
+    def around(self, call: Callable[[], T]) -> Callable[[], T]:
+        """The same call, for a thread: it waits there, and its turn ends with it."""
+
+        def run() -> T:
+            inside = _TURN.set(self)
+            try:
+                if self._begins_alone():
+                    self._turns.take(self, "fork")
+                return call()
+            finally:
+                _TURN.reset(inside)
+                self.end()
+
+        return run
+
+    async def on_loop(self, call: Callable[[], Any]) -> Any:
+        """Await what `call` returns, on the running loop, which does not wait meanwhile."""
+        self.loop_thread = threading.get_ident()
+        inside = _TURN.set(self)
+        try:
+            if self._begins_alone():
+                await THREADS.ask(lambda: self._turns.take(self, "fork"))
+            return await call()
+        finally:
+            _TURN.reset(inside)
+            self.end()
+
+    def _begins_alone(self) -> bool:
+        self._began_free = not self._turns.forks(self.kind())
+        return not self._began_free
+
+    def end(self) -> None:
+        """Give back what it holds; also where nobody waits for it any more."""
+        self._turns.end(self)
+
+
+class ProcessTurns:
+    """Those of this process."""
+
+    def __init__(self) -> None:
+        self._begin()
+        self._is_hooked = False
+
+    def _begin(self, *, is_child: bool = False) -> None:
+        """Hold nothing; in a forked child for good, where only the thread that forked goes on."""
+        self._is_child = is_child
+        self._changed = threading.Condition()
+        self._waiting: deque[CallTurn] = deque()
+        self._forker: CallTurn | None = None
+        self._spawners: set[CallTurn] = set()
+        self._kinds = weakref.WeakSet[Any]()
+        self._said: set[str] = set()
+        self._of_thread: weakref.WeakKeyDictionary[threading.Thread, CallTurn] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def turn(self, kind: Callable[[], Any], name: Callable[[], str]) -> CallTurn:
+        """A call of this kind, such as an environment's class; both are asked when it matters."""
+        if not self._is_hooked:
+            self._hook()
+        return CallTurn(self, kind, name)
+
+    def forks(self, kind: Any) -> bool:
+        """Whether a call of this kind has forked."""
+        try:
+            return kind in self._kinds
+        except TypeError:  # a factory without a hash: its calls wait where they fork
+            return False
+
+    def take(self, turn: CallTurn, start: Start) -> None:
+        """Wait until the call may start processes; first come, first served.
+
+        Raises:
+            CallGivenUp: nobody waits for the call any more.
+        """
+        with self._changed:
+            if turn.holds in ("fork", start) and not turn.is_over:
+                return
+            # One that forks after it started others would wait for itself.
+            self._spawners.discard(turn)
+            self._waiting.append(turn)
+            with turn.waits():
+                self._changed.wait_for(lambda: turn.is_over or self._is_next(turn, start))
+            self._waiting.remove(turn)
+            if not turn.is_over:
+                turn.holds = start
+                if start == "fork":
+                    self._forker = turn
+                else:
+                    self._spawners.add(turn)
+            self._changed.notify_all()
+        if turn.is_over:
+            raise CallGivenUp("the call was given up, so it starts no process any more")
+
+    def end(self, turn: CallTurn) -> None:
+        """Note that a call is over."""
+        with self._changed:
+            turn.is_over = True
+            if self._forker is turn:
+                self._forker = None
+            self._spawners.discard(turn)
+            self._changed.notify_all()
+
+    def starts(self, start: Start) -> None:
+        """Have the calling thread wait, which is about to start a process.
+
+        Raises:
+            CallGivenUp: as `take`.
+        """
+        turn = _TURN.get() or self._of_thread.get(threading.current_thread())
+        if turn is None or self._is_child or (turn.holds == "fork" and not turn.is_over):
+            return
+        if start == "fork":
+            self._note(turn)
+        if turn.loop_thread == threading.get_ident():
+            return  # to wait here would hold up all others of the loop
+        if not turn.is_over or _TURN.get() is turn:
+            self.take(turn, start)
+
+    def lend_to(self, thread: threading.Thread) -> None:
+        """Have a thread that a call starts count as that call."""
+        if (turn := _TURN.get()) is not None and not turn.is_over:
+            self._of_thread[thread] = turn
+
+    def _is_next(self, turn: CallTurn, start: Start) -> bool:
+        if self._forker is not None or self._waiting[0] is not turn:
+            return False
+        return start == "spawn" or not self._spawners
+
+    def _note(self, turn: CallTurn) -> None:
+        with suppress(TypeError):
+            self._kinds.add(turn.kind())
+        if (name := turn.name()) not in self._said:
+            self._said.add(name)
+            logger.warning(
+                "%s forks this process. Forks of several threads at once fail or hang, so its "
+                "calls take turns from now on\nhint: subprocess.run without preexec_fn does not "
+                "fork, and such calls run at once",
+                name,
+            )
+
+    def _hook(self) -> None:
+        self._is_hooked = True
+        # Not by their audit events: filelock 3.32 has a hook of its own there, which raises at
+        # once where another thread forks.
+        for name in ("fork", "forkpty"):
+            if hasattr(os, name):
+                setattr(os, name, self._waiting_first(getattr(os, name)))
+        start = threading.Thread.start
+
+        @functools.wraps(start)
+        def lend_and_start(thread: threading.Thread) -> None:
+            self.lend_to(thread)
+            start(thread)
+
+        threading.Thread.start = lend_and_start  # type: ignore[method-assign, assignment]
+        sys.addaudithook(self._heard)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=lambda: self.starts("fork"),  # what `preexec_fn` does has no event
+                after_in_child=lambda: self._begin(is_child=True),
+            )
+
+    def _waiting_first(self, fork: Callable[[], T]) -> Callable[[], T]:
+        @functools.wraps(fork)
+        def wait_and_fork() -> T:
+            self.starts("fork")
+            return fork()
+
+        return wait_and_fork
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        # Nearly all events are others: `open`, `import`, `id`.
+        if event in _SPAWNS:
+            self.starts("spawn")
+
+
+_TURN: ContextVar[CallTurn | None] = ContextVar("abut_call_turn", default=None)
+
+PROCESS_TURNS = ProcessTurns()
+"""Those of all batches of this process."""
