@@ -237,10 +237,10 @@ def test_a_reply_is_text_or_messages() -> None:
 
 
 def test_a_reply_may_be_text_blocks_as_a_prompt_may(stage: Stage) -> None:
-    """Alone, which is a user turn, or as the content of messages."""
-    blocks = [{"type": "text", "text": "go "}, {"type": "text", "text": "on"}]
+    """Alone, which is a user turn, or as the content of messages; a newline joins them, as vLLM."""
+    blocks = [{"type": "text", "text": "go"}, {"type": "text", "text": "on"}]
     rows = []
-    for texts in (["go on"], [blocks], [[{"role": "user", "content": blocks}]]):
+    for texts in (["go\non"], [blocks], [[{"role": "user", "content": blocks}]]):
         rollout = stage.play(env(texts=texts)).one
         assert rollout.error is None
         rows.append([*rollout.columns.prompt_ids, *rollout.columns.completion_ids])
