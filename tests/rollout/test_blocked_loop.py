@@ -129,6 +129,25 @@ def test_a_task_that_the_environment_starts_is_the_environments(stage: Stage, ca
     assert warnings(caplog)[0].startswith("Starts.step has blocked")
 
 
+def test_a_callback_is_told_of_though_nobody_knows_whose_it_is(stage: Stage, caplog: Any) -> None:
+    class Calls(asynced(Talk)):  # type: ignore[misc]
+        async def step(self, action: str) -> Any:
+            done = asyncio.Event()
+
+            def blocks() -> None:
+                eventually(lambda: warnings(caplog) != [])
+                done.set()
+
+            asyncio.get_running_loop().call_soon(blocks)
+            await done.wait()
+            return Talk.step(self, action)
+
+    assert stage.play(Calls).one.error is None
+    (warning,) = warnings(caplog)
+    assert warning.startswith("A callback has blocked")
+    assert "in blocks" in warning
+
+
 def test_the_time_of_a_rollout_is_not_that_of_a_neighbour_that_blocks(
     stage: Stage, monkeypatch: Any
 ) -> None:

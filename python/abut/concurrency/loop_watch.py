@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
@@ -76,7 +76,7 @@ class WatchedCall(Generic[T]):
         return self.watch.stood_s() - self._stood_before_s - self.blocked_s
 
 
-OnBlock = Callable[[WatchedCall[Any], str], object]
+OnBlock = Callable[[WatchedCall[Any] | None, str], object]
 OnLoss = Callable[["LoopWatch"], object]
 
 
@@ -85,8 +85,9 @@ class LoopWatch:
 
     Args:
         loop: may be blocked.
-        on_block: called on the watch's thread with a call that has blocked the loop for
-            `BLOCKS_S`, and with the place where it stands.
+        on_block: called on the watch's thread when the loop has been blocked for `BLOCKS_S`, with
+            the call that blocks it (None: a callback of nobody knows which call) and the place
+            where that stands.
         on_loss: called there when nobody waits any more for a call that still blocks the loop.
 
     Attributes:
@@ -105,7 +106,8 @@ class LoopWatch:
         self._stop: threading.Event | None = None
         self._is_pinged = False
         self._blocker: WatchedCall[Any] | None = None
-        self._blocks_since = self._counted = 0.0
+        self._counted = 0.0
+        self._seen = 0
         self._is_told = False
         self._stood_s = 0.0
 
@@ -171,15 +173,16 @@ class LoopWatch:
             blocker = None if task is None else self._call_of.get(task)
             if blocker is not self._blocker:
                 self._blocker, self._is_told = blocker, False
-                self._blocks_since = self._counted
-            if blocker is None or time.monotonic() - self._blocks_since < BLOCKS_S:
+                self._seen = 0
+            self._seen += 1
+            # Looks, not seconds: a process that was stopped for a while has not been blocked.
+            if self._seen * _PING_S < BLOCKS_S:
                 return
             is_told, self._is_told = self._is_told, True
-            is_lost = blocker.is_over and self.lost_to is None
         place = self._place()
-        if not is_told:
+        if not is_told and place:
             self._on_block(blocker, place)
-        if is_lost:
+        if blocker is not None and blocker.is_over and self.lost_to is None:
             self.lost_to = blocker, place
             self._on_loss(self)
 
@@ -187,6 +190,7 @@ class LoopWatch:
         with self._lock:
             self._count()
             self._is_pinged, self._blocker = False, None
+            self._seen, self._is_told = 0, False
 
     def _count(self) -> None:
         now = time.monotonic()
@@ -252,6 +256,23 @@ class WatchedLoop(DaemonLoop):
         """As `DaemonLoop.close`; the watch ends."""
         self.watch.stop()
         return super().close(seconds)
+
+
+async def wait_sparing(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Wait for all tasks, at most so long.
+
+    Where the caller runs on a watched loop, time in which other calls block that loop does not
+    count.
+    """
+    call = _CALL.get()
+    spared_before_s = 0.0 if call is None else call.spared_s()
+    due = time.monotonic() + seconds
+    while True:
+        spared_s = 0.0 if call is None else call.spared_s() - spared_before_s
+        left_s = due + spared_s - time.monotonic()
+        _, running = await asyncio.wait(tasks, timeout=max(0.0, left_s))
+        if not running or left_s <= 0:
+            return
 
 
 def _inheriting(call_of: WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]) -> Any:

@@ -105,20 +105,21 @@ class EnvLoops:
             if own is loop:
                 self._own[kind] = None
 
-    def _blocked(self, call: WatchedCall[Any], place: str) -> None:
-        kind = call.kind
+    def _blocked(self, call: WatchedCall[Any] | None, place: str) -> None:
+        kind = EnvLoops if call is None else call.kind
         with self._lock:
             if kind in self._told:
                 return
             self._told.add(kind)
-            if moves := kind not in self._agents:
+            if moves := call is not None and kind not in self._agents:
                 self._move(kind)
         logger.warning(
             "%s has blocked the event loop that asynchronous environments and agents share for "
-            "%g s. That time counts for its own rollout alone%s.\n"
+            "%g s. That time counts for %s%s.\n"
             "It is here (most recent call last):\n%shint: await instead, or asyncio.to_thread(…)",
-            call.name,
+            "A callback" if call is None else call.name,
             BLOCKS_S,
+            "all rollouts" if call is None else "its own rollout alone",
             _MOVES if moves else "",
             place,
         )
