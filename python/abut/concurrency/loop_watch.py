@@ -163,7 +163,6 @@ class LoopWatch:
     def _look(self) -> None:
         task = asyncio.current_task(self._loop)
         with self._lock:
-            self._count()
             if not self._is_pinged:
                 self._is_pinged = True
                 self._counted = time.monotonic()
@@ -172,9 +171,13 @@ class LoopWatch:
             # A loop with much to do answers late as well, but another task runs at each look.
             blocker = None if task is None else self._call_of.get(task)
             if blocker is not self._blocker:
+                self._count()
                 self._blocker, self._is_told = blocker, False
                 self._seen = 0
+            self._count()
             self._seen += 1
+            if blocker is None:
+                self._counted = time.monotonic()
             # Looks, not seconds: a process that was stopped for a while has not been blocked.
             if self._seen * _PING_S < BLOCKS_S:
                 return
@@ -193,8 +196,10 @@ class LoopWatch:
             self._seen, self._is_told = 0, False
 
     def _count(self) -> None:
+        if self._blocker is None:
+            return  # the next look finds out what blocks, and counts from the ping on
         now = time.monotonic()
-        if self._blocker is not None and not self._blocker.is_over:
+        if not self._blocker.is_over:
             self._stood_s += now - self._counted
             self._blocker.blocked_s += now - self._counted
         self._counted = now
