@@ -100,7 +100,8 @@ class LoopWatch:
         self._on_block, self._on_loss = on_block, on_loss
         self._call_of = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
         loop.set_task_factory(_inheriting(self._call_of))
-        self._lock = threading.Lock()
+        # Reentrant: a collection in the middle may end a call that nobody waits for.
+        self._lock = threading.RLock()
         self._running = 0
         self._thread_id = 0
         self._stop: threading.Event | None = None

@@ -29,7 +29,8 @@ class EnvLoops:
     """Of one engine. They stand still between batches, and keep what belongs to them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a collection in the middle may end an engine, and with it a loop.
+        self._lock = threading.RLock()
         self._shared: WatchedLoop | None = None
         self._others = False
         """Whether reward functions have used the shared loop, too."""
