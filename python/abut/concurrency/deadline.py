@@ -128,11 +128,13 @@ class SparingTimeout:
         trace: TracebackType | None,
     ) -> None:
         self._set(None)
+        task, self._task = self._task, None
+        self._spared = _nothing  # it may know an environment, which is to be collected at once
         # A cancellation from outside in the same moment is not ours to swallow.
         if (
             self._expired
-            and self._task is not None
-            and self._task.uncancel() <= self._cancelling
+            and task is not None
+            and task.uncancel() <= self._cancelling
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
@@ -151,8 +153,8 @@ class SparingTimeout:
             self._set(due)
         else:
             self._expired = True
-            assert self._task is not None
-            self._task.cancel()
+            if self._task is not None:
+                self._task.cancel()
 
 
 def _nothing() -> float:
