@@ -187,6 +187,11 @@ def name_of(agent: Agent) -> str:
     return getattr(agent, "__name__", type(agent).__name__)
 
 
+def kind_of(agent: Agent) -> Any:
+    """Return what its rollouts have in common: the agent that a function became, or its class."""
+    return agent if isinstance(agent, FunctionAgent) else type(agent)
+
+
 def place_of_agent(agent: Agent) -> str:
     """File and line where its code begins."""
     agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends

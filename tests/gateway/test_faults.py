@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from abut import SamplerError, agent
+from abut.concurrency.deadline import SparingTimeout
 from abut.gateway import Gateway
 from abut.samplers.sampler import Sample, SampleRequest
 from agent_stage import Client, check_tree, play_agents, user
@@ -184,6 +185,42 @@ def test_an_agent_that_asks_when_its_time_is_over_keeps_its_row(stage: Stage) ->
     rollout = play_agents(stage, goes_on, rollout_timeout_s=1.0, completion=100_000, retries=1).one
     assert (rollout.error, rollout.stop_reason, rollout.reward) == (None, "deadline", None)
     assert rollout.turns
+
+
+def test_an_agent_that_blocks_its_loop_takes_no_time_from_others(
+    stage: Stage, monkeypatch: Any, caplog: Any
+) -> None:
+    rings, over, begun = [], threading.Event(), threading.Event()
+    ring = SparingTimeout.spared_at_limit
+
+    def note(self: SparingTimeout) -> float:
+        rings.append(self)
+        if len(set(rings)) == 2:  # both have come to their limit, and the block ends
+            over.set()
+        return ring(self)
+
+    monkeypatch.setattr(SparingTimeout, "spared_at_limit", note)
+
+    @agent
+    async def blocks(endpoint: Any) -> float:
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        over.wait(60)
+        return 0.0
+
+    @agent
+    async def neighbour(endpoint: Any) -> float:
+        begun.set()
+        while not over.is_set():
+            await asyncio.sleep(0.01)
+        return await plays.function(endpoint)
+
+    _, second = play_agents(stage, blocks, neighbour, rollout_timeout_s=2.0, retries=0).rollouts
+    assert (second.error, second.reward, second.stop_reason) == (None, 1.0, "env_done")
+    (warning,) = [r.message for r in caplog.records if "has blocked the event loop" in r.message]
+    assert warning.startswith("blocks has blocked")
+    assert "over.wait(60)" in warning
+    assert "loop and a thread of their own" not in warning, "agents share clients between rollouts"
 
 
 def test_a_turn_that_takes_too_long_is_refused(stage: Stage) -> None:

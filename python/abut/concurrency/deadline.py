@@ -7,7 +7,8 @@ for each call, which cost a sixth of what the engine does in a turn.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 
@@ -77,6 +78,83 @@ class Deadline:
             self._expired = True
             assert self._task is not None
             self._task.cancel()
+
+
+class SparingTimeout:
+    """As `asyncio.timeout`, without the time for which others are to blame.
+
+    Args:
+        seconds: the limit.
+        spared: how many seconds of it do not count so far; asked when the limit is reached.
+    """
+
+    def __init__(self, seconds: float, spared: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._spared = spared
+        self._due: float | None = self._loop.time() + seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._expired = False
+
+    def when(self) -> float | None:
+        """When the limit is reached, by the loop's clock; None: it stands still."""
+        return self._due
+
+    def reschedule(self, when: float | None) -> None:
+        """Set when the limit is reached; None lets it stand still."""
+        self._due = when
+        self._set(when)
+
+    def spared_at_limit(self) -> float:
+        """How many seconds do not count, for a limit that is reached now."""
+        return self._spared()
+
+    def expired(self) -> bool:
+        """Whether the limit has ended what ran within."""
+        return self._expired
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._set(self._due)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._set(None)
+        task, self._task = self._task, None
+        self._spared = _nothing  # it may know an environment, which is to be collected at once
+        # A cancellation from outside in the same moment is not ours to swallow.
+        if (
+            self._expired
+            and task is not None
+            and task.uncancel() <= self._cancelling
+            and kind is asyncio.CancelledError
+        ):
+            raise TimeoutError from error
+
+    def _set(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if when is None else self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        due = self._due + self.spared_at_limit()
+        if self._loop.time() < due:
+            self._set(due)
+        else:
+            self._expired = True
+            if self._task is not None:
+                self._task.cancel()
 
 
 def _nothing() -> float:

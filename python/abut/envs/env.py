@@ -47,8 +47,9 @@ class Env(Protocol):
 class AsyncEnv(Protocol):
     """The asynchronous twin of `Env`, accepted wherever it is.
 
-    All of them share one event loop, which no other code runs on: a call that blocks holds up the
-    others of its kind. `close()` may be a coroutine too.
+    All of them share one event loop with asynchronous agents. If a class blocks the loop for a
+    second, abut logs it, and the class has a loop of its own from its next attempt. `close()` may
+    be a coroutine too.
     """
 
     reward: float

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from abut.concurrency.deadline import SparingTimeout
+
 GRACE_S = 5.0
 """How long an agent may take to end once its time is over and it gets no answer any more."""
 
@@ -16,7 +18,7 @@ class Clock:
         when_over: called when it is.
     """
 
-    def __init__(self, timeout: asyncio.Timeout, when_over: Callable[[], object]) -> None:
+    def __init__(self, timeout: SparingTimeout, when_over: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._when_over = when_over
@@ -56,5 +58,11 @@ class Clock:
             return
         self._since = self._loop.time()
         due = self._since + max(0.0, self._left_s)
-        self._timer = self._loop.call_at(due, self._when_over)
+        self._timer = self._loop.call_at(due, self._ring, due)
         self._timeout.reschedule(due + GRACE_S)
+
+    def _ring(self, due: float) -> None:
+        if self._loop.time() < (later := due + self._timeout.spared_at_limit()):
+            self._timer = self._loop.call_at(later, self._ring, due)
+        else:
+            self._when_over()

@@ -14,9 +14,12 @@ from abut.agents import (
     AgentResult,
     Endpoint,
     FunctionAgent,
+    kind_of,
     place_of_agent,
     result_of,
 )
+from abut.concurrency.deadline import SparingTimeout
+from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.foreign import is_pool, lent_by, placed, raised_by_env, stands_at
 from abut.envs.reset_keywords import UnplayableRow
@@ -58,6 +61,8 @@ class AgentEpisode:
         self._lent: Any = None
         """By a pool of agents."""
         self._is_settled = False
+        self._watched: WatchedCall[Any] | None = None
+        """The call of an asynchronous agent."""
         self.rollout = Rollout(task.rollout_id, task.index)
 
     @property
@@ -65,7 +70,7 @@ class AgentEpisode:
         """What its requests for samples bear."""
         return self._id
 
-    async def run(self, clock: asyncio.Timeout) -> Rollout:
+    async def run(self, clock: SparingTimeout) -> Rollout:
         """Have the agent play, and make a row of what was said.
 
         Args:
@@ -112,9 +117,20 @@ class AgentEpisode:
         if self._thread is not None:
             self._batch.closing.on_thread(self._thread, None, keep=False, hangs=hangs)
 
+    def spared_s(self) -> float:
+        """How much of its time does not count, because others blocked its loop."""
+        return 0.0 if self._watched is None else self._watched.spared_s()
+
+    @property
+    def may_have_clashed(self) -> bool:
+        """Whether another agent, or an environment, blocks its loop for good."""
+        return self._watched is not None and self._watched.is_held_up
+
     def where(self) -> str:
         """Where its agent stands, or else where that begins."""
         if (at := stands_at(self._thread, behind=agents.__file__)) is not None:
+            return at
+        if self._watched is not None and (at := self._watched.blocked_at):
             return at
         return place_of_agent(self._agent)
 
@@ -130,7 +146,11 @@ class AgentEpisode:
             self._batch.check_thread_limit()
             self._thread = THREADS.lend()
             return self._thread.ask(lambda: agent.begin(endpoint, task))
-        return self._batch.env_loop.open().ask(lambda: agent.run(endpoint, task))
+        loop = self._batch.env_loop.of(kind_of(self._agent), self._name, is_agent=True)
+        self._watched = loop.call(
+            kind_of(self._agent), self._name, lambda: agent.run(endpoint, task)
+        )
+        return self._watched.future
 
     def _result(self, call: asyncio.Future[Any]) -> AgentResult:
         """What the agent returned.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from abut.agents import Agent, AgentResult, name_of, result_of
+from abut.agents import Agent, AgentResult, kind_of, name_of, result_of
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import place_of, raised_by_env
@@ -142,7 +142,9 @@ class PlayedAgent(OwnLoop):
 
     async def _ask(self, batch: Batch, what: str, call: Callable[[], Awaitable[None]]) -> None:
         try:
-            await batch.env_loop.open().ask(call)
+            kind = kind_of(self._agent)
+            loop = batch.env_loop.of(kind, self.__name__, is_agent=True)
+            await loop.ask(call)
         except Exception as error:
             raise raised_by_env(f"{self.__name__}.{what}", error) from error
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from abut._native import Tokenizer
 from abut.concurrency.garbage import rarer_collections
-from abut.concurrency.loop import KeptLoop, LoopTasks, is_cancelled, new_loop
+from abut.concurrency.loop import LoopTasks, is_cancelled, new_loop
 from abut.concurrency.mailbox import Mailbox
 from abut.concurrency.slots import Slots
 from abut.concurrency.thread_limit import thread_limit
@@ -31,6 +31,7 @@ from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.env_closing import INTERRUPTED_CLOSE_S, EnvClosing
+from abut.rollout.env_loops import EnvLoops
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
 from abut.rollout.rollout import Rollout
@@ -70,7 +71,7 @@ class Batch:
         sampler: AnySampler,
         config: RolloutConfig,
         stop_token_ids: Sequence[int],
-        env_loop: KeptLoop,
+        env_loop: EnvLoops,
         closes_hang: bool,
         logged_failures: set[str],
         notices: Notices,

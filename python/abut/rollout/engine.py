@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from abut._native import Tokenizer
-from abut.concurrency.loop import KeptLoop
+from abut.concurrency.deadline import SparingTimeout
 from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
@@ -20,6 +20,7 @@ from abut.rollout.batch import AnySampler, Batch
 from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget
+from abut.rollout.env_loops import EnvLoops
 from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
@@ -69,7 +70,7 @@ class Engine:
         self._sampler = sampler
         self._progress = progress
         # One for all batches: what environments and tools keep from batch to batch belongs to it.
-        self._env_loop = KeptLoop("abut-env-loop")
+        self._env_loop = EnvLoops()
         self._closes_hang = False
         self._logged_failures: set[str] = set()
         self._notices = Notices()
@@ -220,7 +221,7 @@ class Engine:
                 break
             attempt += 1
             if getattr(episode, "may_have_clashed", False):
-                continue  # its class takes turns from now on, so this happens once
+                continue  # its class takes turns from now on, or has another loop: it happens once
             if not left:
                 break
             left -= 1
@@ -234,7 +235,8 @@ class Engine:
         """Play one episode, whatever becomes of it; returns also whether another may go better."""
         with batch.attempts.plays(episode.request_id) as attempt:
             try:
-                async with asyncio.timeout(self.config.rollout_timeout_s) as deadline:
+                limit_s = self.config.rollout_timeout_s
+                async with SparingTimeout(limit_s, episode.spared_s) as deadline:
                     return await episode.run(deadline), True
             except _ROLLOUT_ERRORS as error:
                 return failed(error), getattr(error, "may_pass", True)

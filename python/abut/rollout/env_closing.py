@@ -10,9 +10,10 @@ from concurrent.futures import wait as wait_for
 from inspect import iscoroutinefunction
 from typing import Any
 
-from abut.concurrency.loop import KeptLoop
+from abut.concurrency.loop_watch import WatchedLoop
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.foreign import close_env
+from abut.rollout.env_loops import EnvLoops
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class EnvClosing:
         gives_up: whether the batch ends its rollouts.
     """
 
-    def __init__(self, env_loop: KeptLoop, *, hangs: bool) -> None:
+    def __init__(self, env_loop: EnvLoops, *, hangs: bool) -> None:
         self.hangs = hangs
         self.interrupted = False
         self.gives_up = False
@@ -52,9 +53,12 @@ class EnvClosing:
         closed = thread.submit(lambda: close_env(env), last=not keep)
         self._note(self._hanging if hangs and not self.gives_up else self._closing, closed)
 
-    def on_loop(self, env: Any) -> None:
-        """Close an asynchronous environment in the background."""
-        closed = self._env_loop.open().submit(lambda: _close_async(env))
+    def on_loop(self, env: Any, loop: WatchedLoop | None) -> None:
+        """Close an asynchronous environment in the background, on its loop where it has begun."""
+        cls = type(env)
+        loop = loop or self._env_loop.of(cls, cls.__name__)
+        loop.open()
+        closed = loop.submit_call(cls, f"{cls.__name__}.close", lambda: _close_async(env))
         self._note(self._closing, closed)
 
     def wait(self) -> None:

@@ -7,14 +7,13 @@ An attempt that timed out is dropped whole, so whatever such a thread still does
 nobody.
 """
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from abut.concurrency.deadline import Deadline, DeadlineExpired
+from abut.concurrency.deadline import Deadline, DeadlineExpired, SparingTimeout
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import is_pool, placed
 from abut.envs.source import TaskEnvs
@@ -54,7 +53,7 @@ class Episode:
         """What its requests for samples bear."""
         return self._task.rollout_id
 
-    async def run(self, clock: asyncio.Timeout) -> Rollout:
+    async def run(self, clock: SparingTimeout) -> Rollout:
         """Play the episode to its end.
 
         Args:
@@ -85,8 +84,12 @@ class Episode:
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether its environment may have failed only because others of its class forked."""
+        """Whether others may be to blame: they forked, or blocked the loop of its environment."""
         return self._env.may_have_clashed
+
+    def spared_s(self) -> float:
+        """How much of its time does not count, because others blocked its environment's loop."""
+        return self._env.spared_s()
 
     def where(self) -> str:
         """Where its environment is, if that is what takes so long."""
@@ -117,13 +120,13 @@ class Episode:
         except TemplateError as error:
             raise self._env.wrote("reset", error, said) from error
 
-    async def _turn(self, clock: asyncio.Timeout) -> bool:
+    async def _turn(self, clock: SparingTimeout) -> bool:
         """Play one turn; returns whether the episode is over."""
         sample, generate_s = await self._sample(clock)
         timeout_s = self._config.step_timeout_s
         return await self._within("step", timeout_s, lambda: self._step(sample, generate_s))
 
-    async def _sample(self, clock: asyncio.Timeout) -> tuple[Sample, float]:
+    async def _sample(self, clock: SparingTimeout) -> tuple[Sample, float]:
         """Sample one turn; returns what was sampled, and the seconds that it took."""
         left, reason = self._bound()
         turn = len(self.rollout.turns)
@@ -276,7 +279,10 @@ class Episode:
             return await self._deadline.keep(call(), timeout_s, spared=self._env.waited_s)
         except DeadlineExpired:
             limit = "reset_timeout_s" if what == "reset" else "step_timeout_s"
-            slow = EnvError(f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}")
+            slow = EnvError(
+                f"{self._env.name}.{what} did not answer within {limit}={timeout_s:g}"
+                f"{self._env.held_up_by}"
+            )
             raise placed(slow, self._env.where(what)) from None
         finally:
             slots.give()
@@ -291,7 +297,7 @@ def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
 
 
 @contextmanager
-def _stopped(clock: asyncio.Timeout) -> Iterator[None]:
+def _stopped(clock: SparingTimeout) -> Iterator[None]:
     due, began = clock.when(), time.monotonic()
     clock.reschedule(None)
     yield

@@ -1,8 +1,9 @@
 """The environment of one attempt, and where its code runs.
 
 - A synchronous environment has a thread of its own: it is made, called, looked at and closed there.
-- An asynchronous one is made on some thread, and then called and looked at on the loop of
-  environments, or on its own.
+- An asynchronous one is made on some thread, and then called and looked at on the loop that
+  asynchronous environments share, on that of its class where the class has blocked the shared one,
+  or on one that it brings.
 
 Invariant: none of its code runs on the loop of the batch, and whatever it raises is an `EnvError`.
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from abut.concurrency.loop_watch import WatchedCall, WatchedLoop
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.env import Reply
@@ -76,6 +78,13 @@ class LiveEnv:
         """The last one on that thread."""
         self._turn: CallTurn | None = None
         """Of its last call."""
+        self._loop: WatchedLoop | None = None
+        """That of an asynchronous environment, from its reset on."""
+        self._stood_before_s = 0.0
+        self._watched: WatchedCall[Any] | None = None
+        """The last call on that loop."""
+        self._blocked_s = 0.0
+        """How long the calls before it have blocked the loop."""
         self._keeps_thread = False
         self._lock = threading.Lock()
         self._over = False
@@ -88,12 +97,31 @@ class LiveEnv:
         return getattr(self._task.make_env, "__name__", "the environment")
 
     def waited_s(self) -> float:
-        """How long its last call has waited for others that start processes."""
-        return 0.0 if self._turn is None else self._turn.waited_s
+        """How long others have held up its last call: they fork, or they block its loop."""
+        blocked = 0.0 if self._watched is None else self._watched.spared_s()
+        return blocked + (0.0 if self._turn is None else self._turn.waited_s)
+
+    def spared_s(self) -> float:
+        """How long its loop has stood still because of others since its reset."""
+        if self._loop is None:
+            return 0.0
+        stood_s = self._loop.watch.stood_s()  # first: what is blamed on a call is counted there
+        own_s = self._blocked_s + (0.0 if self._watched is None else self._watched.blocked_s)
+        return stood_s - self._stood_before_s - own_s
+
+    @property
+    def held_up_by(self) -> str:
+        """What an error adds where another call blocks its loop for good."""
+        return "" if self._watched is None else self._watched.blamed
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether others of its class forked during its last call, which need not be to blame."""
+        """Whether its last call need not be to blame for a failure.
+
+        Others of its class forked meanwhile, or another class blocks its loop for good.
+        """
+        if self._watched is not None and self._watched.is_held_up:
+            return True
         return self._turn is not None and self._turn.may_have_clashed
 
     @property
@@ -189,6 +217,8 @@ class LiveEnv:
         """Where its thread stands in this call, or else where the method does."""
         if (at := stands_at(self._thread, behind=__file__)) is not None:
             return at
+        if self._watched is not None and (at := self._watched.blocked_at):
+            return at
         return place_of(self._env, method) if self._env is not None else ""
 
     def wrote(self, method: str, error: TemplateError, messages: Sequence[Message]) -> Exception:
@@ -216,11 +246,15 @@ class LiveEnv:
             self._over = True
             self._batch.release(self._claimed)
             env = self._env
+        if self._turn is not None:
+            # Its turn would keep a lent environment, and thereby its thread, until a collection.
+            kind, name = self._kind(), self.name
+            self._turn.kind, self._turn.name = lambda: kind, lambda: name
         if self._thread is not None:
             hangs = self._call is not None and self._call.cancelled()
             self._batch.closing.on_thread(self._thread, env, keep=self._keeps_thread, hangs=hangs)
         elif env is not None:
-            self._batch.closing.on_loop(env)
+            self._batch.closing.on_loop(env, self._loop)
 
     def _claim(self, env: Any) -> None:
         self._batch.claim(env)
@@ -329,7 +363,16 @@ class LiveEnv:
                 )
             return then(returned, time.monotonic() - began)
 
-        return (own_loop(self._env) or self._batch.env_loop.open()).ask(run)
+        if (bound := own_loop(self._env)) is not None:
+            return bound.ask(run)
+        if self._loop is None:
+            self._loop = self._batch.env_loop.of(type(self._env), type(self._env).__name__)
+            self._stood_before_s = self._loop.watch.stood_s()
+        if self._watched is not None:
+            self._blocked_s += self._watched.blocked_s
+        env = type(self._env)
+        self._watched = self._loop.call(env, f"{env.__name__}.{method}", run)
+        return self._watched.future
 
 
 def _messages_of(reply: Reply) -> Sequence[Message]:

@@ -1,11 +1,11 @@
 """What plays rollouts, as the engine sees it: attempts, and what makes them in an Env's place."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
+from abut.concurrency.deadline import SparingTimeout
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch
@@ -22,8 +22,12 @@ class AnyEpisode(Protocol):
         """What its requests for samples bear as `rollout_id`."""
         ...
 
-    async def run(self, clock: asyncio.Timeout) -> Rollout:
+    async def run(self, clock: SparingTimeout) -> Rollout:
         """Play it to its end, as `Episode.run` does."""
+        ...
+
+    def spared_s(self) -> float:
+        """How much of the attempt's time does not count, because others held it up."""
         ...
 
     def end(self) -> None:

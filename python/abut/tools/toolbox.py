@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.concurrency.loop import is_cancelled
+from abut.concurrency.loop_watch import wait_sparing
 from abut.concurrency.threads import THREADS, DaemonThread
 from abut.envs.foreign import no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
@@ -201,7 +202,7 @@ class Toolbox:
         running = [asyncio.ensure_future(self._run(call)) for call in taken]
         try:
             if running:
-                await asyncio.wait(running, timeout=self._rules.timeout_s)
+                await wait_sparing(running, self._rules.timeout_s)
         finally:
             for task in running:
                 task.cancel()

@@ -1,0 +1,296 @@
+"""A loop that foreign coroutines share, and a thread that watches whether one of them blocks it.
+
+A coroutine that blocks (`time.sleep`, a synchronous client) holds up all others on its loop, and
+their deadlines pass meanwhile. The watch leaves a ping on the loop ten times a second. While a ping
+is not answered, the loop stands still, and the call whose task runs at that moment is to blame.
+
+Invariant: time in which the loop stood still counts for the call that blocked it and for no other,
+as long as somebody waits for that call. Nothing watches while no call runs.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from abut.concurrency.loop import DaemonLoop
+
+T = TypeVar("T")
+F = TypeVar("F", asyncio.Future[Any], Future[Any])
+
+BLOCKS_S = 1.0
+_PING_S = 0.1
+# A batch whose environments wait for samples is often without a call for a moment.
+_IDLE_PINGS = 10
+_CALLERS = ("abut/concurrency/", "asyncio/events.py", "asyncio/base_events.py")
+
+
+class WatchedCall(Generic[T]):
+    """One call on a watched loop.
+
+    Attributes:
+        kind: what blame falls on, such as an environment's class.
+        name: what a warning calls it.
+        future: its result, for who waits on another loop.
+        blocked_s: how long the loop has stood still because of this call.
+        is_over: whether nobody waits for it any more.
+    """
+
+    future: asyncio.Future[T]
+
+    def __init__(self, watch: "LoopWatch", kind: Any, name: str) -> None:
+        self.kind, self.name = kind, name
+        self.blocked_s = 0.0
+        self.is_over = False
+        self.watch = watch
+        self._stood_before_s = watch.stood_s()
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a call of another kind blocks the loop beyond its own deadline."""
+        lost_to = self.watch.lost_to
+        return lost_to is not None and lost_to[0].kind is not self.kind
+
+    @property
+    def blocked_at(self) -> str:
+        """Where the call stands that blocks the loop beyond its own deadline."""
+        lost_to = self.watch.lost_to
+        return "" if lost_to is None else f"It is here (most recent call last):\n{lost_to[1]}"
+
+    @property
+    def blamed(self) -> str:
+        """What an error adds where another call blocks the loop beyond its own deadline."""
+        lost_to = self.watch.lost_to
+        if lost_to is None or lost_to[0] is self:
+            return ""
+        return f", because {lost_to[0].name} blocks the event loop that both run on"
+
+    def spared_s(self) -> float:
+        """How long the loop has stood still since the call began because of other calls."""
+        return self.watch.stood_s() - self._stood_before_s - self.blocked_s
+
+
+OnBlock = Callable[[WatchedCall[Any] | None, str], object]
+OnLoss = Callable[["LoopWatch"], object]
+
+
+class LoopWatch:
+    """Watches one event loop while calls run on it.
+
+    Args:
+        loop: may be blocked.
+        on_block: called on the watch's thread when the loop has been blocked for `BLOCKS_S`, with
+            the call that blocks it (None: a callback of nobody knows which call) and the place
+            where that stands.
+        on_loss: called there when nobody waits any more for a call that still blocks the loop.
+
+    Attributes:
+        lost_to: the call that has blocked the loop beyond its own deadline, and where it stood.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_block: OnBlock, on_loss: OnLoss) -> None:
+        self.lost_to: tuple[WatchedCall[Any], str] | None = None
+        self._loop = loop
+        self._on_block, self._on_loss = on_block, on_loss
+        self._call_of = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
+        loop.set_task_factory(_inheriting(self._call_of))
+        # Reentrant: a collection in the middle may end a call that nobody waits for.
+        self._lock = threading.RLock()
+        self._running = 0
+        self._thread_id = 0
+        self._stop: threading.Event | None = None
+        self._is_pinged = False
+        self._blocker: WatchedCall[Any] | None = None
+        self._counted = 0.0
+        self._seen = 0
+        self._is_told = False
+        self._stood_s = 0.0
+
+    def stood_s(self) -> float:
+        """How long the loop has stood still so far because of calls that somebody waits for."""
+        with self._lock:
+            self._count()
+            return self._stood_s
+
+    def begin(self) -> None:
+        """Watch while one more call runs; from any thread."""
+        with self._lock:
+            self._running += 1
+            if self._stop is None:
+                stop = self._stop = threading.Event()
+                threading.Thread(
+                    target=self._watch, args=(stop,), name="abut-loop-watch", daemon=True
+                ).start()
+
+    def end(self, call: WatchedCall[Any]) -> None:
+        """Note that a call is over."""
+        with self._lock:
+            self._count()
+            call.is_over = True
+            self._running -= 1
+
+    def runs_here(self, call: WatchedCall[Any]) -> None:
+        """Note that the current task, and those that it starts, belong to a call."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._call_of[task] = call
+        _CALL.set(call)
+        self._thread_id = threading.get_ident()
+
+    def stop(self) -> None:
+        """Watch no more until the next call begins."""
+        with self._lock:
+            stop, self._stop = self._stop, None
+            self._is_pinged, self._blocker = False, None
+        if stop is not None:
+            stop.set()
+
+    def _watch(self, stop: threading.Event) -> None:
+        idle = 0
+        while not stop.wait(_PING_S):
+            idle = 0 if self._running else idle + 1
+            with self._lock:
+                if idle > _IDLE_PINGS and not self._running and self._stop is stop:
+                    self._stop = None
+                    return
+            self._look()
+
+    def _look(self) -> None:
+        task = asyncio.current_task(self._loop)
+        with self._lock:
+            if not self._is_pinged:
+                self._is_pinged = True
+                self._counted = time.monotonic()
+                self._loop.call_soon_threadsafe(self._answer)
+                return
+            # A loop with much to do answers late as well, but another task runs at each look.
+            blocker = None if task is None else self._call_of.get(task)
+            if blocker is not self._blocker:
+                self._count()
+                self._blocker, self._is_told = blocker, False
+                self._seen = 0
+            self._count()
+            self._seen += 1
+            if blocker is None:
+                self._counted = time.monotonic()
+            # Looks, not seconds: a process that was stopped for a while has not been blocked.
+            if self._seen * _PING_S < BLOCKS_S:
+                return
+            is_told, self._is_told = self._is_told, True
+        place = self._place()
+        if not is_told and place:
+            self._on_block(blocker, place)
+        if blocker is not None and blocker.is_over and self.lost_to is None:
+            self.lost_to = blocker, place
+            self._on_loss(self)
+
+    def _answer(self) -> None:
+        with self._lock:
+            self._count()
+            self._is_pinged, self._blocker = False, None
+            self._seen, self._is_told = 0, False
+
+    def _count(self) -> None:
+        if self._blocker is None:
+            return  # the next look finds out what blocks, and counts from the ping on
+        now = time.monotonic()
+        if not self._blocker.is_over:
+            self._stood_s += now - self._counted
+            self._blocker.blocked_s += now - self._counted
+        self._counted = now
+
+    def _place(self) -> str:
+        """Return the foreign part of the stack on the loop's thread."""
+        frames = traceback.extract_stack(sys._current_frames().get(self._thread_id))
+        callers = [
+            at
+            for at, frame in enumerate(frames)
+            if any(caller in frame.filename.replace("\\", "/") for caller in _CALLERS)
+        ]
+        return "".join(traceback.format_list(frames[callers[-1] + 1 :] if callers else frames))
+
+
+class WatchedLoop(DaemonLoop):
+    """A daemon loop whose calls are watched.
+
+    Attributes:
+        watch: watches it.
+    """
+
+    def __init__(self, name: str, on_block: OnBlock, on_loss: OnLoss) -> None:
+        super().__init__(name)
+        self.watch = LoopWatch(self._loop, on_block, on_loss)
+
+    def call(
+        self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
+    ) -> WatchedCall[T]:
+        """Run the coroutine that `call` makes, for who waits on the running loop."""
+        watched = WatchedCall[T](self.watch, kind, name)
+        watched.future = self._begin(watched, call, self.ask)
+        return watched
+
+    def submit_call(
+        self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
+    ) -> Future[T]:
+        """As `call`, for who waits on no loop."""
+        return self._begin(WatchedCall[T](self.watch, kind, name), call, self.submit)
+
+    def _begin(
+        self,
+        watched: WatchedCall[T],
+        call: Callable[[], Coroutine[Any, Any, T]],
+        start: Callable[[Callable[[], Coroutine[Any, Any, T]]], F],
+    ) -> F:
+        watch = self.watch
+
+        async def run() -> T:
+            watch.runs_here(watched)
+            return await call()
+
+        watch.begin()
+        future = start(run)
+        future.add_done_callback(lambda _: watch.end(watched))
+        return future
+
+    def close(self, seconds: float) -> bool:
+        """As `DaemonLoop.close`; the watch ends."""
+        self.watch.stop()
+        return super().close(seconds)
+
+
+async def wait_sparing(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Wait for all tasks, at most so long.
+
+    Where the caller runs on a watched loop, time in which other calls block that loop does not
+    count.
+    """
+    call = _CALL.get()
+    spared_before_s = 0.0 if call is None else call.spared_s()
+    due = time.monotonic() + seconds
+    while True:
+        spared_s = 0.0 if call is None else call.spared_s() - spared_before_s
+        left_s = due + spared_s - time.monotonic()
+        _, running = await asyncio.wait(tasks, timeout=max(0.0, left_s))
+        if not running or left_s <= 0:
+            return
+
+
+def _inheriting(call_of: WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]) -> Any:
+    """Return a task factory whose tasks belong to the call that starts them."""
+
+    def make(loop: asyncio.AbstractEventLoop, coro: Awaitable[T], **options: Any) -> Any:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)  # type: ignore[arg-type]
+        if (call := _CALL.get()) is not None:
+            call_of[task] = call
+        return task
+
+    return make
+
+
+_CALL: ContextVar[WatchedCall[Any] | None] = ContextVar("abut_watched_call", default=None)
