@@ -130,7 +130,12 @@ class Reading:
 
     def action(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
         """The action of calls behind what the keys say, such as thinking."""
-        return self.processor.parse_agent_output(self.completion(calls, **keys))[1]
+        completion, thinking = self.completion(calls, **keys), self.processor.thinking
+        if thinking.opened and thinking.close not in completion:
+            completion = (
+                thinking.close + completion
+            )  # the policy has to, where the prompt opened it
+        return self.processor.parse_agent_output(completion)[1]
 
 
 def public_templates(folder: Path | None) -> list[Template]:

@@ -19,7 +19,6 @@ from public_calls import FUNCTIONS, MODES, ODD_KEYS, TYPES, call_templates, read
 REFUSED = {
     "llama_cpp/MiniMax-M3": "no tool call, or in a form that is not known",
     "llama_cpp/GigaChat3-10B-A1.8B": "inside a turn, before a tool call",
-    "llama_cpp/NVIDIA-Nemotron-Nano-v2": "inside a turn, before a tool call",
     "llama_cpp/upstage-Solar-Open-100B": "inside a turn, behind the thinking",
 }
 AMBIGUOUS = {
@@ -62,6 +61,7 @@ odd_arguments = st.fixed_dictionaries(
 )
 calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), arguments), min_size=1, max_size=3)
 odd_calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), odd_arguments), min_size=1, max_size=2)
+ODD_TEXTS = [key for key, kind in ODD_KEYS.items() if kind == "string"]
 thoughts = st.sampled_from([None, "so be it"])
 
 
@@ -129,7 +129,9 @@ def test_random_calls_come_back(
 @pytest.mark.parametrize(("name", "mode"), READ)
 @quick
 @given(drawn=odd_calls, thought=thoughts)
-@example(drawn=[("look", dict.fromkeys(k for k, t in ODD_KEYS.items() if t == "string"))], thought=None)
+@example(
+    drawn=[("look", dict.fromkeys(k for k, t in ODD_KEYS.items() if t == "string"))], thought=None
+)
 def test_calls_with_odd_keys_come_back_or_are_malformed(
     name: str, mode: str, drawn: list[tuple[str, dict[str, Any]]], thought: str | None
 ) -> None:
