@@ -1,6 +1,6 @@
 """The table of `docs/tool_calls.md`: chat templates, and how the calls that they write are read.
 
-    python scripts/fetch_templates.py .templates     # those of llama.cpp and vLLM
+    python scripts/fetch_templates.py .templates     # of llama.cpp, vLLM, Unsloth and Axolotl
     python scripts/call_templates.py .templates      # print the table
     python scripts/call_templates.py .templates --write
 
@@ -14,35 +14,27 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import chat_templates
-from chat_templates import MARK, Family, rendered_by
+from chat_templates import MARK, PIPE, Family, rendered_by
 
 from abut.errors import TemplateError
 from abut.template.call_probe import CALLS, CallProbe, call_probes
 from abut.template.call_proof import CallProof
 from abut.template.call_turns import Turns
-from abut.template.probe import user
-from abut.template.thinking import Render, find_thinking
-from abut.template.tool_calls import tool_call_parser
-from abut.tool_calls.parse import Parse
+from abut.template.processor import ChatTemplateProcessor
+from abut.template.thinking import Render
+from abut.tool_calls.parse import ParsedCalls
 
 PAGE = Path(__file__).parents[1] / "docs" / "tool_calls.md"
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<turn|>"),
-    *(
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|return|>",
-        "<|end|>",
-        "[e~[",
-        "</s>",
-    ),
-    *("<seed:eos>", "<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
+    *("<|calls|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|end|>", "[e~["),
+    *("[|endofturn|]", "<SPECIAL_12>", "</assistant>", "<sep>", "</s>", "<seed:eos>"),
+    *("<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
 )
 UNWRITTEN = ("<|python_start|>", "<|python_end|>")
 """Tokens of Llama 4 that its templates do not write, and its models do."""
@@ -74,12 +66,14 @@ class Template:
         if self.name.startswith("trl/"):
             family = chat_templates.family(short)
         else:
-            end = next((token for token in ENDS if token in self.text), ENDS[-1])
+            # Hy3's template puts its tokens together, each of a name and `:opensource`.
+            names = {token: token.partition(":opensource")[0] for token in ENDS}
+            end = next((token for token in ENDS if names[token] in self.text), ENDS[-1])
             family = Family(end, "<s>", UNWRITTEN if "llama4" in short else ())
         return chat_templates.tokenizer(self.text, family)
 
-    def render(self, tools: Sequence[Any]) -> Render:
-        """Renders with these tools."""
+    def render(self, tools: Sequence[Any], **variables: Any) -> Render:
+        """Renders with these tools and variables."""
 
         def render(messages: Sequence[Any], *, add_generation_prompt: bool = True) -> str:
             try:
@@ -89,17 +83,13 @@ class Template:
                         tools=list(tools),
                         tokenize=False,
                         add_generation_prompt=add_generation_prompt,
+                        **variables,
                     )
                 )
             except Exception as error:  # a template can raise anything
                 raise TemplateError(f"{type(error).__name__}: {error}") from error
 
         return render
-
-    @property
-    def stops(self) -> list[str]:
-        """The tokens that end a turn, as far as the tokenizer says."""
-        return [str(self.hf_tokenizer.eos_token)]
 
 
 @dataclass(frozen=True)
@@ -108,32 +98,44 @@ class Reading:
 
     probe: CallProbe
     turns: Turns
-    parse: Parse
+    processor: ChatTemplateProcessor
 
     @classmethod
-    def of(cls, template: Template, tools: Sequence[Any]) -> "Reading | None":
+    def of(cls, template: Template, tools: Sequence[Any], **variables: Any) -> "Reading | None":
         """The reading; None where the template writes no call.
 
         Raises:
-            TemplateError: nothing reads them.
+            TemplateError: nothing reads them, or the template is refused.
         """
-        render = template.render(tools)
-        probe = next(call_probes(render), None)
-        if probe is None:
+        render = template.render(tools, **variables)
+        if next(call_probes(render), None) is None:
             return None
-        parse = tool_call_parser(template.hf_tokenizer, render, tools=tools, stops=template.stops)
-        return cls(probe, Turns(probe, template.stops), parse)
+        processor = ChatTemplateProcessor(template.hf_tokenizer, tools=tools, **variables)
+        processor.parse_tool_calls("")
+        probe = next(call_probes(render, processor.thinking))
+        return cls(probe, Turns(probe, processor.report.stop_tokens), processor)
 
     @property
     def proof(self) -> CallProof:
         """What is given back of what is written."""
         return CallProof(self.probe, self.turns)
 
-    def action(self, **keys: Any) -> str:
-        """The action of one call behind what the keys say, such as thinking."""
-        prompt = self.probe.render([user()])
-        written = self.turns.said(self.probe.written(CALLS[:1], **keys))
-        return find_thinking(self.probe.render, prompt).split(written)[1]
+    def parse(self, action: str) -> ParsedCalls:
+        """The calls in an action."""
+        return self.processor.parse_tool_calls(action)
+
+    def completion(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
+        """What the policy says of a turn that calls, its thinking included."""
+        return self.turns.said(replace(self.probe, thinking=None).written(calls, **keys))
+
+    def action(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
+        """The action of calls behind what the keys say, such as thinking."""
+        completion, thinking = self.completion(calls, **keys), self.processor.thinking
+        if thinking.opened and thinking.close not in completion:
+            completion = (
+                thinking.close + completion
+            )  # the policy has to, where the prompt opened it
+        return self.processor.parse_agent_output(completion)[1]
 
 
 def public_templates(folder: Path | None) -> list[Template]:
@@ -155,16 +157,16 @@ def row(template: Template) -> tuple[str, ...] | None:
     tools = [tool(name) for name in NAMES[:2]]
     try:
         reading = Reading.of(template, tools)
-    except TemplateError:
-        return template.name, "no", "", "", "", ""
+    except TemplateError as error:
+        return template.name, "no", "", "", "", str(error).partition("\n")[0].replace("|", PIPE)
     if reading is None:
         return None
     faults = reading.proof.faults(reading.parse)
     several = "yes" if reading.proof.writes_several else "one a turn"
     text = "yes" if reading.proof.writes_text_before else "not written"
-    called = reading.parse(reading.action(**THINKING)).calls
+    called = reading.parse(reading.action(CALLS[:1], **THINKING)).calls
     thinking = "not written"
-    if "abutReasoning" in reading.probe.written(CALLS[:1], **THINKING):
+    if "abutReasoning" in reading.completion(CALLS[:1], **THINKING):
         thinking = "yes" if [call.name for call in called] == ["abutName"] else "no"
     return template.name, "yes", several, text, thinking, "; ".join(f"not {f}" for f in faults)
 
@@ -176,9 +178,9 @@ def page(folder: Path | None) -> str:
     counts = Counter(found[1] for found in rows)
     titles = ("template", "read", "several", "text before", "thinking before", "but")
     lines = [
-        f"{len(templates)} templates, of {rendered_by()}, and of llama.cpp and vLLM as "
-        f"`scripts/fetch_templates.py` fetches them. {len(rows)} write calls; {counts['yes']} of "
-        "them are read.",
+        f"{len(templates)} templates, of {rendered_by()}, and of llama.cpp, vLLM, Unsloth and "
+        f"Axolotl as `scripts/fetch_templates.py` fetches them. {len(rows)} write calls; "
+        f"{counts['yes']} of them are read.",
         "",
         *("| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * 6, *sorted(rows))),
     ]

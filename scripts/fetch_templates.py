@@ -8,8 +8,8 @@ downloads and unpacks. pip then asks their build for metadata, which fails witho
 requirements; `--no-clean` keeps the unpacked files all the same. The tests of vLLM's tool parsers
 come along, in `vllm_tests`. Unsloth's and Axolotl's are in their wheels.
 
-No package has the templates of Kimi K2.5 and Command A Reasoning. transformers, SGLang, LMDeploy,
-ms-swift, mlx-lm and mlx-vlm ship no template files of chat models that call tools.
+No package has the templates of Kimi K2.5 and Command A Reasoning. transformers (5.23), SGLang,
+LMDeploy, ms-swift, mlx-lm and mlx-vlm ship no template files of chat models that call tools.
 """
 
 import argparse

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import call_templates
 
 FOLDER = os.environ.get("ABUT_TEMPLATES")
-"""Where `scripts/fetch_templates.py` put those of llama.cpp and vLLM."""
+"""Where `scripts/fetch_templates.py` put the templates."""
 
 TYPES = {
     "text": "string",
@@ -23,8 +23,22 @@ TYPES = {
     "items": "array",
     "table": "object",
 }
+# Some forms cannot hold these: their templates write no escape.
+ODD_KEYS = {
+    "a b": "string",
+    "a,b": "integer",
+    "a:b": "object",
+    "a{b": "boolean",
+    "a}b": "string",
+    'a"b': "string",
+    "a'b": "number",
+    "a=b": "string",
+    "a>b": "array",
+    "a.b": "string",
+    "é 日": "string",
+}
 FUNCTIONS = ("look", "fs.read_file", "add-3")
-TOOLS = [call_templates.tool(name, TYPES) for name in FUNCTIONS]
+TOOLS = [call_templates.tool(name, TYPES | ODD_KEYS) for name in FUNCTIONS]
 
 PUBLIC = {
     template.name: template
@@ -33,7 +47,18 @@ PUBLIC = {
 TEMPLATES = {name: template for name, template in PUBLIC.items() if "tool_calls" in template.text}
 
 
+SWITCHES = ("enable_thinking", "thinking is defined")
+MODES: list[tuple[str, str]] = [
+    (name, mode)
+    for name, template in TEMPLATES.items()
+    for mode in ("", "on", "off")
+    if not mode or any(switch in template.text for switch in SWITCHES)
+]
+"""Each template with its default for thinking, and where it has a switch, with that on and off."""
+
+
 @functools.cache
-def reading_of(name: str) -> Any:
+def reading_of(name: str, mode: str = "") -> Any:
     """How the calls of a template are read, with `TOOLS`; None where it writes none."""
-    return call_templates.Reading.of(TEMPLATES[name], TOOLS)
+    variables = dict.fromkeys(("enable_thinking", "thinking"), mode == "on") if mode else {}
+    return call_templates.Reading.of(TEMPLATES[name], TOOLS, **variables)

@@ -14,10 +14,12 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
-from public_calls import FUNCTIONS, TEMPLATES, TYPES, call_templates, reading_of
+from public_calls import FUNCTIONS, MODES, ODD_KEYS, TYPES, call_templates, reading_of
 
 REFUSED = {
-    "llama_cpp/MiniMax-M3": "the key is the name of a tag, and so are those inside of its value",
+    "llama_cpp/MiniMax-M3": "no tool call, or in a form that is not known",
+    "llama_cpp/GigaChat3-10B-A1.8B": "inside a turn, before a tool call",
+    "llama_cpp/upstage-Solar-Open-100B": "inside a turn, behind the thinking",
 }
 AMBIGUOUS = {
     "vllm/tool_chat_template_gemma3_pythonic": "no comma stands between arguments",
@@ -54,7 +56,13 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "object": st.dictionaries(keys | odd_keys, nested, max_size=3),
 }
 arguments = st.fixed_dictionaries({}, optional={key: values[t] for key, t in TYPES.items()})
+odd_arguments = st.fixed_dictionaries(
+    {}, optional={key: values[t] for key, t in (TYPES | ODD_KEYS).items()}
+)
 calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), arguments), min_size=1, max_size=3)
+odd_calls = st.lists(st.tuples(st.sampled_from(FUNCTIONS), odd_arguments), min_size=1, max_size=2)
+ODD_TEXTS = [key for key, kind in ODD_KEYS.items() if kind == "string"]
+thoughts = st.sampled_from([None, "so be it"])
 
 
 quick = settings(
@@ -65,47 +73,72 @@ quick = settings(
 )
 
 
-def test_the_public_templates_that_write_calls_are_read() -> None:
-    refused = []
-    for name in TEMPLATES:
-        try:
-            reading_of(name)
-        except TemplateError:
-            refused.append(name)
-    assert refused == [name for name in TEMPLATES if name in REFUSED]
+READ = [(name, mode) for name, mode in MODES if name not in REFUSED]
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in REFUSED])
-def test_what_a_template_writes_of_calls_comes_back(name: str) -> None:
-    reading = reading_of(name)
+@pytest.mark.parametrize(("name", "mode"), MODES)
+def test_a_public_template_is_read_or_refused_with_the_reason(name: str, mode: str) -> None:
+    if name not in REFUSED:
+        reading_of(name, mode)
+        return
+    with pytest.raises(TemplateError, match=REFUSED[name]):
+        reading_of(name, mode)
+
+
+@pytest.mark.parametrize(("name", "mode"), READ)
+def test_what_a_template_writes_of_calls_comes_back(name: str, mode: str) -> None:
+    reading = reading_of(name, mode)
     if reading is None:
         return
     faults = reading.proof.faults(reading.parse)
     assert faults == (["a hard text"] if "quotes" in AMBIGUOUS.get(name, "") else [])
-    thinking = call_templates.THINKING
-    if "abutReasoning" not in reading.probe.written([("abutName", {})], **thinking):
-        return
-    action = reading.action(**thinking)
-    (call,) = reading.parse(action).calls
-    assert (call.name, call.arguments) == ("abutName", {"abutKey": "abutValue"})
+    call = ("abutName", {"abutKey": "abutValue"})
+    action = reading.action([call], **call_templates.THINKING)
+    assert [(found.name, found.arguments) for found in reading.parse(action).calls] == [call]
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in REFUSED])
-@quick
-@given(drawn=calls)
-@example(drawn=[("look", {})])
-def test_random_calls_come_back(name: str, drawn: list[tuple[str, dict[str, Any]]]) -> None:
-    reading = reading_of(name)
-    if reading is None:
-        return
+def check(reading: Any, drawn: list[Any], thought: str | None) -> tuple[Any, list[Any]]:
+    """What is parsed of the turn with these calls, and the calls that it can hold."""
     if not reading.proof.writes_several:
         drawn = drawn[:1]
-    written = reading.turns.said(reading.probe.written(drawn))
-    parsed = reading.parse(written)
+    thinking = {} if thought is None else dict.fromkeys(call_templates.THINKING, thought)
+    return reading.parse(reading.action(drawn, **thinking)), drawn
+
+
+@pytest.mark.parametrize(("name", "mode"), READ)
+@quick
+@given(drawn=calls, thought=thoughts)
+@example(drawn=[("look", {})], thought=None)
+@example(drawn=[("look", {})], thought="so be it")
+def test_random_calls_come_back(
+    name: str, mode: str, drawn: list[tuple[str, dict[str, Any]]], thought: str | None
+) -> None:
+    reading = reading_of(name, mode)
+    if reading is None:
+        return
+    parsed, drawn = check(reading, drawn, thought)
     if name in AMBIGUOUS:
         return
     assert parsed.malformed == ()
     again = [(call.name, call.arguments) for call in parsed.calls]
-    assert reading.turns.said(reading.probe.written(again)) == written
+    assert reading.completion(again) == reading.completion(drawn)
     as_typed = [json.dumps(calls, sort_keys=True) for calls in (again, drawn)]  # 3 is not 3.0
     assert as_typed[0] == as_typed[1]
+
+
+@pytest.mark.parametrize(("name", "mode"), READ)
+@quick
+@given(drawn=odd_calls, thought=thoughts)
+@example(
+    drawn=[("look", dict.fromkeys(k for k, t in ODD_KEYS.items() if t == "string"))], thought=None
+)
+def test_calls_with_odd_keys_come_back_or_are_malformed(
+    name: str, mode: str, drawn: list[tuple[str, dict[str, Any]]], thought: str | None
+) -> None:
+    reading = reading_of(name, mode)
+    if reading is None or name in AMBIGUOUS:
+        return
+    parsed, drawn = check(reading, drawn, thought)
+    again = [(call.name, call.arguments) for call in parsed.calls]
+    equal = json.dumps(again, sort_keys=True) == json.dumps(drawn, sort_keys=True)
+    assert equal or parsed.malformed

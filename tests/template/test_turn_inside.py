@@ -81,6 +81,8 @@ def test_an_end_before_a_call_refuses_the_tools_and_not_the_chat() -> None:
     )
     assert error(processor.increment, [tool()]) == refusal
     assert error(processor.parse_tool_calls, "call") == refusal
+    note = f"the template takes no tool messages that can be appended: {refusal.splitlines()[0]}"
+    assert processor.report.notes[-1] == note
 
 
 def test_an_end_between_text_and_a_call_refuses_the_tools() -> None:
@@ -95,6 +97,18 @@ def test_an_end_between_text_and_a_call_refuses_the_tools() -> None:
     # The negative control: text and call in one message.
     one = template.replace("'<|im_end|>\n' if m.content and m.tool_calls else ''", "''")
     processor = processor_of(one, "<|im_end|>", "<|im_start|>", "<tool_call>")
+    assert isinstance(processor.increment([tool()])[0], Scaffold)
+
+
+def test_an_end_before_a_call_of_a_last_turn_alone_refuses_nothing() -> None:
+    # As Nemotron Nano 2: once the tool has answered, text and call are one message.
+    template = CHATML.replace(
+        "m.content + '<|im_end|>\n'",
+        "m.content + ('<|im_end|>\n' if m.content and m.tool_calls and loop.last else '') }}"
+        "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c|tojson }}{% endfor %}"
+        "{{ '<|im_end|>\n'",
+    )
+    processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")
     assert isinstance(processor.increment([tool()])[0], Scaffold)
 
 
@@ -114,10 +128,15 @@ TURNS: Sequence[tuple[dict[str, Any], str, str]] = (
 )
 
 
-def between(hf_tokenizer: Any, keys: dict[str, Any], turn: dict[str, Any], first: str) -> str:
+RESULT = {"role": "tool", "tool_call_id": "abutCall0", "name": "abutName", "content": "found"}
+
+
+def between(
+    hf_tokenizer: Any, keys: dict[str, Any], turn: dict[str, Any], first: str, *follow: Any
+) -> str:
     """The text of a turn from `first` to its last word; `""` where one of them is missing."""
     tools = [call_templates.tool("abutName")] if "tool_calls" in turn else None
-    messages = [{"role": "user", "content": USER}, {"role": "assistant", **turn}]
+    messages = [{"role": "user", "content": USER}, {"role": "assistant", **turn}, *follow]
     try:
         written = hf_tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **keys)
     except Exception:  # a template can raise anything
@@ -139,4 +158,6 @@ def test_no_stop_token_stands_inside_a_turn_of_a_public_template(name: str) -> N
             if "tool_calls" in turn and not processor.verdicts()[1].appendable:
                 continue
             inside = between(template.hf_tokenizer, keys, turn, first)
+            if "tool_calls" in turn and first == BESIDE:  # the form of a last turn may be its own
+                inside = between(template.hf_tokenizer, keys, turn, first, RESULT) or inside
             assert [s for s in processor.report.stop_tokens if s in inside] == [], what

@@ -676,3 +676,22 @@ def test_a_parser_that_is_not_linear_would_be_caught() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ValueError, match="format='json': must be one of hermes, qwen3_coder, glm"):
         parse_tool_calls("", format="json")  # type: ignore[arg-type]
+
+
+def test_a_schema_tells_keys_that_spell_a_mark() -> None:
+    keys = {"b": "string", "a>b": "array", "a=c>": "string", 'd"e': "integer"}
+    properties = {key: {"type": kind} for key, kind in keys.items()}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = [{"type": "function", "function": function}]
+
+    def read(key: str, value: str) -> dict[str, Any]:
+        text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{value}\n</parameter>\n"
+        text += "</function>\n</tool_call>"
+        (call,) = parse_tool_calls(text, format="qwen3_coder", tools=tools).calls
+        return call.arguments
+
+    assert read("a>b", "[1]") == {"a>b": [1]}
+    assert read("a=c>", "1") == {"a=c>": "1"}
+    assert read("b", "b>\n[1]") == {"b": "b>\n[1]"}
+    assert read("d&quot;e", "1") == {'d"e': 1}
+    assert read("other>", "1") == {"other": ">\n1"}, "a key that no schema knows"

@@ -124,7 +124,7 @@ class ChatTemplateProcessor:
             increment,
             generation_prompt=self._prover.generation_prompt,
             stop_tokens=self._tokens(self.stop_token_ids),
-            takes_tools=tool.appendable,
+            no_tools=None if tool.appendable else tool.because * self._prover.takes_calls,
             opened=self.thinking.opened,
         )
         self._parse_tool_calls: Parse | None = None

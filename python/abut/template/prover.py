@@ -67,6 +67,11 @@ class Prover:
         self._calling = next(filter(self._takes, CALLING), None)
         self.inside = TurnInside.of(rendering, self._calling)
 
+    @property
+    def takes_calls(self) -> bool:
+        """Whether the template writes turns that call tools."""
+        return self._calling is not None
+
     def prove(self, masked: Masked) -> Increment:
         """The increment of one shape, the same behind every history.
 

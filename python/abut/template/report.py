@@ -103,10 +103,20 @@ def probe(
     *,
     generation_prompt: str,
     stop_tokens: tuple[str, ...],
-    takes_tools: bool,
+    no_tools: str | None,
     opened: bool,
 ) -> TemplateReport:
-    """Render a few conversations and say what the template would have changed in their past."""
+    """Render a few conversations and say what the template would have changed in their past.
+
+    Args:
+        render: of the template.
+        increment: that of a user message.
+        generation_prompt: what asks the model for its turn.
+        stop_tokens: the tokens that end a turn.
+        no_tools: why tool messages are refused, `""` where the template writes no calls; None:
+            they are not refused.
+        opened: the generation prompt has begun the thinking.
+    """
     prompt = render([user()])
     end = increment.end
     notes: list[str] = []
@@ -152,9 +162,11 @@ def probe(
         notes.append(f"the thinking of an answer is stripped from earlier turns{but}")
 
     system = [{"role": "system", "content": "abutEarlier"}, user()]
-    for role, takes in (("system", _writes(render, system)), ("tool", takes_tools)):
-        if not takes:
-            notes.append(f"the template takes no {role} messages")
+    if not _writes(render, system):
+        notes.append("the template takes no system messages")
+    if no_tools is not None:
+        because = f" that can be appended: {no_tools}" if no_tools else ""
+        notes.append(f"the template takes no tool messages{because}")
     if increment.rules is None:
         notes.append(
             "the template changes some user contents in a way that is not replayed: each one "

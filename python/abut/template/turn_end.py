@@ -8,6 +8,7 @@ otherwise. Some write nothing after a turn: there, the token that opens the next
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 
@@ -69,7 +70,9 @@ class TurnInside:
     Attributes:
         thinking: in turns that think before they answer or call. Empty where the generation prompt
             has closed the thinking, because no such turn comes then.
-        calls: in turns that call a tool, with text beside the call and without.
+        calls: in turns that call a tool, with text beside the call and without. A token that the
+            template writes only where such a turn is the last one, and not where the tool's result
+            follows, is not among them: the model may say the turn without it (Nemotron Nano 2).
     """
 
     thinking: frozenset[str]
@@ -90,7 +93,7 @@ class TurnInside:
             calls = [calling.turn([called], "abut", thinking=text)[0] for text in ("", _BESIDE)]
         return cls(
             frozenset(_inside(rendering, _thoughtful(calls[:1]), prompt, thinking=True)),
-            frozenset(_inside(rendering, calls, prompt, thinking=False)),
+            frozenset(_inside_calls(rendering, calls, prompt)),
         )
 
     def check_thinking(self, stops: Sequence[str]) -> None:
@@ -129,11 +132,17 @@ def _thoughtful(calls: Sequence[Message]) -> list[Message]:
 
 
 def _inside(
-    rendering: Rendering, turns: Sequence[Message], prompt: str, *, thinking: bool
+    rendering: Rendering,
+    turns: Sequence[Message],
+    prompt: str,
+    *,
+    thinking: bool,
+    follow: Sequence[Message] = (),
 ) -> Iterator[str]:
     for turn in turns:
         try:
-            written = after_user(rendering([user(), turn], add_generation_prompt=False))
+            messages = [user(), turn, *follow]
+            written = after_user(rendering(messages, add_generation_prompt=False))
         except TemplateError:
             continue
         last = "abutcall" if turn.get("tool_calls") else "abutAssistant"
@@ -144,6 +153,19 @@ def _inside(
             if closed or _THOUGHT not in before or '"type"' in before or "'type'" in before:
                 continue
         yield from (token for _, token in rendering.tokens(after_common_prefix(before, prompt)))
+
+
+def _inside_calls(rendering: Rendering, calls: Sequence[Message], prompt: str) -> set[str]:
+    inside: set[str] = set()
+    for call in calls:
+        result = {"role": "tool", "name": "abutTool", "content": "abutEarlier"}
+        result["tool_call_id"] = call["tool_calls"][0]["id"]
+        last = set(_inside(rendering, [call], prompt, thinking=False))
+        with suppress(TemplateError):
+            rendering([user(), call, result])
+            last &= set(_inside(rendering, [call], prompt, thinking=False, follow=[result]))
+        inside |= last
+    return inside
 
 
 def end_of_answer(

@@ -4,6 +4,7 @@ Invariant: text that is a value ends at the first close that is followed by what
 it may spell a close; it does not go past the end of its call.
 """
 
+import html
 import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,6 +18,8 @@ from abut.tool_calls.values import load_literal
 
 Schema: TypeAlias = ToolSchema | None
 """That of the function's parameters; None: not known."""
+
+_LONGEST_KEY = 256  # of those that spell a mark: each place of the mark in them is tried
 
 
 class ParametersReader:
@@ -52,6 +55,7 @@ class ParametersReader:
         self._mark = marks[-1].text
         follows = _follows(parameters, form, opened + one, tagged)
         self._marks = [_MarkReader(mark, follows, form) for mark in marks]
+        self._key_ends = [re.compile(_before(mark)) for mark in marks]
 
     def __call__(self, text: str) -> Callable[[int, Schema], tuple[dict[str, Any], int]]:
         """What reads them from a place in this text, given the schemas, up to the call's close."""
@@ -62,20 +66,43 @@ class ParametersReader:
             arguments: dict[str, Any] = {}
             pattern = self._first
             while (match := pattern.match(text, at)) is not None:
-                key, place = match["key"].strip(), match.start()
+                key, place, end = match["key"].strip(), match.start(), match.end()
+                kind = int(str(match.lastgroup)[1:])
+                if schema is not None and key not in schema:
+                    key, end = self._odd_key(match, self._key_ends[kind], schema)
                 if not key:
                     raise Wrong(skip_space(text, place), "a parameter has no name")
                 if key in arguments:
                     what = f"the parameter {key!r} stands twice in one call"
                     raise Wrong(skip_space(text, place), what)
-                value = values[int(str(match.lastgroup)[1:])]
-                arguments[key], at = value(match.end(), key, schema)
+                arguments[key], at = values[kind](end, key, schema)
                 pattern = self._next
             if self._close.match(text, at) is None:
                 raise self._wrong(text, at)
             return arguments, at
 
         return read
+
+    @staticmethod
+    def _odd_key(
+        match: re.Match[str], mark: re.Pattern[str], schema: ToolSchema
+    ) -> tuple[str, int]:
+        """The key of the schema that stands where a key that is not in it was read, and its end.
+
+        A template may write a key as it is, even one with a `>` in it (`<parameter=a>b>`), or with
+        the entities of XML (`a&quot;b`). The schema tells. A key that it does not know at all
+        stays as it was read.
+        """
+        key = match["key"].strip()
+        if html.unescape(key) in schema:
+            return html.unescape(key), match.end()
+        text, start = match.string, match.start("key")
+        line = text.find("\n", start, start + _LONGEST_KEY)
+        limit = start + _LONGEST_KEY if line < 0 else line + 1
+        for end in mark.finditer(text, match.end("key"), limit):
+            if (longer := text[start : end.start()].strip()) in schema:
+                return longer, end.end()
+        return key, match.end()
 
     def _wrong(self, text: str, at: int) -> Wrong:
         """What is missing where there is neither a parameter nor the close of a call."""
