@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -209,3 +210,18 @@ def test_who_plays_nothing_of_ours_forks_as_ever() -> None:
     assert fork() == 0
     first.let_go.set()
     assert one.result(WAIT_S) == 0
+
+
+def test_a_turn_that_is_over_keeps_nothing_of_its_call_alive() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.turn = PROCESS_TURNS.turn(self.kind, lambda: str(self))
+
+        def kind(self) -> Any:
+            return type(self)
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    owner.turn.end()
+    del owner  # no garbage collector is needed
+    assert gone() is None

@@ -1,7 +1,9 @@
 """Bodies that start processes score as under pytest, and bodies run as many at once as they say."""
 
 import asyncio
+import logging
 import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
@@ -71,6 +73,66 @@ def test_a_body_that_starts_processes_scores_as_it_does_alone(
 ) -> None:
     batch = play_test(stage, eval_test(score_of(body), log=None), generations=4)
     assert batch.rewards == [1.0] * 32
+
+
+class Rang(Exception): ...
+
+
+def ring(*_: Any) -> None:
+    raise Rang
+
+
+def by_alarm() -> float:
+    """Bounds itself, as verifiers of maths do; under pytest it scores 0.5."""
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        signal.pause()
+    except Rang:
+        return 0.5
+    return 0.25
+
+
+def by_alarm_and_process() -> float:
+    return by_alarm() * in_a_process()
+
+
+@pytest.mark.parametrize("body", [by_alarm, by_alarm_and_process])
+def test_a_body_that_sets_an_alarm_scores_as_on_the_main_thread(
+    stage: Stage, body: Callable[[], float], caplog: pytest.LogCaptureFixture
+) -> None:
+    test = eval_test(score_of(body), log=None)
+    with caplog.at_level(logging.WARNING, "abut"):
+        assert play_test(stage, test, generations=2).rewards == [body()] * 16
+    assert [text.partition(", as signal.alarm")[0] for text in caplog.messages] == [
+        f"{test.name} sets a signal handler"
+    ]
+
+
+def test_an_async_body_may_set_an_alarm(stage: Stage) -> None:
+    @evaluation_test(
+        input_messages=[[[Message(role="user", content=f"n {k}")] for k in range(4)]],
+        completion_params=[{"model": "openai/m"}],
+    )
+    async def test_async(row: EvaluationRow) -> EvaluationRow:
+        await asyncio.sleep(0)
+        row.evaluation_result = EvaluateResult(score=by_alarm(), reason="")
+        return row
+
+    assert play_test(stage, eval_test(test_async, log=None)).rewards == [0.5] * 8
+
+
+def test_a_body_that_outstays_its_alarm_is_killed_at_its_limit(stage: Stage) -> None:
+    def stays() -> float:
+        signal.signal(signal.SIGALRM, ring)
+        signal.pause()
+        return 1.0
+
+    test = eval_test(score_of(stays), log=None, row_timeout_s=2)
+    assert play_test(stage, test, generations=1).rewards == [None] * 8
+    for child in multiprocessing.active_children():
+        child.join(WAIT_S)
+        assert child.exitcode == -signal.SIGKILL
 
 
 class Gate:

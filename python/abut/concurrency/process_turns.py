@@ -17,6 +17,7 @@ nothing up: its turn goes to the next.
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -49,10 +50,15 @@ class CallTurn:
         self, turns: "ProcessTurns", kind: Callable[[], Any], name: Callable[[], str]
     ) -> None:
         self._turns = turns
-        self.kind, self.name = kind, name
+        self.kind: Callable[[], Any] = kind
+        self.name: Callable[[], str] = name
         self.holds: Start | None = None
         self.is_over = False
+        self.wants_main_thread = False
+        """Whether it has set a signal handler, which only the main thread may."""
         self._began_free = False
+        self.saw_forks = False
+        """Whether calls of its kind had forked when it ended."""
         self.loop_thread: int | None = None
         self._waited_s = 0.0
         self._waits_since: float | None = None
@@ -69,7 +75,8 @@ class CallTurn:
 
         What it fails of then, or scores, need not be its own doing.
         """
-        return self._began_free and self.holds != "fork" and self._turns.forks(self.kind())
+        saw_forks = self.saw_forks if self.is_over else self._turns.forks(self.kind())
+        return self._began_free and self.holds != "fork" and saw_forks
 
     @contextmanager
     def waits(self) -> Iterator[None]:
@@ -94,6 +101,21 @@ class CallTurn:
                 self.end()
 
         return run
+
+    @contextmanager
+    def forking(self) -> Iterator[None]:
+        """Hold the right to fork, and give it back for good.
+
+        Raises:
+            CallGivenUp: as `ProcessTurns.take`.
+        """
+        inside = _TURN.set(self)
+        try:
+            self._turns.take(self, "fork")
+            yield
+        finally:
+            _TURN.reset(inside)
+            self.end()
 
     async def on_loop(self, call: Callable[[], Any]) -> Any:
         """Await what `call` returns, on the running loop, which does not wait meanwhile."""
@@ -181,7 +203,11 @@ class ProcessTurns:
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
         with self._changed:
-            turn.is_over = True
+            if not turn.is_over:
+                turn.is_over, turn.saw_forks = True, self.forks(turn.kind())
+                # What owns a call holds its turn. With a way back, only the garbage collector would
+                # end an environment, and its thread would stay until then.
+                turn.kind, turn.name = _no_kind, str
             if self._forker is turn:
                 self._forker = None
             self._spawners.discard(turn)
@@ -196,7 +222,7 @@ class ProcessTurns:
         turn = _TURN.get() or self._of_thread.get(threading.current_thread())
         if turn is None or self._is_child or (turn.holds == "fork" and not turn.is_over):
             return
-        if start == "fork":
+        if start == "fork" and not turn.is_over:
             self._note(turn)
         if turn.loop_thread == threading.get_ident():
             return  # to wait here would hold up all others of the loop
@@ -247,6 +273,20 @@ class ProcessTurns:
                 after_in_child=lambda: self._begin(is_child=True),
             )
 
+        # `signal.signal` looks it up there, so this also finds those who imported that by name.
+        for module, name in ((sys.modules["_signal"], "signal"), (signal, "set_wakeup_fd")):
+            setattr(module, name, self._noting_first(getattr(module, name)))
+
+    def _noting_first(self, handle: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(handle)
+        def note_and_handle(*args: Any, **keywords: Any) -> T:
+            turn = _TURN.get()
+            if turn is not None and threading.current_thread() is not threading.main_thread():
+                turn.wants_main_thread = True
+            return handle(*args, **keywords)
+
+        return note_and_handle
+
     def _waiting_first(self, fork: Callable[[], T]) -> Callable[[], T]:
         @functools.wraps(fork)
         def wait_and_fork() -> T:
@@ -259,6 +299,9 @@ class ProcessTurns:
         # Nearly all events are others: `open`, `import`, `id`.
         if event in _SPAWNS:
             self.starts("spawn")
+
+
+def _no_kind() -> None: ...
 
 
 _TURN: ContextVar[CallTurn | None] = ContextVar("abut_call_turn", default=None)

@@ -9,11 +9,13 @@ import copy
 import inspect
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from abut.concurrency.deadline import Deadline, DeadlineExpired
+from abut.concurrency.forked_call import ForkedCall
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS
@@ -56,6 +58,7 @@ class Scorer:
         self._row_timeout_s = row_timeout_s
         self._said: set[str] = set()
         self._has_imported = False
+        self._in_child = False
         self._slots = asyncio.Semaphore()
 
     async def start(self) -> None:
@@ -96,18 +99,32 @@ class Scorer:
     async def _called(self, given: Any, count: int) -> Any:
         """What the body returned; `_Nothing` where it did not return."""
         async with self._slots:
-            # Where the body changes its row before it fails, the next call needs another one.
-            again = copy.deepcopy(given)
-            turn = self._turn()
-            returned = await self._called_once(given, count, turn)
-            if not turn.may_have_clashed:
-                return returned
-            # Others of it forked meanwhile, and a body may score 0.0 what failed of that.
-            turn = self._turn()
-            return await self._called_once(again, count, turn)
+            while True:
+                # Where the body changes its row before it fails, the next call needs another one.
+                again = copy.deepcopy(given)
+                turn = PROCESS_TURNS.turn(lambda: self._test.function, lambda: self._test.name)
+                returned = await self._called_once(given, count, turn)
+                # A body may score 0.0 what failed only because it ran where it did.
+                if not (self._wants_child(turn) or turn.may_have_clashed):
+                    break
+                given = again
+        if isinstance(returned, _Nothing):
+            self._say_nothing(returned)
+        return returned
 
-    def _turn(self) -> CallTurn:
-        return PROCESS_TURNS.turn(lambda: self._test.function, lambda: self._test.name)
+    def _wants_child(self, turn: CallTurn) -> bool:
+        """Whether the body has set a signal handler, which a thread of this process may not."""
+        if not turn.wants_main_thread or not hasattr(os, "fork"):
+            return False
+        if not self._in_child:
+            self._in_child = True
+            logger.warning(
+                "%s sets a signal handler, as signal.alarm needs, and only a main thread may. So "
+                "its body runs in a forked child process from now on; what it keeps in globals is "
+                "lost",
+                self._test.name,
+            )
+        return True
 
     async def _called_once(self, given: Any, count: int, turn: CallTurn) -> Any:
         deadline = Deadline()
@@ -116,23 +133,27 @@ class Scorer:
             limit_s = self._row_timeout_s * count
             return await deadline.keep(call, limit_s, spared=lambda: turn.waited_s)
         except DeadlineExpired:
-            return self._nothing(f"row_timeout_s={self._row_timeout_s:g} is over", None)
+            return _Nothing(f"row_timeout_s={self._row_timeout_s:g} is over")
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            return self._nothing(text_of(error), error)
+            return _Nothing(text_of(error), error)
         except BaseException as error:  # pytest.skip and pytest.fail are no Exceptions
             if _is_outcome(error):
-                why = f"{type(error).__name__}: {error}"
-                self._say_unscored(type(error).__name__, why)
-                return _Nothing(why, is_fault=False)
-            return self._nothing(text_of(error), error)
+                return _Nothing(f"{type(error).__name__}: {error}", error, is_fault=False)
+            return _Nothing(text_of(error), error)
         finally:
             deadline.close()
             turn.end()  # what was given up forks no more, and keeps nobody from it
 
     async def _call(self, given: Any, turn: CallTurn) -> Any:
         function, kwargs = self._test.function, self._test.kwargs
+        if self._in_child:
+            child = ForkedCall(lambda: _finished(function(given, **kwargs)), turn)
+            try:
+                return await THREADS.ask(child.run)
+            finally:
+                child.kill()
         if inspect.iscoroutinefunction(function):
             return await turn.on_loop(lambda: function(given, **kwargs))
         returned = await THREADS.ask(turn.around(lambda: function(given, **kwargs)))
@@ -149,9 +170,12 @@ class Scorer:
             said = "%s gave no score: %s. Those rollouts have no reward."
             logger.warning(said, self._test.name, why)
 
-    def _nothing(self, why: str, error: BaseException | None) -> "_Nothing":
+    def _say_nothing(self, nothing: "_Nothing") -> None:
+        why, error = nothing.why, nothing.error
         kind = why if error is None else type(error).__name__
-        if kind not in self._said:
+        if not nothing.is_fault:
+            self._say_unscored(kind, why)
+        elif kind not in self._said:
             self._said.add(kind)
             logger.warning(
                 "%s gave no score: %s\n%s\nOthers of its kind are in the debug log; those rollouts "
@@ -162,18 +186,27 @@ class Scorer:
             )
         else:
             logger.debug("%s gave no score: %s", self._test.name, why)
-        return _Nothing(why, is_fault=True)
 
     def _no_row(self, row: Any, kind: str) -> Score:
         why = f"{self._test.name} returned {kind}, not what it was called with"
-        self._nothing(why, None)
+        self._say_nothing(_Nothing(why))
         return Score(None, row, why_not=why, is_fault=True)
 
 
 @dataclass(frozen=True)
 class _Nothing:
     why: str
-    is_fault: bool
+    error: BaseException | None = None
+    is_fault: bool = True
+
+
+def _finished(returned: Any) -> Any:
+    """What an async body gives in the end, where no loop runs."""
+
+    async def wait() -> Any:
+        return await returned
+
+    return asyncio.run(wait()) if inspect.isawaitable(returned) else returned
 
 
 def _is_outcome(error: BaseException) -> bool:

@@ -356,6 +356,8 @@ class LiveEnv:
                     returned = await turn.on_loop(lambda: returned)
             except BaseException as error:
                 raise self._env_raised(method, error) from error
+            finally:
+                turn.end()
             if not awaited:
                 raise EnvError(
                     f"{type(self._env).__name__}.{method} is not async, but step is\n"
