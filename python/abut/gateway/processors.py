@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, text_of
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest
+from abut.gateway.refusal import Refusal, said_to_client
+from abut.gateway.request import ROLES, ChatRequest
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tools.answers import ToolAnswers
@@ -32,10 +32,24 @@ class Shown:
     Attributes:
         processor: it.
         answers: gives what tools say the form that the template takes; None where there are none.
+        joints: by role, what stands in the row between two text parts; None: nothing that would
+            make one string of them.
+        joins: whether the processor takes no parts, and gets them joined by a newline.
     """
 
     processor: PartsProcessor
     answers: ToolAnswers | None
+    joints: Mapping[str, str | None]
+    joins: bool
+
+    @classmethod
+    def of(cls, processor: PartsProcessor, answers: ToolAnswers | None) -> "Shown":
+        """What writes a conversation with this processor."""
+        joints: Mapping[str, str | None] | None = getattr(processor, "text_joints", None)
+        joins = joints is None  # a processor of the user's own
+        return cls(
+            processor, answers, dict.fromkeys(ROLES, "\n") if joints is None else joints, joins
+        )
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
         """Messages that follow a turn, those of tools in the form that the template takes."""
@@ -88,7 +102,7 @@ class Processors:
             param = "tools" if request.tools else "chat_template_kwargs"
             raise Refusal(
                 f"no conversation can be written with these tools and chat_template_kwargs: "
-                f"{error if isinstance(error, AbutError) else text_of(error)}",
+                f"{said_to_client(error) if isinstance(error, AbutError) else text_of(error)}",
                 param=param,
             ) from error
 
@@ -96,6 +110,6 @@ class Processors:
         def make() -> Shown:
             processor = self._make(request.tools, request.template_kwargs)
             answers = ToolAnswers(processor, request.tools) if request.tools else None
-            return Shown(processor, answers)
+            return Shown.of(processor, answers)
 
         return await THREADS.ask(make)
