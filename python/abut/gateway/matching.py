@@ -244,7 +244,9 @@ def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str
         return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
         return None
-    text = text_of(message.get("content"), entry.joints.get("assistant", ""))
+    text = text_of(content := message.get("content"))  # clients cut an answer anywhere
+    if text is not None and text.strip() != entry.text:
+        text = text_of(content, entry.joints.get("assistant", ""))
     if text is None or not _same_reasoning(message, entry):
         return None
     text = text.strip()

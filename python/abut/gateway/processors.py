@@ -8,6 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from abut._native import Tokenizer
@@ -23,6 +24,7 @@ MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], P
 """Makes one of tools and of variables for the template."""
 
 _KEPT = 64
+_NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,24 @@ class Shown:
     Attributes:
         processor: it.
         answers: gives what tools say the form that the template takes; None where there are none.
-        joints: by role, what stands in the row between two text parts; None: nothing that would
-            make one string of them.
-        joins: whether the processor takes no parts, and gets them joined by a newline.
     """
 
     processor: PartsProcessor
     answers: ToolAnswers | None
-    joints: Mapping[str, str | None]
-    joins: bool
 
-    @classmethod
-    def of(cls, processor: PartsProcessor, answers: ToolAnswers | None) -> "Shown":
-        """What writes a conversation with this processor."""
-        joints: Mapping[str, str | None] | None = getattr(processor, "text_joints", None)
-        joins = joints is None  # a processor of the user's own
-        return cls(
-            processor, answers, dict.fromkeys(ROLES, "\n") if joints is None else joints, joins
-        )
+    @cached_property
+    def joins(self) -> bool:
+        """Whether the processor, one of the user's own, gets text parts joined by a newline."""
+        return not hasattr(self.processor, "text_joints")
+
+    @cached_property
+    def joints(self) -> Mapping[str, str | None]:
+        """By role, what stands in the row between two text parts.
+
+        None: what stands there does not make one string of them.
+        """
+        joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
+        return joints
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
         """Messages that follow a turn, those of tools in the form that the template takes."""
@@ -110,6 +112,6 @@ class Processors:
         def make() -> Shown:
             processor = self._make(request.tools, request.template_kwargs)
             answers = ToolAnswers(processor, request.tools) if request.tools else None
-            return Shown.of(processor, answers)
+            return Shown(processor, answers)
 
         return await THREADS.ask(make)
