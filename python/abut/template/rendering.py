@@ -38,7 +38,7 @@ class Rendering:
         in_blocks: the roles whose string contents the template writes only as
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
         veil: hides what the definitions of tools spell of control tokens.
-        in_strings: the roles whose text blocks the template does not write. They are joined.
+        in_strings: the roles of which no probe wrote two text blocks. They are joined.
         joints: by role, what stands between two text blocks in the prompt; None where blocks are
             not written as one string would be.
         has_developer: whether the template writes messages of the role `developer`. They are given
@@ -74,9 +74,10 @@ class Rendering:
                 self.has_developer = as_string or as_block
             if as_block and not as_string:
                 self.in_blocks |= {role}
-            if as_string and not as_blocks:
+            # Llama 3.1 takes a tool's message behind a call alone, and writes a list as JSON.
+            if not as_blocks:
                 self.in_strings |= {role}
-            self.joints[role] = self._joint(role, before, after)
+            self.joints[role] = self._joint(role, before, after) if as_blocks else "\n"
         self.arguments = self._form_of_arguments()
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -192,11 +193,11 @@ class Rendering:
         if message.get("role") == "developer" and not self.has_developer:
             message = {**message, "role": "system"}  # the older name of the same role
         content = message.get("content")
-        if isinstance(content, str) and message.get("role") in self.in_blocks:
-            return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
-            return {**message, "content": "\n".join(texts_of(message))}  # as vLLM does
-        return message
+            content = "\n".join(texts_of(message))  # as vLLM does
+        if isinstance(content, str) and message.get("role") in self.in_blocks:
+            content = [_block(content)]
+        return message if content is message.get("content") else {**message, "content": content}
 
     def _form_of_arguments(self) -> Literal["object", "text"] | None:
         """How arguments must be given; None: as they are.
