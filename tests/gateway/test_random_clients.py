@@ -103,8 +103,8 @@ def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[...
     return lambda message, entry, rewrites: real(*change(message, entry), rewrites)
 
 
-def without_inner_space(content: Any) -> str | None:
-    text = values.text_of(content)
+def without_inner_space(content: Any, joint: str | None = "") -> str | None:
+    text = values.text_of(content, joint)
     return None if text is None else " ".join(text.split())
 
 

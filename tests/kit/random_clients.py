@@ -367,9 +367,10 @@ class Clients(RuleBasedStateMachine):
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
         messages = json.loads(json.dumps(messages))
-        history = History(messages, seen_in(self.session.branches, messages))
+        seen = seen_in(self.session.branches, messages)
         for branch in self.session.branches:
             if branch.frame == frame:
+                history = History(messages, seen, branch.shown.joints)
                 path = [self.node_of[call] for call in branch.calls]
                 found = match(branch.entries, history, REWRITES)
                 wanted, _ = agreed(path, items, self.unanswered(branch))

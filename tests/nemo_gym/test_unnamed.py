@@ -161,7 +161,7 @@ def test_the_true_reason_is_given_where_nothing_fits(
         return 200, {"reward": 0.0, "response": {"output": []}}
 
     (rollout,) = played(stage, asks_something_else, "one?")
-    assert "1 requests without a rollout id were refused" in (rollout.error or "")
+    assert "1 request without a rollout id was refused" in (rollout.error or "")
     assert "1 message from user 'Solve task 7.': the request names no rollout" in rollout.error
     assert "policy_base_url" not in rollout.error
     assert "0 were given to the rollout that has their history, 1 were refused" in caplog.text

@@ -344,3 +344,26 @@ def test_a_user_can_follow_in_every_template() -> None:
     verdicts = {case: processor_of(*case).verdicts()[0] for case in CASES}
     assert [case for case, verdict in verdicts.items() if not verdict.appendable] == []
     assert {verdict.kind for verdict in verdicts.values()} == {"user"}
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_template_writes_the_list_of_parts_itself(name: str, role: str) -> None:
+    processor = processor_of(name, first_mode(name))
+    parts = [{"type": "text", "text": text} for text in ("one", "two")]
+    message = {"role": role, "name": "look", "tool_call_id": "call00000", "content": parts}
+    try:
+        written = text(processor.increment([message]))
+    except TemplateError:
+        with pytest.raises(TemplateError):
+            processor.increment([message | {"content": "one"}])
+        return
+    assert re.search(r"one(\n|\\n)?two", written)
+    assert "text" not in written
+
+
+def test_a_developer_stays_one_where_the_template_has_the_role() -> None:
+    message = {"role": "developer", "content": "Be brief."}
+    assert "developer<|message|>" in text(processor_of("gptoss", "").opening([message]))
+    written = text(processor_of("qwen3", first_mode("qwen3")).opening([message]))
+    assert "<|im_start|>system\nBe brief." in written

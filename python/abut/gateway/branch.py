@@ -71,7 +71,7 @@ class Branch:
             message = history.messages[place]
             if place == len(self.entries) == len(self.known.messages):
                 self.known.learn(place, message, ours=False)
-            self._note(Entry(message, answers=call))
+            self._note(Entry(message, answers=call, joints=self.shown.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
         """What a client said behind the last answer that was found, with the ids of our calls.
@@ -93,7 +93,8 @@ class Branch:
         answer = call.answered.result()
         self.calls.append(call)
         self.own_ids |= answer.own_ids
-        self._note(Entry(answer.message, ours=True, stop=call.request.stop))
+        joints = self.shown.joints
+        self._note(Entry(answer.message, ours=True, stop=call.request.stop, joints=joints))
 
     def _note(self, entry: Entry) -> None:
         self.entries.append(entry)

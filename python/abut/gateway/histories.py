@@ -180,7 +180,7 @@ class Histories:
         for place, message in enumerate(history.messages if levels else ()):
             if not levels[-1]:
                 break
-            forms: list[Hashable] = [("said", history.form(place))]
+            forms: list[Hashable] = [("said", history.coarse(place))]
             is_answer = message.get("role") == "assistant"
             if is_answer:
                 forms += [("ours", form) for form in forms_read(message)]
@@ -198,7 +198,7 @@ class Histories:
 def _forms_of(entry: Entry) -> frozenset[Hashable] | None:
     """The forms in which a message may come back; None where it may not come back at all."""
     if not entry.ours:
-        return frozenset([("said", entry.form)])
+        return frozenset([("said", entry.coarse)])
     if entry.is_empty:
         return None
     return frozenset(("ours", form) for form in forms_returned(entry))

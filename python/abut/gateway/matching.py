@@ -9,7 +9,7 @@ can be switched off. `docs/agents.md` has the table of them.
 import ast
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
@@ -42,6 +42,7 @@ Rewrite: TypeAlias = Literal[
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 
 _NOTHING = Seen()
+_NO_JOINTS: Mapping[str, str | None] = {}
 _NEVER_OURS = ("refusal", "audio", "function_call")
 _CALLS = "\nCalling tools:\n"
 
@@ -56,13 +57,21 @@ class Entry:
     """The stop strings of the request that it answers."""
     answers: CallPlace | None = None
     """The call that a tool's message answers: the place of its entry, and its number there."""
+    joints: Mapping[str, str | None] = field(default_factory=dict)
+    """By role, what stands in the row between two text parts, see `Shown.joints`."""
 
     # Made when a request is first compared with it: most that come back are known or the same.
 
     @cached_property
     def form(self) -> Hashable:
         """Of a message that is not the policy's."""
-        return form_of_message(self.message, has_place=self.answers is not None)
+        joint = self.joints.get(str(self.message.get("role")))
+        return form_of_message(self.message, has_place=self.answers is not None, joint=joint)
+
+    @cached_property
+    def coarse(self) -> Hashable:
+        """Equal where `form` is, in whatever way parts are joined."""
+        return _coarse(self.message)
 
     @cached_property
     def text(self) -> str:
@@ -93,14 +102,21 @@ class Entry:
 class History:
     """The messages of one request, and what each is compared by."""
 
-    def __init__(self, messages: Sequence[Message], seen: Seen = _NOTHING) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        seen: Seen = _NOTHING,
+        joints: Mapping[str, str | None] = _NO_JOINTS,
+    ) -> None:
         """Look at what is new.
 
         Args:
             messages: of the request.
             seen: what of them was seen before.
+            joints: by role, what stands in the row between two text parts, see `Shown.joints`.
         """
         self.messages = messages
+        self._joints = joints
         self._forms: dict[int, Hashable] = {}
         ids = CallIds(seen.ids)
         self._seen = seen
@@ -125,9 +141,15 @@ class History:
         if place not in self._forms:
             message = self.messages[place]
             self._forms[place] = form_of_message(
-                message, has_place=self.answered(place) is not None
+                message,
+                has_place=self.answered(place) is not None,
+                joint=self._joints.get(str(message.get("role"))),
             )
         return self._forms[place]
+
+    def coarse(self, place: int) -> Hashable:
+        """Equal to that of an entry where `form` is, in whatever way parts are joined."""
+        return _coarse(self.messages[place])
 
 
 @dataclass(frozen=True)
@@ -222,7 +244,9 @@ def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str
         return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
         return None
-    text = text_of(message.get("content"))
+    text = text_of(content := message.get("content"))  # clients cut an answer anywhere
+    if text is not None and text.strip() != entry.text:
+        text = text_of(content, entry.joints.get("assistant", ""))
     if text is None or not _same_reasoning(message, entry):
         return None
     text = text.strip()
@@ -251,23 +275,33 @@ def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str
 def forms_returned(entry: Entry) -> Iterator[Hashable]:
     """The forms in which `rewrite_of` may find an answer: it shares one with `forms_read`."""
     text, calls = entry.text, tuple(map(_call_form, calls_of(entry.message)))
-    yield text, calls
+    yield _solid(text), calls
     if calls:
         yield "", calls
-        yield _with_calls(entry), ()
+        yield _solid(_with_calls(entry)), ()
     said = text_of(entry.message.get("content")) or ""
     for stop in entry.stop:
-        yield (said + stop).strip(), calls
+        yield _solid(said + stop), calls
 
 
 def forms_read(message: Message) -> Iterator[Hashable]:
     """The forms in which a message may be an answer, coarser than `rewrite_of`."""
     if (text := text_of(message.get("content"))) is None:
         return
-    text, calls = text.strip(), tuple(map(_call_form, calls_of(message)))
-    yield text, calls
+    calls = tuple(map(_call_form, calls_of(message)))
+    yield _solid(text), calls
     if not calls and _CALLS in text:  # the code of an answer, behind it
-        yield text.rpartition(_CALLS)[0], ()
+        yield _solid(text.rpartition(_CALLS)[0]), ()
+
+
+def _coarse(message: Message) -> Hashable:
+    text = text_of(message.get("content"))
+    return message.get("role"), None if text is None else _solid(text)
+
+
+def _solid(text: str) -> str:
+    """A text without white space: however its parts are joined, it stays the same."""
+    return "".join(text.split())
 
 
 def is_left_out(message: Message) -> bool:

@@ -8,13 +8,14 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, text_of
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest
+from abut.gateway.refusal import Refusal, said_to_client
+from abut.gateway.request import ROLES, ChatRequest
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tools.answers import ToolAnswers
@@ -23,6 +24,7 @@ MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], P
 """Makes one of tools and of variables for the template."""
 
 _KEPT = 64
+_NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,20 @@ class Shown:
 
     processor: PartsProcessor
     answers: ToolAnswers | None
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether the processor, one of the user's own, gets text parts joined by a newline."""
+        return not hasattr(self.processor, "text_joints")
+
+    @cached_property
+    def joints(self) -> Mapping[str, str | None]:
+        """By role, what stands in the row between two text parts.
+
+        None: what stands there does not make one string of them.
+        """
+        joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
+        return joints
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
         """Messages that follow a turn, those of tools in the form that the template takes."""
@@ -88,7 +104,7 @@ class Processors:
             param = "tools" if request.tools else "chat_template_kwargs"
             raise Refusal(
                 f"no conversation can be written with these tools and chat_template_kwargs: "
-                f"{error if isinstance(error, AbutError) else text_of(error)}",
+                f"{said_to_client(error) if isinstance(error, AbutError) else text_of(error)}",
                 param=param,
             ) from error
 

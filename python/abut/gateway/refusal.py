@@ -46,6 +46,21 @@ class Refusal(Exception):
         }
 
 
+def unwritten(error: Exception) -> Refusal:
+    """The template does not write the messages of a request.
+
+    A hint to use another template is left out: a client cannot.
+    """
+    return Refusal(f"the messages cannot be written: {said_to_client(error)}", param="messages")
+
+
+def said_to_client(error: Exception) -> str:
+    """Return what an error says, with no hint that only the owner of the gateway can follow."""
+    why, _, hint = str(error).partition("\nhint: ")
+    hint = hint.partition(", or pass another")[0]
+    return f"{why}\nhint: {hint}" if hint and "ChatTemplateProcessor" not in hint else why
+
+
 def over(why: str, *, reason: StopReason | None = None) -> Refusal:
     """There is no more for this rollout: what SDKs take for the end of the context."""
     text = f"This rollout is at its maximum context length: {why}"

@@ -41,7 +41,8 @@ _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles of messages."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,9 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
         raise Refusal("messages must be a list with a message at least", param="messages")
     for place, message in enumerate(messages[read:], read):
         where = f"messages[{place}]"
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise Refusal(
-                f"{where} must be an object with a role of {', '.join(_ROLES)}", param="messages"
+                f"{where} must be an object with a role of {', '.join(ROLES)}", param="messages"
             )
         content = message.get("content")
         if type(content) is not str:

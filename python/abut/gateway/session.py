@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from abut._native import Tokenizer
@@ -22,9 +23,9 @@ from abut.gateway.matching import History, Match
 from abut.gateway.place import find_place, why_root
 from abut.gateway.policy import Follower, Policy
 from abut.gateway.processors import Shown
-from abut.gateway.refusal import Refusal, ended, over
+from abut.gateway.refusal import Refusal, ended, over, said_to_client, unwritten
 from abut.gateway.request import ChatRequest
-from abut.gateway.shown import shown_messages
+from abut.gateway.shown import shown_messages, why_unwritten
 from abut.gateway.work import work_done
 from abut.messages import Message
 from abut.rollout.rollout import BranchCause, StopReason
@@ -211,7 +212,8 @@ class Session:
 
     async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
         """The branch at whose end the request is answered, with all that it says."""
-        history = History(request.messages, seen_in(self.branches, request.messages))
+        seen = seen_in(self.branches, request.messages)
+        history = History(request.messages, seen, shown.joints)
         place = find_place(self.branches, request.frame, history, self._rewrites)
         if place is None:
             why = why_root(self.branches, request.frame, history, self._rewrites)
@@ -242,7 +244,7 @@ class Session:
             if request.messages[-1]["role"] == "assistant":
                 raise Refusal(
                     "the request ends on an answer, and the template begins no turn behind one: "
-                    f"{error}",
+                    f"{said_to_client(error)}",
                     param="messages",
                 ) from error
             return await self._root(request, shown, history, "template")
@@ -272,11 +274,12 @@ class Session:
         branch = Branch(request.frame, shown, conversation, cause)
         names = {id_: name for other in self.branches for id_, name in other.names.items()}
         ids = {id_ for other in self.branches for id_ in other.names}
-        messages = shown_messages(request.messages, names, ids)
+        messages = shown_messages(request.messages, names, ids, joined=shown.joins)
         try:
             await work_done(False, lambda: conversation.open(messages))
         except (TemplateError, TokenizerError) as error:
-            raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
+            why = partial(why_unwritten, messages, shown.processor, error)
+            raise await work_done(False, why) from error
         branch.say(history)
         self.branches.append(branch)
         return branch
@@ -284,12 +287,13 @@ class Session:
     async def _say(self, branch: Branch, messages: Sequence[Message]) -> None:
         """Write what follows the last turn of a branch."""
         conversation = branch.conversation
-        shown = branch.shown.written(shown_messages(messages, branch.names, branch.own_ids))
+        joined, names, ids = branch.shown.joins, branch.names, branch.own_ids
+        shown = branch.shown.written(shown_messages(messages, names, ids, joined=joined))
         quick = bool(shown) and conversation.is_quick(messages=shown)
         try:
             await work_done(quick, lambda: conversation.reply(shown))
         except TokenizerError as error:
-            raise Refusal(f"the messages cannot be written: {error}", param="messages") from error
+            raise unwritten(error) from error
 
     @staticmethod
     def _note_time(branch: Branch) -> None:

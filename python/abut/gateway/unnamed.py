@@ -7,7 +7,7 @@ until one of the two has moved on.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -203,12 +203,17 @@ def who_goes_on(
         most: so many are enough; None: all.
     """
     history = History(request.messages)
+    exact: dict[Hashable, History] = {}
     fallback: tuple[int, Spot] | None = None
     for level in histories.levels(request.frame, history):
         for spots in ([node.free for node in level], [node.taken for node in level]):
             found: list[Spot] = []
             for spot in itertools.chain.from_iterable(spots):
-                place = find_place([spot.branch], request.frame, history, rewrites)
+                joints = spot.branch.shown.joints
+                key = tuple(joints.items())
+                if (said := exact.get(key)) is None:
+                    said = exact[key] = History(request.messages, joints=joints)
+                place = find_place([spot.branch], request.frame, said, rewrites)
                 turns = 0 if place is None else place.found.turns
                 if turns >= spot.turns:
                     found.append(spot)

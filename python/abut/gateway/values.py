@@ -40,8 +40,13 @@ def _number(value: float) -> Any:
     return value
 
 
-def text_of(content: Any) -> str | None:
-    """The text of a content, parts joined; None where it holds more than text."""
+def text_of(content: Any, joint: str | None = "") -> str | None:
+    """The text of a content, its parts joined; None where it holds more than text.
+
+    Args:
+        content: of a message.
+        joint: stands between two parts; None: several parts are not one text.
+    """
     if isinstance(content, str):
         return content
     if content is None:
@@ -49,7 +54,9 @@ def text_of(content: Any) -> str | None:
     if not isinstance(content, list):
         return None
     texts = [_text_of_part(part) for part in content]
-    return None if None in texts else "".join(texts)  # type: ignore[arg-type]
+    if None in texts or (joint is None and len(texts) > 1):
+        return None
+    return (joint or "").join(texts)  # type: ignore[arg-type]
 
 
 _PART = {"type", "text", "cache_control", "annotations"}
@@ -153,21 +160,22 @@ def call_ids(messages: Iterable[Message]) -> CallIds:
     return ids
 
 
-def form_of_message(message: Message, *, has_place: bool = False) -> Hashable:
+def form_of_message(
+    message: Message, *, has_place: bool = False, joint: str | None = None
+) -> Hashable:
     """The form of a message that is none of the policy's.
 
     Args:
         message: as the client sent it.
         has_place: whether the place of the call that it answers is known, and its id says nothing.
+        joint: stands in the row between two parts of its text; None: parts are no one text.
     """
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
         return (message.get("role"), content)  # nearly all are of this kind
     said = {key: value for key, value in message.items() if value is not None}
     said.pop("cache_control", None)
-    if (text := text_of(content)) is not None and not (
-        isinstance(content, list) and len(content) > 1
-    ):
+    if (text := text_of(content, joint)) is not None:
         said["content"] = text
     calls: tuple[Hashable, ...] = ()
     if said.get("role") == "assistant":

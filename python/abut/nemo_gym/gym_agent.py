@@ -335,13 +335,19 @@ def _is_again(endpoint_id: str) -> bool:
     return read is not None and read.attempt > 0
 
 
+def _requests(count: int) -> str:
+    if count == 1:
+        return "1 request without a rollout id was"
+    return f"{count} requests without a rollout id were"
+
+
 def _unheard(played: PlayedBy, unnamed: Unnamed) -> EnvError:
     error = EnvError(f"agent {played.agent} answered, and no call of it was heard by this gateway")
     hint = "policy_base_url of Gym's configuration must be the gateway's address"
     if unnamed.refused:
         error = EnvError(
             f"agent {played.agent} answered, and this gateway could give no call to its rollout: "
-            f"{unnamed.refused} requests without a rollout id were refused, the last of them "
+            f"{_requests(unnamed.refused)} refused, the last of them "
             f"{unnamed.last}"
         )
         hint = (

@@ -42,8 +42,10 @@ def outcome_of(rollout: Rollout, reply: Reply | None) -> Outcome:
         rollout: as the gateway's ledger has it.
         reply: of its agent; None where none counts.
     """
-    if rollout.failed or reply is None:
+    if rollout.failed:
         return Outcome.FAILED
+    if reply is None:  # its agent raised at an answer that a limit had cut
+        return Outcome.TRUNCATED if rollout.stop_reason in _CUT else Outcome.FAILED
     lines = list(_ledger(rollout))
     if not all(is_told(lines, ids) for ids, _ in reply.calls):
         return Outcome.DRIFT

@@ -56,6 +56,8 @@ class ChatTemplateProcessor:
         close_token_id: the id of the token that ends an answer.
         thinking: how the template writes the thinking of an answer.
         tool_spellings: how often the definitions of its tools spell each control token.
+        text_joints: by role, what stands between two text blocks in the prompt; None where blocks
+            are not written as one string would be.
     """
 
     report: TemplateReport
@@ -99,6 +101,7 @@ class ChatTemplateProcessor:
         options["tools"] = None if tools is None else list(tools)
         self._render = Rendering(hf_tokenizer, options)
         self.tool_spellings = dict(self._render.veil.spelled)
+        self.text_joints = dict(self._render.joints)
         self._increments: dict[str, Increment] = {}
         self._for_all_names: dict[str, Increment | None] = {}
         self._forms: dict[Form, Increment] = {}

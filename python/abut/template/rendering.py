@@ -26,6 +26,7 @@ _SANDBOX = (
     "change no lists; in the template, write `x.ids = x.ids + [id]` for `x.ids.append(id)` and "
     "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one: " + WITH_TEMPLATE
 )
+_WORDS = ("abutWritten", "abutBehind")
 
 
 class Rendering:
@@ -37,7 +38,11 @@ class Rendering:
         in_blocks: the roles whose string contents the template writes only as
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
         veil: hides what the definitions of tools spell of control tokens.
-        in_strings: the roles whose text blocks the template does not write. They are joined.
+        in_strings: the roles of which no probe wrote two text blocks. They are joined.
+        joints: by role, what stands between two text blocks in the prompt; None where blocks are
+            not written as one string would be.
+        has_developer: whether the template writes messages of the role `developer`. They are given
+            to other templates as `system`.
         arguments: the form in which the template takes the arguments of calls, where it takes only
             one: an object, or its JSON text. They are given to it in that form.
     """
@@ -54,18 +59,25 @@ class Rendering:
             self.veil = VeiledTools(self._schemas(), self.control)
         self.in_blocks: frozenset[str] = frozenset()
         self.in_strings: frozenset[str] = frozenset()
+        self.joints: dict[str, str | None] = {}
+        self.has_developer = True
         self.arguments: Literal["object", "text"] | None = None
         for role, before, after in (
             ("user", [], []),
             ("assistant", [user()], []),
             ("system", [], [user()]),
+            ("developer", [], [user()]),
             ("tool", [user(), assistant()], []),
         ):
-            as_string, as_blocks = self._written(role, before, after)
-            if as_blocks and not as_string:
+            as_string, as_block, as_blocks = self._written(role, before, after)
+            if role == "developer":
+                self.has_developer = as_string or as_block
+            if as_block and not as_string:
                 self.in_blocks |= {role}
-            if as_string and not as_blocks:
+            # Llama 3.1 takes a tool's message behind a call alone, and writes a list as JSON.
+            if not as_blocks:
                 self.in_strings |= {role}
+            self.joints[role] = self._joint(role, before, after) if as_blocks else "\n"
         self.arguments = self._form_of_arguments()
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -178,12 +190,14 @@ class Rendering:
     def _in_its_form(self, message: Message) -> Message:
         if self.arguments is not None and message.get("tool_calls"):
             message = with_arguments(message, self.arguments)
+        if message.get("role") == "developer" and not self.has_developer:
+            message = {**message, "role": "system"}  # the older name of the same role
         content = message.get("content")
-        if isinstance(content, str) and message.get("role") in self.in_blocks:
-            return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
-            return {**message, "content": "\n".join(texts_of(message))}  # as vLLM does
-        return message
+            content = "\n".join(texts_of(message))  # as vLLM does
+        if isinstance(content, str) and message.get("role") in self.in_blocks:
+            content = [_block(content)]
+        return message if content is message.get("content") else {**message, "content": content}
 
     def _form_of_arguments(self) -> Literal["object", "text"] | None:
         """How arguments must be given; None: as they are.
@@ -214,20 +228,45 @@ class Rendering:
                 return text
         return None
 
-    def _written(self, role: str, before: list[Message], after: list[Message]) -> tuple[bool, bool]:
-        """Whether the template writes a content that is a string, and one that is blocks.
+    def _written(
+        self, role: str, before: list[Message], after: list[Message]
+    ) -> tuple[bool, bool, bool]:
+        """Whether the template writes a content that is a string, one block, and two blocks.
 
         One that writes the list itself, brackets and keys, knows nothing of blocks.
         """
 
-        def written(content: Any) -> bool:
+        def written(content: Any, *words: str) -> bool:
             try:
                 text = self([*before, {"role": role, "content": content}, *after])
             except TemplateError:
                 return False
-            return "abutWritten" in text and not re.search(r"[\"']text\\?[\"']", text)
+            return all(word in text for word in words) and not re.search(r"[\"']text\\?[\"']", text)
 
-        return written("abutWritten"), written([{"type": "text", "text": "abutWritten"}])
+        first, second = (_block(word) for word in _WORDS)
+        return (
+            written(_WORDS[0], _WORDS[0]),
+            written([first], _WORDS[0]),
+            written([first, second], *_WORDS),
+        )
+
+    def _joint(self, role: str, before: list[Message], after: list[Message]) -> str | None:
+        """What the template writes between two blocks, where that makes one string of them."""
+
+        def written(content: Any) -> str:
+            return self([*before, {"role": role, "content": content}, *after])
+
+        try:
+            text = written([_block(word) for word in _WORDS])
+            joint = text.partition(_WORDS[0])[2].partition(_WORDS[1])[0]
+            is_one_text = not joint.strip() and written(joint.join(_WORDS)) == text
+            return joint if is_one_text else None
+        except TemplateError:
+            return None
+
+
+def _block(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def schema_of(tool: Any) -> Any:

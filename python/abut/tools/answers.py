@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.messages import Message
+from abut.messages import Message, texts_of
 from abut.processor import PartsProcessor
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")
@@ -60,7 +60,8 @@ class ToolAnswers:
         messages = [self._with_id(answer, number) for number, answer in enumerate(answers)]
         if len(messages) == 1 or self._can_write(messages):
             return messages
-        texts = [f"{answer['name']}: {answer['content']}" for answer in answers]
+        said = ["\n".join(texts_of(answer)) for answer in answers]
+        texts = [f"{answer['name']}: {text}" for answer, text in zip(answers, said, strict=True)]
         return [messages[0] | {"content": "\n".join(texts)}]
 
     def _with_id(self, answer: Message, number: int) -> Message:
