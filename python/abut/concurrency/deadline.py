@@ -111,7 +111,7 @@ class SparingTimeout:
         return self._spared()
 
     def expired(self) -> bool:
-        """Whether the limit has ended what ran within."""
+        """True once the limit has ended the code inside."""
         return self._expired
 
     async def __aenter__(self) -> Self:

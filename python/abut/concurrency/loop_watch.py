@@ -53,7 +53,7 @@ class WatchedCall(Generic[T]):
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a call of another kind blocks the loop beyond its own deadline."""
+        """Return whether a call of another kind blocks the loop beyond its own deadline."""
         lost_to = self.watch.lost_to
         return lost_to is not None and lost_to[0].kind is not self.kind
 
@@ -65,7 +65,7 @@ class WatchedCall(Generic[T]):
 
     @property
     def blamed(self) -> str:
-        """What an error adds where another call blocks the loop beyond its own deadline."""
+        """The text that an error adds if another call blocks the loop beyond its own deadline."""
         lost_to = self.watch.lost_to
         if lost_to is None or lost_to[0] is self:
             return ""

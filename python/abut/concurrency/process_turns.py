@@ -55,10 +55,10 @@ class CallTurn:
         self.holds: Start | None = None
         self.is_over = False
         self.wants_main_thread = False
-        """Whether it has set a signal handler, which only the main thread may."""
+        """True if it has set a signal handler, which only the main thread may."""
         self._began_free = False
         self.saw_forks = False
-        """Whether calls of its kind had forked when it ended."""
+        """True if calls of its kind had forked by the time it ended."""
         self.loop_thread: int | None = None
         self._waited_s = 0.0
         self._waits_since: float | None = None
@@ -71,7 +71,7 @@ class CallTurn:
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether calls of its kind forked meanwhile, and it has not waited for them.
+        """True if calls of its kind forked meanwhile and it did not wait for them.
 
         What it fails of then, or scores, need not be its own doing.
         """
@@ -143,7 +143,7 @@ class CallTurn:
 
 
 class ProcessTurns:
-    """Those of this process."""
+    """The turns of all calls in this process."""
 
     def __init__(self) -> None:
         self._begin()
@@ -169,7 +169,7 @@ class ProcessTurns:
         return CallTurn(self, kind, name)
 
     def forks(self, kind: Any) -> bool:
-        """Whether a call of this kind has forked."""
+        """Return whether a call of this kind has forked."""
         try:
             return kind in self._kinds
         except TypeError:  # a factory without a hash: its calls wait where they fork

@@ -242,7 +242,7 @@ class EvalTest:
         return row
 
     def _eval_metadata(self) -> Any:
-        """What `ep logs` says of the test, whose body has not ended."""
+        """The metadata that `ep logs` shows of a test whose body has not ended."""
         from eval_protocol.models import EvalMetadata, Status
 
         p = None if self._test is None else self._test.parameters

@@ -171,7 +171,7 @@ class ProcessorPlayer:
             return await self._loop.ask(lambda: self._routed(row, endpoint))
 
     async def _turns(self) -> bool:
-        """Whether the loop that processors share turns; never again where one has blocked it."""
+        """Return whether the processors' shared loop runs; never again once one has blocked it."""
         if self._blocks:
             return False
         self._loop = loop = self._loop or self._kept.open()

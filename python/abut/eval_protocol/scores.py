@@ -113,7 +113,7 @@ class Scorer:
         return returned
 
     def _wants_child(self, turn: CallTurn) -> bool:
-        """Whether the body has set a signal handler, which a thread of this process may not."""
+        """Return whether the body has set a signal handler, which only a main thread may."""
         if not turn.wants_main_thread or not hasattr(os, "fork"):
             return False
         if not self._in_child:
@@ -201,7 +201,7 @@ class _Nothing:
 
 
 def _finished(returned: Any) -> Any:
-    """What an async body gives in the end, where no loop runs."""
+    """Return the result of an async body, where no loop runs."""
 
     async def wait() -> Any:
         return await returned

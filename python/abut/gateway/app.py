@@ -323,7 +323,7 @@ async def _stream(
 
 
 def _is_small(answer: Answer, chat: ChatRequest) -> bool:
-    """Whether an answer is written quickly enough for the loop."""
+    """Return whether an answer is written quickly enough for the loop."""
     sampled = len(answer.ids)
     tokens = (len(answer.prompt_ids) + sampled if chat.token_ids else 0) + (
         _AS_LOGPROB * sampled if chat.logprobs else 0

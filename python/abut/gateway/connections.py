@@ -33,9 +33,9 @@ class Connection(asyncio.Protocol):
         self.used_by: str | None = None
         """The rollout that used it; None where there was none, or several."""
         self.is_left = False
-        """Whether the only rollout that used it has ended."""
+        """True once the only rollout that used it has ended."""
         self.is_shared = False
-        """Whether several rollouts have used it: their client outlives each of them."""
+        """True if several rollouts have used it: their client outlives each of them."""
         self._connections = connections
         self._state: Literal["head", "request", "idle", "lingers"] = "head"
         self._ticks = 0

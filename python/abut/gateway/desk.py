@@ -54,7 +54,7 @@ class Desk:
         self.sessions: dict[str, Session] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
         self.unnamed = Unnamed(self.rewrites)
-        """Those of them that are asked without their ids."""
+        """The rollouts that are asked without their ids."""
         self.connections = Connections()
         self.bodies = Bodies()
         self.peers: Mapping[int, str] = {}
@@ -67,9 +67,9 @@ class Desk:
         self.judge: Judge | None = None
         """Answers requests that name no rollout and are no rollout's; None: they are refused."""
         self.writing: Writing | None = None
-        """What writes the conversations of the batch; for agents that look at rows before."""
+        """Writes the conversations of the batch, for agents that check rows before it is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
-        """Of the batch that is played."""
+        """The limit of a turn in the batch that is played."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
         if serving is not None:
@@ -177,7 +177,7 @@ class Desk:
             raise
 
     def is_run_key(self, key: str | None) -> bool:
-        """Whether a key opens all rollouts of the run."""
+        """Return whether a key opens all rollouts of the run."""
         return key is not None and self._keys.opens_all(key)
 
     def check_key(self, key: str | None, endpoint_id: str | None) -> None:

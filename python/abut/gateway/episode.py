@@ -123,7 +123,7 @@ class AgentEpisode:
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether another agent, or an environment, blocks its loop for good."""
+        """Return whether another agent, or an environment, blocks its loop for good."""
         return self._watched is not None and self._watched.is_held_up
 
     def where(self) -> str:

@@ -70,7 +70,7 @@ class Spot:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody goes on from there."""
+        """True if nobody goes on from there."""
         return not (self.is_passed or self.claims)
 
 
@@ -166,7 +166,7 @@ class Histories:
     # ---- who has a history
 
     def is_new(self, session: Session) -> bool:
-        """Whether a rollout was asked nothing yet."""
+        """Return whether a rollout was asked nothing yet."""
         return not self._bodies_of[session]
 
     def with_body(self, body: bytes) -> Iterable[Session]:

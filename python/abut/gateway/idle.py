@@ -41,7 +41,7 @@ class IdleRollouts:
 
 
 def said_of(rollout: Rollout) -> dict[str, Any]:
-    """What the end of a rollout is answered with."""
+    """Return the answer to the end of a rollout."""
     return {
         "rollout_id": rollout.rollout_id,
         "reward": rollout.reward,

@@ -305,7 +305,7 @@ def _solid(text: str) -> str:
 
 
 def is_left_out(message: Message) -> bool:
-    """Whether it may be an answer without text and calls, which other clients leave out."""
+    """Return whether it may be an answer without text and calls, which some clients leave out."""
     return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
 
 

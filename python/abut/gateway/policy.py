@@ -12,7 +12,7 @@ from abut.samplers.sampler import Sample, SampleRequest
 
 
 class Follower(Protocol):
-    """What is told of all that happens in a session, on its loop."""
+    """A follower that hears of all that happens in a session, on its loop."""
 
     def asked(self, session: Any, body: bytes) -> None:
         """A request came, with a body that equal ones share."""

@@ -41,7 +41,7 @@ class Shown:
 
     @cached_property
     def joins(self) -> bool:
-        """Whether the processor, one of the user's own, gets text parts joined by a newline."""
+        """True if the processor is the user's own, which gets text parts joined by a newline."""
         return not hasattr(self.processor, "text_joints")
 
     @cached_property
@@ -71,7 +71,7 @@ class Shown:
 
 
 class Writing(NamedTuple):
-    """What writes the conversations of a run: its tokenizer, and processors of its template."""
+    """The tokenizer of a run, and the processors of its template that write conversations."""
 
     tokenizer: Tokenizer
     processors: "Processors"

@@ -34,7 +34,7 @@ def limit_of(session: Session) -> StopReason | None:
 
 
 def _was_cut(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether an answer was cut, and the agent asked nothing since it heard that.
+    """Return whether an answer was cut, and the agent asked nothing since it heard that.
 
     What an agent raises after it went on has another cause. Calls that were asked at the same time
     as the one that was cut don't count: the agent did not know yet.

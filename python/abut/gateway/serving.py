@@ -98,7 +98,7 @@ class Serving:
         self._of_record = {"run_id": self._run_id, "tokenizer": source}
         self._live: dict[str, _Live] = {}
         self._histories = Histories()
-        """Of the rollouts that no client has named."""
+        """The histories of the rollouts that no client has named."""
         self._over: OrderedDict[str, None] = OrderedDict()
         self._idle = IdleRollouts()
         self._numbers = itertools.count()

@@ -85,7 +85,7 @@ def arguments_of(arguments: Any) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Whether a JSON value is nested more deeply than Python's recursion lets us compare."""
+    """Return whether a JSON value is nested too deeply to compare it by Python's recursion."""
     level = [value]
     for _ in range(MOST_DEPTH):
         if not (level := [inner for outer in level for inner in _inside(outer)]):

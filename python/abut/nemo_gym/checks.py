@@ -119,7 +119,7 @@ def models_findings(
 def judge_findings(
     servers: Servers, agents: Iterable[str], *, judge: str | None
 ) -> Iterator[Finding]:
-    """Whether a judge of these agents is the policy that they are to train.
+    """Find judges of these agents that are the policy in training.
 
     Args:
         servers: of the head.

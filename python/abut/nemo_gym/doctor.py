@@ -136,7 +136,7 @@ def doctor(
 
 
 def _template_of(name: str) -> Template:
-    """What writes conversations as training would.
+    """Return tokenizer and processor, which write conversations as training would.
 
     Raises:
         AbutError: nothing can be made of the tokenizer or its template.

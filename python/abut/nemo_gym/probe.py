@@ -156,7 +156,7 @@ async def probe(
 
 
 async def _written(played: PlayedBy, desk: Desk, script: Script) -> list[Finding]:
-    """Whether the run's template writes what was asked: the script was said in the demo's.
+    """Check that the run's template writes what was asked: the script was said in the demo's.
 
     On the loop of the gateway, which its processors belong to.
     """

@@ -128,7 +128,7 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_masked(value: Mapping[str, Any]) -> bool:
-    """Whether a reply says that its reward measures nothing.
+    """Return whether a reply says that its reward measures nothing.
 
     Agents that run a container for each row say so in the copy of their settings that they answer
     with, `instance_config`, and some of them nowhere else.

@@ -122,7 +122,7 @@ def params_of(row: Mapping[str, Any]) -> Any:
 
 
 def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the row begins with, as the messages of a chat; none where it is more than messages."""
+    """Return the row's input as chat messages; none where it is more than messages."""
     said = params_of(row)["input"]
     if isinstance(said, str):
         return [{"role": "user", "content": said}]

@@ -162,7 +162,7 @@ class Engine:
 
     @property
     def budget(self) -> Budget:
-        """What a conversation may have, by the config and by what the sampler can hold."""
+        """The budget of a conversation, by the config and by what the sampler can hold."""
         return budget_of(self.config, getattr(self._sampler, "max_context_tokens", None))
 
     def _batch(

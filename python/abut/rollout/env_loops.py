@@ -26,20 +26,20 @@ _MOVES = (
 
 
 class EnvLoops:
-    """Of one engine. They stand still between batches, and keep what belongs to them."""
+    """The loops of one engine's environments; they stand still between batches, and are kept."""
 
     def __init__(self) -> None:
         # Reentrant: a collection in the middle may end an engine, and with it a loop.
         self._lock = threading.RLock()
         self._shared: WatchedLoop | None = None
         self._others = False
-        """Whether reward functions have used the shared loop, too."""
+        """True if reward functions have used the shared loop, too."""
         self._kinds = WeakSet[Any]()
-        """Those that have used the shared loop."""
+        """The kinds that have used the shared loop."""
         self._agents = WeakSet[Any]()
         self._told = WeakSet[Any]()
         self._own = WeakKeyDictionary[Any, WatchedLoop | None]()
-        """Of each kind that has blocked a loop; None: made when it is needed."""
+        """The loop of each kind that has blocked one; None: made when it is needed."""
         self._lost: list[WatchedLoop] = []
 
     def open(self) -> WatchedLoop:

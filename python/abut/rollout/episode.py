@@ -84,7 +84,7 @@ class Episode:
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether others may be to blame: they forked, or blocked the loop of its environment."""
+        """Return whether others may be to blame: they forked, or blocked its environment's loop."""
         return self._env.may_have_clashed
 
     def spared_s(self) -> float:

@@ -77,9 +77,9 @@ class LiveEnv:
         self._call: asyncio.Future[Any] | None = None
         """The last one on that thread."""
         self._turn: CallTurn | None = None
-        """Of its last call."""
+        """The turn of its last call."""
         self._loop: WatchedLoop | None = None
-        """That of an asynchronous environment, from its reset on."""
+        """The loop of an asynchronous environment, from its reset on."""
         self._stood_before_s = 0.0
         self._watched: WatchedCall[Any] | None = None
         """The last call on that loop."""
@@ -111,12 +111,12 @@ class LiveEnv:
 
     @property
     def held_up_by(self) -> str:
-        """What an error adds where another call blocks its loop for good."""
+        """Return the text that an error adds if another call blocks its loop for good."""
         return "" if self._watched is None else self._watched.blamed
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether its last call need not be to blame for a failure.
+        """Return whether its last call need not be to blame for a failure.
 
         Others of its class forked meanwhile, or another class blocks its loop for good.
         """

@@ -173,7 +173,7 @@ class TransformersSampler:
         return [samples[index] for index in range(len(requests))]
 
     def _together(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
-        """Those that the model can sample beside the first."""
+        """Return the requests that the model can sample beside the first."""
         if len(batch) > 1 and self._batches is None:
             self._try_batches()
         if self._batches is Batches.ONE:

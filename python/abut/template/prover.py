@@ -69,7 +69,7 @@ class Prover:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether the template writes turns that call tools."""
+        """Return whether the template writes turns that call tools."""
         return self._calling is not None
 
     def prove(self, masked: Masked) -> Increment:
@@ -287,7 +287,7 @@ def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
 
 
 def _ends_on(tail: str, first: str, marker: str, new: Sequence[Message]) -> bool:
-    """Whether `tail` is `first` up to behind the new messages, and the text is written there.
+    """Return whether `tail` is `first` up to the end of the new messages, with the text there.
 
     Unsloth's Gemma 4 ends the turn behind that text, and goes on with it where there is none.
     """

@@ -215,7 +215,7 @@ class Rendering:
         return None if is_python else "object"
 
     def _with_call(self, arguments: Any) -> str | None:
-        """What the template writes of a call; None where it does not write its arguments."""
+        """Return the text of a call; None if the template does not write its arguments."""
         function = {"name": "abutCalled", "arguments": arguments}
         calls = [{"id": "abutCall0", "type": "function", "function": function}]
         for content in ("", None, "abutBeside"):
@@ -231,7 +231,7 @@ class Rendering:
     def _written(
         self, role: str, before: list[Message], after: list[Message]
     ) -> tuple[bool, bool, bool]:
-        """Whether the template writes a content that is a string, one block, and two blocks.
+        """Try whether the template writes a content that is a string, one block, and two blocks.
 
         One that writes the list itself, brackets and keys, knows nothing of blocks.
         """
@@ -251,7 +251,7 @@ class Rendering:
         )
 
     def _joint(self, role: str, before: list[Message], after: list[Message]) -> str | None:
-        """What the template writes between two blocks, where that makes one string of them."""
+        """The text between two blocks, if the template makes one string of them."""
 
         def written(content: Any) -> str:
             return self([*before, {"role": role, "content": content}, *after])

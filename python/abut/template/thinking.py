@@ -137,7 +137,7 @@ class ThinkingFormat:
         return "\n\n".join(filter(None, reasoning)), "".join(actions)
 
     def _body(self, message: str, opening: str) -> str:
-        """What a message says; a policy may forget the token that ends the header."""
+        """Return the text of a message; a policy may forget the token that ends the header."""
         _, ended, body = message.partition(self._mark)
         return body if ended else message.removeprefix(opening.removesuffix(self._mark)).lstrip(" ")
 

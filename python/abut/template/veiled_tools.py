@@ -37,7 +37,7 @@ class VeiledTools:
         self._words = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
 
     def __bool__(self) -> bool:
-        """Whether anything is veiled."""
+        """True if anything is veiled."""
         return bool(self._texts)
 
     def typed(self, parts: Sequence[Part]) -> list[Part]:
@@ -75,7 +75,7 @@ class VeiledTools:
 
 
 def _edges(tokens: Sequence[str]) -> "tuple[re.Pattern[str], re.Pattern[str]]":
-    """What ends a token at the beginning of a text, and what begins one at the end of a text.
+    """Return patterns for a text's beginning that ends a token, and its end that begins one.
 
     Letters and digits alone are left: templates read words such as `string`.
     """

@@ -100,7 +100,7 @@ class CallForm:
     """What may stand directly before calls and is no text: the close of the text before them, or
     the header of a message of their own."""
     text_open: str = ""
-    """What opens the text before calls, and no other text (Llama 4's <|python_start|>)."""
+    """The tag that opens the text before calls, and no other text (Llama 4's <|python_start|>)."""
     control: frozenset[str] = field(default=frozenset())
     """The control tokens of the tokenizer. Where they stand directly before calls, or behind the
     last up to the end, they are no text, and calls that no tag begins may begin behind one."""

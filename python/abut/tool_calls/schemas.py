@@ -43,7 +43,7 @@ class ToolSchema:
         self._roots = [parameters, *roots]
 
     def __contains__(self, name: str) -> bool:
-        """Whether the schema names this parameter."""
+        """Return whether the schema names this parameter."""
 
         def named(node: Mapping[str, Any]) -> Verdict:
             return True if name in _dict(node.get("properties")) else None
@@ -69,7 +69,7 @@ class ToolSchema:
         return text
 
     def _takes(self, name: str, value: Any, *, exact: bool = True) -> Verdict:
-        """Whether the parameter takes the value; without `exact`, one of the type of an enum's."""
+        """Judge whether the parameter takes the value; without `exact`, one of an enum's type."""
 
         def of_value(node: Mapping[str, Any]) -> Verdict:
             return _has_type(value, node, exact)
@@ -86,7 +86,7 @@ class ToolSchema:
         *,
         is_silence_ignored: bool = False,
     ) -> Verdict:
-        """What `judge` says of a schema and all that the schema is composed of.
+        """Apply `judge` to a schema and to all that the schema is composed of.
 
         Args:
             schema: it may hold itself; each part is judged once.
@@ -145,7 +145,7 @@ class ToolSchema:
         return [self._found(name) for name in references if isinstance(name, str)]
 
     def _found(self, reference: str) -> Any:
-        """What a `$ref` points at; None where it leads nowhere, or out of this tool."""
+        """Return what a `$ref` points at; None if it leads nowhere, or out of this tool."""
         for root in self._roots:
             if reference == "#" or reference.startswith("#/"):
                 found = _pointed_at(root, reference)

@@ -44,7 +44,7 @@ def spoken_messages(
 def _taken_apart(
     processor: PartsProcessor, parse: Parse, content: str
 ) -> tuple[Message, list[tuple[ToolCall, dict[str, Any]]]]:
-    """What one turn says, and its calls beside what stands for them."""
+    """Return the message of one turn, and each of its calls with its entry in that message."""
     thinking, action = processor.parse_agent_output(content)
     parsed = parse(action)
     calls: list[tuple[ToolCall, dict[str, Any]]] = []

@@ -94,7 +94,7 @@ class ToolCounts:
     calls: int = 0
     """Well-formed ones, also of names that are no tool."""
     failures: int = 0
-    """Those that were answered by an error."""
+    """The calls that were answered by an error."""
 
 
 class ToolFaults:
@@ -125,7 +125,7 @@ JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown
 
 
 class _ErrorText(str):
-    """What the policy is told of an exception; the loop counts it, not the tool's thread."""
+    """Return the answer to an exception; the loop counts it, not the tool's thread."""
 
     __slots__ = ()
 

@@ -21,7 +21,7 @@ _WRAPPED = "__abut_columns__"
 
 
 def has_tools(kinds: Iterable[Any]) -> bool:
-    """Whether any of these environments has functions that the policy calls."""
+    """Return whether any of these environments has functions that the policy calls."""
     return any(isinstance(kind, ToolEnv | EnvironmentFactory) for kind in kinds)
 
 

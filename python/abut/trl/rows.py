@@ -73,7 +73,7 @@ def rows_of(
 
 
 def is_measured(rollout: Rollout) -> bool:
-    """Whether reward functions may score it; `RolloutConfig(on_failure="zero")` scores failures."""
+    """Return whether functions may score it; `RolloutConfig(on_failure="zero")` scores failures."""
     sampled = rollout.columns is not None and rollout.sampled_tokens > 0
     if rollout.failed:
         return rollout.reward is not None
@@ -99,7 +99,7 @@ def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Me
 
 
 def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
-    """What was said before the policy's first turn, and from there on."""
+    """Return the messages before the policy's first turn, and those from there on."""
     messages = rollout.messages
     spoken = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
     turns = sum(turn.end > turn.start for turn in rollout.turns)

@@ -46,7 +46,7 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
 
 
 def _shows(messages: Sequence[Message], prompt: str) -> bool:
-    """Whether any line of a prompt stands in what was said before the policy spoke."""
+    """Return whether any line of a prompt stands in what was said before the policy spoke."""
     opening: list[str] = []
     for message in messages:
         if message.get("role") == "assistant":
