@@ -142,6 +142,7 @@ def test_a_rollout_is_masked_wherever_its_reply_says_so(
     (rollout,) = Scene(stage, a=answers((200, {"reward": 0.0, **more}))).play()
     assert outcomes([rollout]) == ["masked" if reward is None else "ok"]
     assert rollout.reward == reward
+    assert rollout.measured is (reward is not None)
 
 
 def test_on_failure_says_what_a_failed_rollout_has(stage: Any) -> None:
@@ -396,6 +397,26 @@ def test_a_deadline_ends_a_rollout_with_what_there_is(stage: Any) -> None:
     assert outcomes([rollout]) == ["truncated"]
     assert rollout.reward == 0.25
     assert rollout.stop_reason == "max_completion_tokens"
+    check_tree(rollout, scene.sampler.calls)
+
+
+def test_a_rollout_that_a_limit_ended_stays_measured_without_a_reply(stage: Any) -> None:
+    """A reward function may score it: the tokens are the policy's, and the limit is ours."""
+
+    async def raises(policy: Policy, body: dict[str, Any]) -> Answer:
+        said: list[Any] = list(USER)
+        while True:
+            status, answer = await policy.post({"model": "policy", "messages": said})
+            if status != 200:
+                return 500, "no answer to parse"
+            said += [answer["choices"][0]["message"], *USER]
+
+    scene = Scene(stage, a=raises)
+    (rollout,) = scene.play(completion=200, retries=3)
+    assert outcomes([rollout]) == ["truncated"]
+    assert (rollout.failed, rollout.attempts, rollout.reward) == (False, 1, None)
+    assert rollout.stop_reason == "max_completion_tokens"
+    assert rollout.measured is True
     check_tree(rollout, scene.sampler.calls)
 
 
