@@ -63,7 +63,7 @@ def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
     scored = outcome in (Outcome.OK, Outcome.TRUNCATED)
     if not (scored or rollout.failed):  # what one that failed has is RolloutConfig.on_failure's
         rollout.reward = None
-        rollout.measured = reply is None  # a limit cut it; masked and drifted ones measure nothing
+        rollout.measured = False
         for turn in rollout.turns:
             turn.reward = None
     components = reply.components if reply is not None and scored else {}
