@@ -19,7 +19,7 @@ from abut.envs.task import RolloutTask  # noqa: E402
 from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.template.processor import ChatTemplateProcessor  # noqa: E402
 from abut.tools.environment_factory import makes_environment_for_trl  # noqa: E402
-from abut.trl import from_environment_factory, make_rollout_func  # noqa: E402
+from abut.trl import from_environment_factory, make_rollout_func, scored_only  # noqa: E402
 from example_run import CPU  # noqa: E402
 from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done  # noqa: E402
 from template_kit import CHATML, SHOWN  # noqa: E402
@@ -97,15 +97,34 @@ TURNS = {
     0: ["I do not know."],
 }
 
+THINKING = {
+    42: [
+        "<think>\nHigher than 40?\n\nPerhaps.\n</think>\n\nLet me see.\n" + guessed(50),
+        "<think>\nLower.\n</think>\n\n" + guessed(41) + "\n" + call("look"),
+        "<think>\n\n</think>\n\n" + guessed(42),
+        "<think>\nRight.\n</think>\n\nIt is 42.",
+    ],
+    7: [
+        "<think> Nine? </think>" + guessed(9),
+        '<think>\nNo.\n</think>\n\n<tool_call>\n{"name": "guess", "arguments": }\n</tool_call>',
+    ],
+    0: ["<think>\n\n  Hm.  \n\n</think>\n\n\n  I do not know.  \n"],
+}
+
 
 class Both:
     """One batch of `GRPOTrainer`, with TRL's own loop and with ours, on the same words."""
 
     def __init__(self, tokenizer: Any, model: Any, folder: Path, guess: Any) -> None:
         self.tokenizer, self.model, self.folder, self.guess = tokenizer, model, folder, guess
+        self.thinking = False
+        self.say(TURNS)
+
+    def say(self, turns: dict[int, list[str]]) -> None:
+        """Have the policy say other words in the turns of each row."""
         self.ids = {
-            secret: [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts]
-            for secret, texts in TURNS.items()
+            secret: [[*self.tokenizer.encode(text), self.tokenizer.eos_token_id] for text in texts]
+            for secret, texts in turns.items()
         }
 
     def spoken(self, prompt_ids: Any) -> list[int]:
@@ -135,7 +154,7 @@ class Both:
                 num_generations=2,
                 max_completion_length=512,
                 shuffle_dataset=False,
-                chat_template_kwargs={"enable_thinking": False},
+                chat_template_kwargs={"enable_thinking": self.thinking},
                 **CPU,
             ),
             processing_class=tokenizer,
@@ -236,6 +255,27 @@ def test_the_same_words_give_the_rows_of_trls_own_loop(both: Both) -> None:
     assert sum(errors in text for text in texts) == 2
     assert {type(environment).__name__ for environment in seen} == {"Guess"}
     assert len(seen) == 6
+
+
+def test_the_same_thoughts_give_the_completions_of_trls_own_loop(both: Both) -> None:
+    both.thinking = True
+    both.say(THINKING)
+    theirs = both.play(columns=True, environment_factory=both.guess)
+
+    said: list[Any] = []
+
+    @scored_only
+    def reward_func(completions: Any, **kwargs: Any) -> Any:
+        said.extend(completions)
+        return [0.0] * len(completions)
+
+    sampler = Batched(lambda request: both.spoken(request.prompt_ids))
+    rollout_func = make_rollout_func(both.guess, sampler=sampler)
+    ours = both.play(columns=False, rollout_func=rollout_func, reward_funcs=reward_func)
+
+    assert said == theirs.generated[3]
+    assert ours.completion_ids == theirs.completion_ids
+    assert said[0][0]["reasoning_content"] == "Higher than 40?\n\nPerhaps."
 
 
 def test_methods_of_one_environment_run_one_at_a_time_in_the_order_of_the_calls(

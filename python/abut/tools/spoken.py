@@ -51,8 +51,10 @@ def _taken_apart(
     for call in parsed.calls:
         function = {"name": call.name, "arguments": container_copy(call.arguments)}
         calls.append((call, {"type": "function", "function": function}))
-    # Where nothing was called, what is malformed is text, as it is to TRL.
-    said: Message = {"content": parsed.content if calls else str(action)}
+    # TRL parses a turn as a whole: if no call of it can be read, it is text, thinking included.
+    if parsed.malformed and not calls:
+        return {"content": content}, []
+    said: Message = {"content": str(parsed.content).strip()}
     if thinking.strip():
         said["reasoning_content"] = thinking.strip()
     if calls:
