@@ -1,5 +1,6 @@
 """Agents behind the gateway: what they say becomes one row, exact to the token."""
 
+import signal
 import threading
 from typing import Any
 
@@ -193,6 +194,19 @@ def test_an_agent_that_raises_costs_its_rollout(stage: Stage) -> None:
     assert (bad.attempts, bad.reward, good.error) == (2, None, None)
     assert "breaks raised ValueError: broken (after 1 calls)" in (bad.error or "")
     assert "raise ValueError" in bad.attempt_tracebacks[-1]
+
+
+def test_an_agent_that_asks_for_signals_is_told_what_bounds_it(stage: Stage) -> None:
+    @agent
+    def alarmed(endpoint: Any) -> float:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        raise AssertionError
+
+    played = play_agents(stage, alarmed, max_failed_frac=1.0, retries=0)
+    assert (played.one.error or "").endswith(
+        "hint: an agent does not run on the main thread, so it gets no signals; "
+        "RolloutConfig.rollout_timeout_s bounds a rollout"
+    )
 
 
 def test_an_agent_that_raises_at_its_budget_keeps_its_row(stage: Stage) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import json
+import logging
+import signal
 import sqlite3
 import threading
 import time
@@ -473,6 +475,28 @@ def play(hf_tokenizer: Any, tokenizer: Any) -> Any:
 
 def user(content: str, **keys: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **keys}
+
+
+def test_a_class_that_asks_for_signals_is_told_what_bounds_it(
+    play: Any, guess: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Alarmed(guess):
+        def guess(self, number: int) -> str:
+            """Set an alarm.
+
+            Args:
+                number: Your guess.
+            """
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            raise AssertionError
+
+    with caplog.at_level(logging.WARNING):
+        play(from_environment_factory(Alarmed, format="hermes"), guessed(5), "done")
+    (record,) = [r for r in caplog.records if r.name == "abut.tools.toolbox"]
+    assert record.getMessage().endswith(
+        "hint: a tool does not run on the main thread, so it gets no signals; "
+        "abut.trl.from_environment_factory(timeout_s=…) bounds the calls of a turn"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ _SET = {
 }
 """What to do about an attribute that an environment lacks."""
 
+ENV = ("an environment", "RolloutConfig.reset_timeout_s bounds a reset, step_timeout_s a step")
+AGENT = ("an agent", "RolloutConfig.rollout_timeout_s bounds a rollout")
+"""Who runs the user's code, and which setting does what a SIGALRM in that code was to do."""
+
 
 def is_pool(env: Any) -> bool:
     """Whether it lends environments; the class of a pool does not."""
@@ -40,19 +44,19 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
     return _with_methods(env, f"{name}()")
 
 
-def raised_by_env(what: str, error: BaseException) -> EnvError:
+def raised_by_env(what: str, error: BaseException, *, runs: tuple[str, str] = ENV) -> EnvError:
     """What says that a call of an environment failed; one that says it already, as it is."""
     if isinstance(error, EnvError):
         error.trace = error.trace or trace_of(error)
         return error
-    hint = no_signals_hint(error, "an environment", "step_timeout_s bounds a step")
+    hint = no_signals_hint(error, *runs)
     return placed(EnvError(f"{what} raised {text_of(error)}{hint}"), trace_of(error))
 
 
 def no_signals_hint(error: BaseException, who: str, cure: str) -> str:
     """Return the hint for code that asks for SIGALRM, which only the main thread gets; else ""."""
     if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
-        return f"\nhint: {who} runs on a thread of its own, where there are no signals; {cure}"
+        return f"\nhint: {who} does not run on the main thread, so it gets no signals; {cure}"
     return ""
 
 

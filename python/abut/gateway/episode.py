@@ -21,7 +21,7 @@ from abut.agents import (
 from abut.concurrency.deadline import SparingTimeout
 from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, DaemonThread
-from abut.envs.foreign import is_pool, lent_by, placed, raised_by_env, stands_at
+from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, stands_at
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
@@ -170,7 +170,7 @@ class AgentEpisode:
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
 
     def _raised(self, error: BaseException) -> EnvError:
-        raised = raised_by_env(self._name, error)
+        raised = raised_by_env(self._name, error, runs=AGENT)
         if not self.session.calls:
             return raised
         text, hint, rest = str(raised).partition("\nhint: ")

@@ -8,7 +8,7 @@ from typing import Any
 from abut.agents import Agent, AgentResult, kind_of, name_of, result_of
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import place_of, raised_by_env
+from abut.envs.foreign import AGENT, place_of, raised_by_env
 from abut.envs.task import RolloutTask
 from abut.errors import TemplateError
 from abut.gateway.batch_policy import Shared
@@ -146,7 +146,7 @@ class PlayedAgent(OwnLoop):
             loop = batch.env_loop.of(kind, self.__name__, is_agent=True)
             await loop.ask(call)
         except Exception as error:
-            raise raised_by_env(f"{self.__name__}.{what}", error) from error
+            raise raised_by_env(f"{self.__name__}.{what}", error, runs=AGENT) from error
 
     def _processor(
         self, tools: Sequence[Any] | None, variables: Mapping[str, Any]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from abut.agents import Endpoint, FunctionAgent, name_of, place_of_agent, result_of
 from abut.concurrency.loop import KeptLoop
-from abut.envs.foreign import placed, raised_by_env
+from abut.envs.foreign import AGENT, placed, raised_by_env
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of
@@ -44,7 +44,7 @@ class AgentHost(ActorHost):
         except UnplayableRow as error:
             return Failed(str(error), "", is_row=True)
         except BaseException as error:  # of the agent
-            raised = raised_by_env(name_of(self.made), error)
+            raised = raised_by_env(name_of(self.made), error, runs=AGENT)
             return Failed(
                 f"{raised}{_unreached(endpoint)}",
                 raised.trace,

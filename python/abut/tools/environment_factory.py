@@ -150,7 +150,8 @@ class EnvironmentFactory:
     def bind(self, processor: PartsProcessor) -> BoundSource:
         """Return what makes environments for tasks."""
         parse = call_parser(processor, self.format, self.tools)
-        answers, faults = ToolAnswers(processor, self.tools), ToolFaults()
+        answers = ToolAnswers(processor, self.tools)
+        faults = ToolFaults("abut.trl.from_environment_factory")
 
         name = getattr(self.make, "__name__", repr(self.make))
 

@@ -86,7 +86,7 @@ class ToolEnv:
     def bind(self, processor: PartsProcessor) -> BoundSource:
         """Return what makes environments for tasks."""
         parse = call_parser(processor, self.format, self.tools)
-        answers, faults = ToolAnswers(processor, self.tools), ToolFaults()
+        answers, faults = ToolAnswers(processor, self.tools), ToolFaults("abut.tool_env")
 
         def make(task: RolloutTask) -> ToolEpisode:
             toolbox = Toolbox(self.functions, parse, answers, self.rules, faults)

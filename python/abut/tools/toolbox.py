@@ -100,7 +100,9 @@ class ToolCounts:
 class ToolFaults:
     """Logs the first exception of each tool, which otherwise only the policy would read."""
 
-    def __init__(self) -> None:
+    def __init__(self, maker: str) -> None:
+        """`maker` is the function whose `timeout_s` bounds the calls: what a hint names."""
+        self._maker = maker
         self._told: set[str] = set()
 
     def note(self, name: str, error: BaseException) -> None:
@@ -108,7 +110,8 @@ class ToolFaults:
         if name in self._told:
             return
         self._told.add(name)
-        hint = no_signals_hint(error, "a tool", "tool_env(timeout_s=…) bounds the calls of a turn")
+        cure = f"{self._maker}(timeout_s=…) bounds the calls of a turn"
+        hint = no_signals_hint(error, "a tool", cure)
         logger.warning(
             "the tool %s raised %s\n%s\nThe policy is told, and no later exception of %s is "
             "logged%s",
