@@ -68,8 +68,8 @@ class AgentResult:
 
     Attributes:
         reward: None is no score.
-        extras: more columns for reward functions, None for rollouts that have them not. Of those
-            whose name has a slash, `env_reward` logs the mean.
+        extras: more columns for reward functions; a rollout without one of them has None there.
+            If a name has a slash, abut logs the mean of its column.
         messages: the conversation as the agent tells it; None: as the gateway heard it.
         measured: False says that nothing was measured, so no reward function may score the rollout
             (`abut.trl.scored_only`). A reward of None alone leaves it to the other functions.
