@@ -277,7 +277,7 @@ def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
             if method == "step" and env is not None:
                 hint += (
                     "; a factory of environments for TRL's environment_factory needs "
-                    "abut.tools.environment_factory.from_environment_factory(factory)"
+                    "abut.trl.from_environment_factory(factory)"
                 )
             raise EnvError(
                 f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
