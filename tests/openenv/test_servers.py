@@ -186,6 +186,17 @@ def test_an_app_that_cannot_start_is_named_with_its_log(stage: Stage, folder: Pa
     assert lines[-1] == "  ModuleNotFoundError: No module named 'nothing'"
 
 
+def test_an_environment_that_cannot_be_made_here_is_named_with_the_log(
+    stage: Stage, folder: Path
+) -> None:
+    with OpenEnv(Serve("apps:broken", cwd=folder, start_timeout_s=3600)) as openenv:
+        (rollout,) = play(stage, openenv, retries=0)
+    said, then, *log = (rollout.error or "").splitlines()
+    assert said.endswith(" made no environment, FACTORY_ERROR: Failed to create environment")
+    assert then == "the end of the server's log:"
+    assert "  starting" in log
+
+
 def test_an_app_that_never_answers_is_named_and_ended(stage: Stage, folder: Path) -> None:
     (folder / "apps.py").write_text(
         "import os, time; print(os.getpid(), flush=True); time.sleep(999)"

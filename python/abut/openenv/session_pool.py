@@ -160,10 +160,10 @@ class SessionPool:
                 limits=self._limits,
             )
         except FactoryError as error:
-            if (log := server.host.log()) is None:
-                raise
-            said, _, _ = str(error).partition("\nhint: ")
-            raise FactoryError(f"{said}\nthe end of the server's log:\n{log}") from error
+            said, _, hint = str(error).partition("\nhint: ")
+            log = server.host.log()  # of a server that was started here, which nobody else has
+            more = f"hint: {hint}" if log is None else f"the end of the server's log:\n{log}"
+            raise EnvError(f"{said}\n{more}") from error
         self._server_of[session] = server
         return session
 

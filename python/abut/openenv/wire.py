@@ -118,7 +118,7 @@ class Session:
             return self._observation("step", await self._request("step", dict(action)))
         except ExecutionError as error:
             if not tell_errors:
-                raise
+                raise EnvError(str(error)) from error
             self._in_order = True
             raise ToldError(error.said) from error
 
