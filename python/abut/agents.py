@@ -64,7 +64,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What an agent says of its rollout.
+    """The result of an agent's rollout.
 
     Attributes:
         reward: None is no score.
@@ -108,7 +108,7 @@ class Agent(Protocol):
 
 
 class FunctionAgent:
-    """What `@agent` makes of a function.
+    """An agent that `@agent` makes of a function.
 
     Attributes:
         function: it.
@@ -178,12 +178,12 @@ def agent(function: AgentFunction) -> FunctionAgent:
 
 
 def is_agent(env: Any) -> bool:
-    """Whether it owns its loop; the class of an agent does not."""
+    """Return whether it is an agent; the class of an agent is not."""
     return isinstance(env, Agent) and not inspect.isclass(env)
 
 
 def name_of(agent: Agent) -> str:
-    """What errors call it."""
+    """Return the name of an agent in errors."""
     return getattr(agent, "__name__", type(agent).__name__)
 
 

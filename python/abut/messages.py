@@ -1,4 +1,4 @@
-"""What is read of messages, and copies of them.
+"""Reading messages, and copying them.
 
 Datasets, environments and the policy put into messages what they like, and reward functions change
 them: nobody's object gets into another's hands.
@@ -21,7 +21,7 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
 
 
 def is_text(content: Any) -> bool:
-    """Whether a content is text: a string, or a list of text blocks."""
+    """Return whether a content is text: a string, or a list of text blocks."""
     if isinstance(content, str):
         return True
     return isinstance(content, list) and all(

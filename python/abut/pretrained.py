@@ -1,4 +1,4 @@
-"""What comes with a pretrained model: its tokenizer, its `tokenizer.json`, its stop tokens."""
+"""The files of a pretrained model: its tokenizer, its `tokenizer.json`, its stop tokens."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
 
 
 def is_tokenizer_file(source: str | os.PathLike[str]) -> bool:
-    """Whether this names a lone tokenizer.json, not a model or its folder."""
+    """Return whether this names a lone tokenizer.json, not a model or its folder."""
     return Path(source).is_file() or Path(source).suffix == ".json"
 
 

@@ -136,8 +136,14 @@ class CallTurn:
     def end(self) -> None:
         """Give back what it holds; also where nobody waits for it any more."""
         self._turns.end(self)
-        # Its owner has the turn, and the turn asks its owner: that circle would keep an
-        # environment, and its thread, until the garbage collector finds it.
+        self.forget_owner()
+
+    def forget_owner(self) -> None:
+        """Ask the owner of the call no more; also before a call that hangs is over.
+
+        The owner has the turn, and the turn asks the owner: that circle would keep an environment,
+        and its thread, until the garbage collector finds it.
+        """
         kind, name = self.kind(), self.name()
         self.kind, self.name = (lambda: kind), (lambda: name)
 

@@ -18,7 +18,7 @@ from abut.envs.env import LoopBound, Reply
 from abut.errors import EnvError, InvalidAction
 from abut.messages import Message
 from abut.openenv.shared import Shared
-from abut.openenv.text import Texts, sees_observation
+from abut.openenv.text import Texts
 from abut.openenv.wire import Observation, Session, ToldError
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class OpenEnvEpisode(LoopBound):
         act: Callable[..., Any] = self._texts.act
         if self._shared.rules.act is None:
             frames = act(action)
-        elif sees_observation(act):
+        elif self._texts.act_sees:
             frames = await THREADS.ask(partial(act, action, self._observation))
         else:
             frames = await THREADS.ask(partial(act, action))

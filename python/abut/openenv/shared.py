@@ -20,7 +20,14 @@ from abut.envs.env import Reply
 from abut.errors import EnvError, InvalidAction
 from abut.http import http_get
 from abut.openenv.session_pool import SessionPool
-from abut.openenv.text import Act, Observe, Texts, act_by_schema, observe_by_schema
+from abut.openenv.text import (
+    Act,
+    Observe,
+    Texts,
+    act_by_schema,
+    observe_by_schema,
+    sees_observation,
+)
 from abut.openenv.wire import Observation, Session
 
 logger = logging.getLogger(__name__)
@@ -122,7 +129,7 @@ class Shared:
             act = act or act_by_schema(schema, session.url)
         if history == "auto" and not repeats:
             history = "new"
-        return Texts(observe, act, history)
+        return Texts(observe, act, history, act_sees=sees_observation(act))
 
 
 async def _schema(session: Session, max_message_bytes: int) -> Any:

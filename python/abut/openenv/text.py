@@ -31,6 +31,8 @@ class Texts:
     act: Act
     history: Literal["auto", "repeated", "new"]
     """"auto": cut off what is repeated, where it is."""
+    act_sees: bool = False
+    """Whether `act` gets the observation that the text answers, too."""
 
 
 def sees_observation(act: Act) -> bool:

@@ -247,9 +247,7 @@ class LiveEnv:
             self._batch.release(self._claimed)
             env = self._env
         if self._turn is not None:
-            # Its turn would keep a lent environment, and thereby its thread, until a collection.
-            kind, name = self._kind(), self.name
-            self._turn.kind, self._turn.name = lambda: kind, lambda: name
+            self._turn.forget_owner()
         if self._thread is not None:
             hangs = self._call is not None and self._call.cancelled()
             self._batch.closing.on_thread(self._thread, env, keep=self._keeps_thread, hangs=hangs)
