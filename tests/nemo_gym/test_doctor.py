@@ -236,6 +236,12 @@ async def elsewhere(policy: Policy, body: dict[str, Any]) -> Answer:
     return 200, {"reward": 1.0}
 
 
+@probes("error", "could give no call to its rollout: 1 request without a rollout id was refused")
+async def names_nothing_known(policy: Policy, body: dict[str, Any]) -> Answer:
+    await policy.judge("Something else.")
+    return 200, {"reward": 1.0}
+
+
 @probes("error", "failed after 1 calls: agent a answered 500: boom")
 async def verify_fails(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.ask(USER, temperature=1.0, top_p=1.0)
@@ -281,6 +287,31 @@ def test_what_a_probe_rollout_finds(
     found_level, what, hint = wrong(found(FakeGym({"a": run}, base_url=address, key=KEY), path))
     assert (found_level, said in what) == (level, True), what
     assert hint or "boom" in what
+
+
+def test_agents_that_name_no_rollout_are_known_by_their_history(address: str) -> None:
+    """As in training; each of them is asked at the same time."""
+
+    async def refines(policy: Policy, body: dict[str, Any]) -> Answer:
+        policy.rollout_id = None
+        talk = body["responses_create_params"]["input"]
+        answer = await policy.ask(talk, temperature=1.0, top_p=1.0)
+        quoted = [{"role": "user", "content": f"Fix this: {answer['content']}"}]
+        await policy.ask(quoted, temperature=1.0, top_p=1.0)
+        return verified(policy)
+
+    names = [f"a{k}" for k in range(12)]
+    settings = {"model_server": {"name": "policy_model"}}
+    config = {n: {"responses_api_agents": {"proof_refinement_agent": settings}} for n in names}
+    gym = FakeGym(dict.fromkeys(names, refines), base_url=address, key=KEY, config=config)
+    said = found(gym)
+    assert {level for level, *_ in said} == {"ok", "warning"}
+    warned = [what for level, what, _ in said if level == "warning"]
+    assert warned == [
+        f"a probe rollout of agent {name} made 2 conversations of 2 calls (new): one of them "
+        "becomes the row"
+        for name in sorted(names)
+    ]
 
 
 def test_an_agent_that_hangs(address: str, tmp_path: Path) -> None:

@@ -2,6 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -10,8 +15,9 @@ from abut.gateway import Gateway
 from abut.gateway.unnamed import Unnamed
 from abut.nemo_gym import NemoGym
 from abut.rollout.rollout import Rollout
-from agent_stage import play_agents
+from agent_stage import check_tree, play_agents
 from fake_gym import Answer, FakeGym, Policy, Run, verified
+from nemo_gym_stage import gym_servers, versions
 from stage import LIMIT_S, Recording
 
 
@@ -165,3 +171,92 @@ def test_the_true_reason_is_given_where_nothing_fits(
     assert "1 message from user 'Solve task 7.': the request names no rollout" in rollout.error
     assert "policy_base_url" not in rollout.error
     assert "0 were given to the rollout that has their history, 1 were refused" in caplog.text
+
+
+@contextmanager
+def lean() -> Iterator[int]:
+    """A stand-in for the sandbox of math_formal_lean, on the port that it yields.
+
+    The real one is a container with Lean; a proof is right here if it ends in `rfl`.
+    """
+
+    class Sandbox(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            code = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            is_right = code["generated_code"].endswith("rfl")
+            said = {
+                "process_status": "completed" if is_right else "failed",
+                "stdout": "",
+                "stderr": "" if is_right else "error: unsolved goals",
+            }
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(said).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sandbox)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.nemo_gym
+@pytest.mark.parametrize("version", versions() or ["none"])
+def test_a_real_refinement_agent_scores_what_its_last_proof_earned(
+    stage: Any, tmp_path: Path, version: str
+) -> None:
+    """proof_refinement_agent names the rollout in its first request only."""
+    name, agent = "math_formal_lean", "math_formal_lean_refinement_agent"
+    right_at = {"r0": 1, "r1": 2, "r2": 3, "r3": None, "r4": 2}
+    """The proof that is right; three are tried."""
+    tried: dict[str, int] = {}
+
+    def says(request: Any) -> Any:
+        rollout = request.rollout_id.partition("-")[0]
+        tried[rollout] = tried.get(rollout, 0) + 1
+        end = "rfl" if tried[rollout] == right_at[rollout] else "sorry"
+        return stage.says(f"```lean4\ntry {rollout} {tried[rollout]}\n{end}\n```")(request)
+
+    gateway = Gateway()
+    gateway.start()
+    sampler = Recording(says)
+    try:
+        with (
+            lean() as port,
+            gym_servers(
+                version,
+                gateway.base_url,
+                gateway.key,
+                tmp_path / "gym",
+                environments=[],
+                more_configs=[f"resources_servers/{name}/configs/{name}_multi_turn.yaml"],
+                overrides={name: {"resources_servers": {name: {"sandbox_port": port}}}},
+            ) as servers,
+        ):
+            gym = NemoGym(servers.head_url)
+            row = dict(gym.dataset(servers.file(name), agent=agent)[0])
+            played = play_agents(
+                stage,
+                *[gym] * len(right_at),
+                sampler=sampler,
+                gateway=gateway,
+                columns=[row] * len(right_at),
+                retries=0,
+                completion=4000,
+            ).rollouts
+    finally:
+        gateway.stop()
+    assert [(r.error, r.reward) for r in played] == [
+        (None, 0.0 if right is None else 1.0) for right in right_at.values()
+    ]
+    for rollout, right in zip(played, right_at.values(), strict=True):
+        own = [c for c in sampler.calls if c[0].rollout_id.startswith(rollout.rollout_id)]
+        assert len(own) == 1 + len(rollout.branches) == (right or 3)
+        check_tree(rollout, own)

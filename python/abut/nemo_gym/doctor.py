@@ -31,8 +31,6 @@ from abut.nemo_gym.servers import Servers
 from abut.pretrained import load_hf_tokenizer
 from abut.template.processor import ChatTemplateProcessor
 
-_A_ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Hello."}]}}
-
 
 async def findings_of_batch(
     gateway: Gateway,
@@ -67,7 +65,7 @@ async def findings_of_batch(
     found = await THREADS.ask(looked)
     if probes and not any(one.level == "error" for one in found):
         rows = {agent: json.loads(text) for agent, text in examples.items()}
-        found += await _probed(gateway, servers, rows, timeout_s=timeout_s)
+        found += await _probed(gateway, servers, rows, timeout_s=timeout_s, judge=judge)
     return found
 
 
@@ -132,7 +130,7 @@ def doctor(
         return
     for url, key, names in _by_address(servers, live):
         played = {name: rows.get(name) for name in names}
-        yield from _rehearsed(servers, url, key, played, host, timeout_s, template)
+        yield from _rehearsed(servers, url, key, played, host, timeout_s, template, judge)
 
 
 def _template_of(name: str) -> Template:
@@ -154,6 +152,7 @@ def _rehearsed(
     host: str | None,
     timeout_s: float,
     template: Template | None,
+    judge: str | None,
 ) -> Iterator[Finding]:
     """Play a rollout of each agent, at a gateway where their model server asks one."""
     parts = urlsplit(url)
@@ -184,7 +183,8 @@ def _rehearsed(
         return
     try:
         with asyncio.Runner() as runner:
-            yield from runner.run(_probed(gateway, servers, rows, timeout_s=timeout_s))
+            probed = _probed(gateway, servers, rows, timeout_s=timeout_s, judge=judge)
+            yield from runner.run(probed)
     except AbutError as error:
         yield _of_error(error)
     finally:
@@ -197,14 +197,21 @@ async def _probed(
     rows: Mapping[str, Any],
     *,
     timeout_s: float,
+    judge: str | None,
 ) -> list[Finding]:
-    """A rollout of each agent, all at once; a row of None is made up."""
+    """A rollout of each agent, all at once; a row of None is made up.
+
+    A request without a rollout's id gets what it gets in training: from the rollout whose history
+    it has, from the judge where that is the policy, or a refusal.
+    """
     desk = gateway.desk
-    before, desk.judge = desk.judge, Judge(Script(), desk.rewrites)
+    before = desk.judge
+    desk.judge = Judge(Script(), desk.rewrites) if judge == "policy" else None
     try:
         return await _all_probed(gateway, servers, rows, timeout_s=timeout_s)
     finally:
         desk.judge = before
+        desk.unnamed.matched = desk.unnamed.refused = 0
 
 
 async def _all_probed(
@@ -218,8 +225,9 @@ async def _all_probed(
         *(
             probe(
                 gateway.desk,
-                servers.of(agent),
-                row or _A_ROW,
+                servers,
+                agent,
+                row or _a_row(number),
                 number=number,
                 timeout_s=timeout_s,
                 is_example=row is not None,
@@ -228,6 +236,12 @@ async def _all_probed(
         )
     )
     return [one for of_agent in found for one in of_agent]
+
+
+def _a_row(number: int) -> dict[str, Any]:
+    """A row for an agent of which none is known."""
+    said = [{"role": "user", "content": f"Hello. This is probe {number}."}]
+    return {"responses_create_params": {"input": said}}
 
 
 def _by_address(

@@ -17,16 +17,15 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.ids import EndpointId
 from abut.gateway.server import Gateway
-from abut.gateway.unnamed import Expected, Unnamed, opening_of
 from abut.gateway.work import work_done
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.outcomes import Outcome, settled
+from abut.nemo_gym.outcomes import Outcome, settled, unheard
 from abut.nemo_gym.replies import Reply, reply_of
-from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, openings, row_of
-from abut.nemo_gym.run_request import run_request
-from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
+from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
+from abut.nemo_gym.run_request import expected_of, run_request
+from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.nemo_gym.session import RunSession
 from abut.pickling import stays
 from abut.rollout.rollout import Rollout
@@ -220,16 +219,11 @@ class NemoGym:
             place=task.place,
         )
         desk = self._gateway.desk
-        expected = Expected(
-            agent,
-            opening_of(openings(row)),
-            quotes=servers.kind_of(agent) in QUOTING,
-            wait_s=desk.turn_timeout_s,
-        )
+        expected = expected_of(servers, agent, row, desk.turn_timeout_s)
         await desk.ask(lambda: desk.expect(endpoint.rollout_id, expected))
         reply = await self._played(played, body)
         if not endpoint.calls:
-            raise _unheard(played, desk.unnamed)
+            raise unheard(played.agent, desk.unnamed)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
@@ -333,28 +327,3 @@ class NemoGym:
 def _is_again(endpoint_id: str) -> bool:
     read = EndpointId.read(endpoint_id)
     return read is not None and read.attempt > 0
-
-
-def _requests(count: int) -> str:
-    if count == 1:
-        return "1 request without a rollout id was"
-    return f"{count} requests without a rollout id were"
-
-
-def _unheard(played: PlayedBy, unnamed: Unnamed) -> EnvError:
-    error = EnvError(f"agent {played.agent} answered, and no call of it was heard by this gateway")
-    hint = "policy_base_url of Gym's configuration must be the gateway's address"
-    if unnamed.refused:
-        error = EnvError(
-            f"agent {played.agent} answered, and this gateway could give no call to its rollout: "
-            f"{_requests(unnamed.refused)} refused, the last of them "
-            f"{unnamed.last}"
-        )
-        hint = (
-            "the harness asks the model server itself and leaves out the rollout's id, which "
-            "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
-            "rollout of a prompt at a time"
-        )
-    error = EnvError(f"{error}\nhint: {hint}")
-    error.may_pass = False
-    return error

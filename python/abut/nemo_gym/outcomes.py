@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abut.errors import EnvError
+from abut.gateway.unnamed import Unnamed
 from abut.nemo_gym.replies import Reply, is_told
 from abut.rollout.rollout import Rollout, StopReason
 
@@ -79,6 +81,32 @@ def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
         f"{of_agent}/branched_frac": float(bool(rollout.branches)),
     }
     return outcome
+
+
+def unheard(agent: str, unnamed: Unnamed) -> EnvError:
+    """Return why an agent answered, and none of its calls is in the ledger of its rollout."""
+    error = EnvError(f"agent {agent} answered, and no call of it was heard by this gateway")
+    hint = "policy_base_url of Gym's configuration must be the gateway's address"
+    if unnamed.refused:
+        error = EnvError(
+            f"agent {agent} answered, and this gateway could give no call to its rollout: "
+            f"{_requests(unnamed.refused)} refused, the last of them "
+            f"{unnamed.last}"
+        )
+        hint = (
+            "the harness asks the model server itself and leaves out the rollout's id, which "
+            "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
+            "rollout of a prompt at a time"
+        )
+    error = EnvError(f"{error}\nhint: {hint}")
+    error.may_pass = False
+    return error
+
+
+def _requests(count: int) -> str:
+    if count == 1:
+        return "1 request without a rollout id was"
+    return f"{count} requests without a rollout id were"
 
 
 def _ledger(rollout: Rollout) -> Iterator[NDArray[np.int64]]:

@@ -20,11 +20,13 @@ from abut.gateway.processors import Processors, Shown, Writing
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import ChatRequest
 from abut.gateway.session import Session
+from abut.gateway.unnamed import Unnamed
 from abut.gateway.work import work_done
 from abut.nemo_gym.checks import Finding
+from abut.nemo_gym.outcomes import unheard
 from abut.nemo_gym.replies import Reply, is_told, reply_of
-from abut.nemo_gym.run_request import run_request
-from abut.nemo_gym.servers import PlayedBy
+from abut.nemo_gym.run_request import expected_of, run_request
+from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.nemo_gym.session import RunSession
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
@@ -58,13 +60,15 @@ class Script:
 
     Args:
         writing: what writes its conversations; None: the demo's template, in which it can call.
+        number: of the probe, which its answers say: who quotes one names the rollout by it.
 
     Attributes:
         asked: what came, in order.
         error: why it could not go on, if so.
     """
 
-    def __init__(self, writing: Writing | None = None) -> None:
+    def __init__(self, writing: Writing | None = None, *, number: int = 0) -> None:
+        self._number = number
         self.max_turns: int | None = None
         self.error: Exception | None = None
         self.asked: list[ChatRequest] = []
@@ -93,7 +97,7 @@ class Script:
 
     async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
         """Say what the script says: a call of the first tool, then an answer."""
-        text = "I have looked. The answer is A."
+        text = f"This is probe {self._number}. The answer is A."
         if chat.tools and not any(message["role"] == "assistant" for message in chat.messages):
             text = _a_call(chat.tools[0]["function"])
         ids = [*self.tokenizer.encode(text).tolist(), request.stop_token_ids[0]]
@@ -109,7 +113,8 @@ class Script:
 
 async def probe(
     desk: Desk,
-    played: PlayedBy,
+    servers: Servers,
+    agent: str,
     row: Mapping[str, Any],
     *,
     number: int,
@@ -120,19 +125,23 @@ async def probe(
 
     Args:
         desk: of the gateway that runs.
-        played: what plays it.
+        servers: of the head.
+        agent: what plays it.
         row: of a dataset.
-        number: of the probe, for its id.
+        number: of the probe, for its id and its answers.
         timeout_s: seconds that it may take.
         is_example: whether the row is one of the agent's; else its failure says little.
     """
-    script = Script()
+    played = servers.of(agent)
+    script = Script(number=number)
     rollout_id = desk.probe_id(number)
     session = Session(rollout_id, script, desk.rewrites)
     settings = {"temperature": 1.0, "top_p": 1.0, **desk.settings}
     group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
     body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
+    expected = expected_of(servers, agent, row, desk.turn_timeout_s)
     await desk.ask(lambda: desk.open(session))
+    await desk.ask(lambda: desk.expect(rollout_id, expected))
     posts = RunSession()
     reply: Reply | EnvError
     try:
@@ -152,7 +161,8 @@ async def probe(
         await posts.close()
         await desk.ask(lambda: desk.end(session))
     found = [] if desk.writing is None else await desk.ask(lambda: _written(played, desk, script))
-    return [*found, *_judged(played.agent, script, session, reply, settings, is_example)]
+    judged = _judged(played.agent, script, session, reply, settings, is_example, desk.unnamed)
+    return [*found, *judged]
 
 
 async def _written(played: PlayedBy, desk: Desk, script: Script) -> list[Finding]:
@@ -186,6 +196,7 @@ def _judged(
     reply: Reply | EnvError,
     settings: Mapping[str, Any],
     is_example: bool,
+    unnamed: Unnamed,
 ) -> Iterator[Finding]:
     what = f"a probe rollout of agent {agent}"
     if script.asked:
@@ -197,9 +208,13 @@ def _judged(
         level: Any = "error" if is_example else "warning"
         hint = "" if is_example else "--dataset FILE gives it a row of its own"
         said = f"{what} failed after {session.answered} calls: {reply}"
-        if not script.asked:
+        if not (script.asked or unnamed.refused):
             said = f"{what} failed, and asked this gateway nothing: {reply}"
         yield Finding(level, said, hint, reply.may_pass)
+        return
+    if not script.asked and unnamed.refused:
+        why, _, hint = str(unheard(agent, unnamed)).partition("\nhint: ")
+        yield Finding("error", f"{what}: {why}", hint)
         return
     if not script.asked:
         yield Finding(

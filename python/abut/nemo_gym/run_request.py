@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from abut.envs.reset_keywords import UnplayableRow
-from abut.nemo_gym.rows import PARAMS, extra_body
-from abut.nemo_gym.servers import PlayedBy
+from abut.gateway.unnamed import Expected, opening_of
+from abut.nemo_gym.rows import PARAMS, extra_body, openings
+from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
 
 _AS_CLIENTS_SAY = {"temperature": "temperature", "top_p": "top_p"}
 _MOST_TOKENS = "max_output_tokens"
@@ -67,6 +68,19 @@ def run_request(
     if played.environment is None:
         body["agent_ref"] = {"type": "responses_api_agents", "name": played.agent}
     return body
+
+
+def expected_of(servers: Servers, agent: str, row: Mapping[str, Any], wait_s: float) -> Expected:
+    """Return how requests are known that an agent makes for a row without the rollout's id.
+
+    Args:
+        servers: of the head.
+        agent: its name.
+        row: of the dataset.
+        wait_s: how long a request waits that is as well another rollout's.
+    """
+    quotes = servers.kind_of(agent) in QUOTING
+    return Expected(agent, opening_of(openings(row)), quotes=quotes, wait_s=wait_s)
 
 
 def _episode(
