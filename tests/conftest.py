@@ -87,7 +87,7 @@ def called(stage: Any, hf_tokenizer: Any) -> Any:
 @pytest.fixture(autouse=True)
 def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """So long that a busy machine adds no warning to what tests find in the log."""
-    if closing := sys.modules.get("abut.rollout.env_closing"):
+    if closing := sys.modules.get("abut.rollout.env_loops"):
         monkeypatch.setattr(closing, "_CLOSE_S", 60.0)
 
 

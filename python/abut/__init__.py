@@ -47,9 +47,9 @@ if typing.TYPE_CHECKING:
     from abut.records.viewer.page import Page, view
     from abut.rollout.config import RolloutConfig
     from abut.rollout.rollout import Rollout, StopReason
+    from abut.samplers.in_process import StreamSampler
     from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
     from abut.samplers.scripted import ScriptedSampler
-    from abut.samplers.turns import StreamSampler
     from abut.template.processor import ChatTemplateProcessor
     from abut.tool_calls.parse import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
     from abut.tools.tool_env import tool_env
@@ -67,7 +67,7 @@ _MODULES = {
     "abut.rollout.rollout": ("Rollout", "StopReason"),
     "abut.samplers.sampler": ("BatchSampler", "Sample", "SampleRequest", "Sampler"),
     "abut.samplers.scripted": ("ScriptedSampler",),
-    "abut.samplers.turns": ("StreamSampler",),
+    "abut.samplers.in_process": ("StreamSampler",),
     "abut.template.processor": ("ChatTemplateProcessor",),
     "abut.tool_calls.parse": ("MalformedCall", "ParsedCalls", "ToolCall", "parse_tool_calls"),
     "abut.tools.tool_env": ("tool_env",),

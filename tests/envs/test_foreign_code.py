@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import abut.rollout.env_closing
+import abut.rollout.env_loops
 from abut.errors import EnvError, RolloutError, SamplerError, text_of
 from abut.samplers.sampler import Sample, SampleRequest
 from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done, asynced, env
@@ -261,7 +261,7 @@ def test_a_close_that_hung_once_stops_no_other(stage: Stage) -> None:
 
     engine = stage.engine(Recording(stage.says()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(abut.rollout.env_closing, "_CLOSE_S", LIMIT_S)
+        patch.setattr(abut.rollout.env_loops, "_CLOSE_S", LIMIT_S)
         engine.run(stage.tasks([Closing] * 2))
         hang.set()
         engine.run(stage.tasks([Closing] * 2))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from abut.samplers.in_process import PendingTurn, PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.turns import PendingTurn, PendingTurns
 
 T = TypeVar("T")
 Ask = Callable[[SampleRequest], Coroutine[Any, Any, Sample]]

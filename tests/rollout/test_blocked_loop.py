@@ -172,7 +172,7 @@ def test_a_neighbour_of_one_that_never_returns_plays_again_for_free(
     stage: Stage, monkeypatch: Any
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr("abut.rollout.env_closing._CLOSE_S", 0.25)
+    monkeypatch.setattr("abut.rollout.env_loops._CLOSE_S", 0.25)
     blocking, neighbour = pair(lambda: over.wait(60))
     monkeypatch.setattr(neighbour, "step", once_stuck(neighbour.step, asynced(Talk).step))
     try:

@@ -93,12 +93,12 @@ def test_the_next_turn_is_bounded(
     talk = Conversation(tokenizer, processor, budget=budget)
     talk.open([USER])
     prompt = len(talk.trajectory)
-    assert talk.bound == (first[0], StopReason(first[1]))
+    assert talk.allowance == (first[0], StopReason(first[1]))
     say(talk, "two")
     talk.reply([MORE])
     if second is None:
         second = (100 - (len(talk.trajectory) - prompt), "max_completion_tokens")
-    assert talk.bound == (second[0], StopReason(second[1]))
+    assert talk.allowance == (second[0], StopReason(second[1]))
 
 
 def test_the_nearer_limit_is_the_reason(tokenizer: Any, processor: Any) -> None:
@@ -106,7 +106,7 @@ def test_the_nearer_limit_is_the_reason(tokenizer: Any, processor: Any) -> None:
         budget = Budget(max_completion_tokens=completion, max_context_tokens=60)
         talk = Conversation(tokenizer, processor, budget=budget)
         talk.open([USER])
-        assert talk.bound == (min(completion, 60 - len(talk.trajectory)), reason)
+        assert talk.allowance == (min(completion, 60 - len(talk.trajectory)), reason)
 
 
 def test_a_stop_string_cuts_the_text_and_leaves_the_ids(talk: Conversation) -> None:

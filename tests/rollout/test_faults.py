@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import abut.rollout.env_closing
+import abut.rollout.env_loops
 from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv
 from abut.rollout.rollout import Rollout
@@ -336,7 +336,7 @@ def open_sockets() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def close_is_waited_for_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abut.rollout.env_closing, "_CLOSE_S", 0.5)
+    monkeypatch.setattr(abut.rollout.env_loops, "_CLOSE_S", 0.5)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from abut.concurrency.thread_limit import ThreadLimit
 from abut.errors import RolloutError
-from abut.rollout import env_closing
+from abut.rollout import env_loops
 from stage import LIMIT_S, Stage, Talk, asynced, env, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -236,7 +236,7 @@ def test_a_batch_that_gives_up_waits_for_the_calls_of_its_other_rollouts(
             hold.set()
         return concurrent.futures.wait(futures, 30)
 
-    monkeypatch.setattr(env_closing, "wait_for", wait_for)
+    monkeypatch.setattr(env_loops, "wait_for", wait_for)
     with pytest.raises(RolloutError, match="gone"):
         stage.play(Busy, Failing, retries=0, on_failure="raise")
     hold.set()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from abut.errors import SamplerError
+from abut.samplers.in_process import PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.turns import PendingTurns
 from stage import Stage, Talk
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from abut.errors import SamplerError
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest, check_sample
 from abut.samplers.scripted import ScriptedSampler
-from abut.samplers.turns import StreamSampler
 
 
 def request(max_tokens: int = 4) -> SampleRequest:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from abut.samplers.settings import SamplingSettings
-from abut.samplers.vllm_settings import vllm_settings
+from abut.samplers.vllm_request import vllm_settings
 
 
 def test_what_generation_kwargs_say_is_in_the_fields_and_wins() -> None:

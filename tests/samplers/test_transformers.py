@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from abut.errors import SamplerError  # noqa: E402
-from abut.samplers.left_padding import Batches, batches_of  # noqa: E402
+from abut.samplers.forward_passes import Batches, batches_of  # noqa: E402
 from abut.samplers.sampler import SampleRequest  # noqa: E402
 from abut.samplers.stop_strings import Spelled, StopStrings  # noqa: E402
 from abut.samplers.transformers import TransformersSampler, _Draw  # noqa: E402

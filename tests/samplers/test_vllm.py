@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from abut.errors import SamplerError
-from abut.samplers import fleet, model_server
+from abut.samplers import fleet, fleet_server
 from abut.samplers.sampler import Sample, Sampler, SampleRequest
 from abut.samplers.vllm import VLLMServerSampler
 from fake_server import FakeServer, drop, half, hang, reply, sampled, status
@@ -173,7 +173,7 @@ def test_an_idle_connection_that_the_server_closed_costs_nothing() -> None:
 def test_connections_are_kept_and_are_as_many_as_requests(
     server: FakeServer, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(model_server, "_KEEPALIVE_S", 600.0)
+    monkeypatch.setattr(fleet_server, "_KEEPALIVE_S", 600.0)
 
     async def run() -> None:
         async with VLLMServerSampler(server.url) as sampler:

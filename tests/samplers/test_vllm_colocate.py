@@ -15,11 +15,11 @@ import pytest
 
 import fake_vllm
 from abut.errors import RolloutError, SamplerError
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler, SampleRequest
 from abut.samplers.tensor_parallel import Alone
-from abut.samplers.turns import StreamSampler
 from abut.samplers.vllm import VLLMColocateSampler
-from abut.trl.sampler import sampler_of
+from abut.trl.trainer_sampler import sampler_of
 from assets import KIT
 from fake_vllm import logprob_of, token_of
 from stage import Played, Stage, Talk, check_exact, env

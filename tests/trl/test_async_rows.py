@@ -11,11 +11,16 @@ import abut
 from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord
 from abut.trl import env_reward
-from abut.trl.async_place import Place
-from abut.trl.async_row import RolloutRow, RowMetrics, conversation_of, is_scored, rows_of_rollout
-from abut.trl.async_scores import advantages_of, reward_functions, scores_of
-from abut.trl.dataset_groups import DatasetGroups
 from abut.trl.route import EnvRoute
+from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
+from abut.trl.streaming.group_scores import advantages_of, reward_functions, scores_of
+from abut.trl.streaming.training_row import (
+    RolloutRow,
+    RowMetrics,
+    conversation_of,
+    is_scored,
+    rows_of_rollout,
+)
 from abut.trl.tasks import Tasks
 from stage import Talk
 
@@ -199,7 +204,7 @@ def test_reward_functions_are_functions() -> None:
 # ---- the place in the dataset
 
 
-def pushed(place: Place, group: int, count: int, version: int = 1) -> list[RolloutRow]:
+def pushed(place: DatasetPosition, group: int, count: int, version: int = 1) -> list[RolloutRow]:
     made = [
         RolloutRow(
             [],
@@ -218,20 +223,20 @@ def pushed(place: Place, group: int, count: int, version: int = 1) -> list[Rollo
     return made
 
 
-def a_place() -> Place:
-    place = Place()
+def a_place() -> DatasetPosition:
+    place = DatasetPosition()
     place.is_followed = True
     return place
 
 
-def train(place: Place, *batches: list[RolloutRow]) -> None:
+def train(place: DatasetPosition, *batches: list[RolloutRow]) -> None:
     for batch in batches:
         place.collated([{"metrics": row.metrics} for row in batch])
     for _ in batches:
         place.trained()
 
 
-def saved(place: Place, version: int = 3) -> Any:
+def saved(place: DatasetPosition, version: int = 3) -> Any:
     return json.loads(json.dumps(place.state(version)))
 
 
@@ -305,12 +310,12 @@ def test_a_group_without_rows_is_done() -> None:
 
 
 def test_where_nobody_follows_nothing_is_kept() -> None:
-    place = Place()
+    place = DatasetPosition()
     pushed(place, place.begin(), 2)
     assert not place._rows
 
 
-def groups_of(dataset: Any, place: Place | None = None) -> DatasetGroups:
+def groups_of(dataset: Any, place: DatasetPosition | None = None) -> DatasetGroups:
     tasks = Tasks(EnvRoute(Talk), seed=0, system_prompt=None)
     tasks.run_id = "run"
     return DatasetGroups(dataset, tasks, place or a_place(), lambda task: task, 2)

@@ -211,7 +211,7 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(run: Any) -> None:
     rows = [tuple(np.asarray(row.old_log_probs).tolist()) for row in trained]
     assert len({*rows}) == len(rows), "no row twice"
     groups = [row.group_id for row in trained]
-    state = second.worker.place.state(1)
+    state = second.worker.position.state(1)
     assert state["first"] >= 7
     groups += [row["group_id"] for row in state["rows"]]  # the last step cuts a group, too
     assert all(groups.count(group) == 4 for group in range(state["first"])), "and none lost"
@@ -231,7 +231,7 @@ def test_without_the_callback_it_is_said(run: Any, caplog: Any) -> None:
     first = run(callback=False, max_steps=2, save_strategy="steps", save_steps=2)
     first.trainer.train()
     assert "checkpoints will not say where training was in the dataset" in caplog.text
-    assert not first.worker.place._rows
+    assert not first.worker.position._rows
     caplog.clear()
     second = run(max_steps=3)
     second.trainer.train(resume_from_checkpoint=True)

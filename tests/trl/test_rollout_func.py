@@ -20,7 +20,7 @@ from abut.rollout.rollout import Rollout
 from abut.samplers.vllm import VLLMServerSampler
 from abut.trl import env_reward, make_rollout_func, scored_only
 from abut.trl.rows import rows_of
-from abut.trl.sampler import sampler_of
+from abut.trl.trainer_sampler import sampler_of
 from fake_server import FakeServer
 from stage import BOTH, Recording, Stage, Talk, check_exact, env
 from trl_run import CONFIG, Run, Vowels, a_trainer, recorded_calls, user

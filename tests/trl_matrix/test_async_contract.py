@@ -91,7 +91,7 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(run: Any) -> None:
     trained = [*run.first.trained_rows(), *run.trained_rows()]
     rows = [tuple(np.asarray(row.old_log_probs).tolist()) for row in trained]
     assert len({*rows}) == len(rows) == 4 * 6
-    state = run.worker.place.state(1)
+    state = run.worker.position.state(1)
     groups = [row.group_id for row in trained] + [row["group_id"] for row in state["rows"]]
     assert state["first"] >= 3
     assert all(groups.count(group) == 4 for group in range(state["first"]))

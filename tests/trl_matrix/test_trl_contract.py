@@ -21,7 +21,7 @@ import abut  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
-from abut.trl.sampler import sampler_of  # noqa: E402
+from abut.trl.trainer_sampler import sampler_of  # noqa: E402
 from abut.trl.version import trl_version  # noqa: E402
 from example_run import CPU  # noqa: E402
 from stage import Talk, check_exact, env  # noqa: E402

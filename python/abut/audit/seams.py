@@ -19,9 +19,8 @@ from abut._native import Seam, Tokenizer
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Scaffold
-from abut.rollout.closing import turn_close
 from abut.rollout.conversation import Conversation
-from abut.rollout.sampled_text import places_of
+from abut.rollout.sampled_text import places_of, turn_close
 from abut.template.probe import CALLING, PLAIN, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering

@@ -19,7 +19,7 @@ from abut.gateway.processors import Processors, Writing
 from abut.gateway.server import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
-from abut.rollout.own_loop import AnyEpisode, OwnLoop
+from abut.rollout.player import AgentPlayer, AnyEpisode
 from abut.rollout.rollout import Rollout
 
 
@@ -46,7 +46,7 @@ class AgentSource:
         return PlayedAgent(self, processor)
 
 
-class PlayedAgent(OwnLoop):
+class PlayedAgent(AgentPlayer):
     """Plays the rollouts of one agent for one engine."""
 
     def __init__(self, source: AgentSource, processor: PartsProcessor) -> None:

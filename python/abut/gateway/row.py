@@ -27,9 +27,9 @@ def limit_of(session: Session) -> StopReason | None:
     if session.refused in LIMITS:
         return session.refused
     for branch in session.branches:
-        bound = branch.conversation.bound
-        if branch.calls and bound.tokens < 1 and _was_cut(branch.calls[-1], session.calls):
-            return bound.reason
+        allowance = branch.conversation.allowance
+        if branch.calls and allowance.tokens < 1 and _was_cut(branch.calls[-1], session.calls):
+            return allowance.reason
     return None
 
 

@@ -35,9 +35,8 @@ from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
 from abut.records.record import score_record
 from abut.records.recorder import Recorder, recorder_at
-from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget
+from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import Sampler
 from abut.template.processor import ChatTemplateProcessor

@@ -315,7 +315,7 @@ class Session:
 
     def _tokens_left(self, branch: Branch, request: ChatRequest) -> int:
         branch.conversation.budget = self._policy.budget()
-        left, reason = branch.conversation.bound
+        left, reason = branch.conversation.allowance
         if left < 1:
             length = len(branch.conversation.trajectory)
             why = f"the conversation has {length} tokens, and {reason.value} leaves no room"

@@ -6,8 +6,9 @@ interrupted may leave some of it to calls that hang; the next batch has its own.
 """
 
 import asyncio
+import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import (
     AbstractAsyncContextManager,
@@ -15,8 +16,12 @@ from contextlib import (
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
+    contextmanager,
 )
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 from abut._native import Tokenizer
 from abut.concurrency.garbage import rarer_collections
@@ -26,18 +31,14 @@ from abut.concurrency.slots import Slots
 from abut.concurrency.thread_limit import thread_limit
 from abut.errors import EnvError, SamplerError
 from abut.processor import PartsProcessor
-from abut.rollout.attempts import Attempts
-from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget, Conversation
-from abut.rollout.env_closing import INTERRUPTED_CLOSE_S, EnvClosing
-from abut.rollout.env_loops import EnvLoops
+from abut.rollout.conversation import Budget, Conversation, budget_of
+from abut.rollout.env_loops import INTERRUPTED_CLOSE_S, EnvClosing, EnvLoops
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
 from abut.rollout.rollout import Rollout
-from abut.samplers.in_process import serve
+from abut.samplers.in_process import PendingTurns, StreamSampler, serve
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
-from abut.samplers.turns import PendingTurns, StreamSampler
 
 T = TypeVar("T")
 
@@ -130,7 +131,7 @@ class Batch:
             stack.callback(self.closing.wait)
             if isinstance(self._sampler, AbstractContextManager):
                 stack.enter_context(self._sampler)
-            tasks = on or self._own_loop()
+            tasks = on or self._batch_loop()
             try:
                 playing = self._playing = tasks.submit(play)
                 playing.add_done_callback(self._stop_loop)
@@ -243,7 +244,7 @@ class Batch:
                 "hint: set max_rollouts below that, or make reset and step `async def`"
             )
 
-    def _own_loop(self) -> LoopTasks:
+    def _batch_loop(self) -> LoopTasks:
         """One that runs until the batch has ended."""
         loop = self._loop = new_loop()
         self._thread = threading.Thread(
@@ -268,3 +269,83 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
     Mailbox.drop(loop)
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One that plays."""
+
+    task: asyncio.Task[object]
+    oldest: int | None = None
+    """The version that sampled when it first asked; None: it has not."""
+    is_stale: bool = False
+    """Whether it was ended because that is too long ago."""
+
+
+class Attempts:
+    """Those of one batch; all calls come from its loop.
+
+    Args:
+        version: of the weights that sample; None: nobody counts them.
+        max_staleness: an attempt whose oldest weights are more versions behind is ended; None:
+            none is.
+        forget: called with the id of each that is over.
+    """
+
+    def __init__(
+        self,
+        version: int | None = None,
+        max_staleness: int | None = None,
+        *,
+        forget: Callable[[str], object] = lambda request_id: None,
+    ) -> None:
+        self.version = version
+        self._max_staleness = max_staleness
+        self._forget = forget
+        self._playing: dict[str, Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._playing)
+
+    @contextmanager
+    def plays(self, request_id: str) -> Iterator[Attempt]:
+        """While this task plays one; its requests for samples bear this id."""
+        task = asyncio.current_task()
+        assert task is not None
+        attempt = self._playing[request_id] = Attempt(task)
+        try:
+            yield attempt
+        finally:
+            del self._playing[request_id]
+            self._forget(request_id)
+
+    def asks(self, request_id: str) -> int | None:
+        """Note that it asks for a sample; returns the version of the weights."""
+        attempt = self._playing.get(request_id)
+        if attempt is not None and attempt.oldest is None:
+            attempt.oldest = self.version
+        return self.version
+
+    def forget(self, request_id: str) -> None:
+        """Tell the sampler that nothing more is asked under this id."""
+        self._forget(request_id)
+
+    def labelled(self, sample: Sample, asked: int | None) -> Sample:
+        """A sample with the versions of its tokens, where its sampler has not given them."""
+        if asked is None or not isinstance(sample, Sample):
+            return sample
+        versions = sample.versions
+        if versions is None:
+            versions = np.full(len(sample.ids), asked, np.int64)
+        return dataclasses.replace(sample, versions=versions, newest_version=self.version)
+
+    def update(self, version: int) -> None:
+        """Note that other weights sample from now on, and end what has become too old."""
+        self.version = version
+        if self._max_staleness is None:
+            return
+        for attempt in self._playing.values():
+            behind = 0 if attempt.oldest is None else version - attempt.oldest
+            if behind > self._max_staleness and not attempt.is_stale:
+                attempt.is_stale = True
+                attempt.task.cancel()

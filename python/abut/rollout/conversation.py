@@ -25,9 +25,9 @@ from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
 from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor
-from abut.rollout.closing import turn_close
+from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import StopReason
-from abut.rollout.sampled_text import Ids, places_of, sampled_text
+from abut.rollout.sampled_text import Ids, places_of, sampled_text, turn_close
 
 # What is encoded in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
@@ -47,7 +47,7 @@ class Budget:
     """Sampled in one turn."""
 
 
-class Bound(NamedTuple):
+class Allowance(NamedTuple):
     """How long the next turn may be."""
 
     tokens: int
@@ -201,7 +201,7 @@ class Conversation:
         return self.trajectory.request()
 
     @property
-    def bound(self) -> Bound:
+    def allowance(self) -> Allowance:
         """How long the next turn may be, and what would end the conversation there."""
         length, budget = len(self.trajectory), self.budget
         prompt = self.turns[0].start if self.turns else length
@@ -212,7 +212,7 @@ class Conversation:
             left, reason = budget.max_context_tokens - length, StopReason.MAX_CONTEXT_TOKENS
         if budget.max_turn_tokens is not None:
             left = min(left, budget.max_turn_tokens)
-        return Bound(left, reason)
+        return Allowance(left, reason)
 
     def hear(self, ids: Ids, logprobs: Any, *, stop_string: str | None = None) -> Heard:
         """Write what was sampled for the request before.
@@ -362,3 +362,24 @@ class Conversation:
     def _noted(self, seam: Seam) -> Seam:
         self.seams.append((seam.kind, seam.exact))
         return seam
+
+
+def budget_of(config: RolloutConfig, holds: int | None) -> Budget:
+    """The budget of one conversation.
+
+    Args:
+        config: its limits.
+        holds: so many tokens the sampler can hold; None: it does not say.
+
+    Raises:
+        ValueError: nothing bounds it.
+    """
+    context = config.max_context_tokens
+    if holds is not None and (context is None or holds < context):
+        context = holds
+    if config.max_completion_tokens is None and context is None:
+        raise ValueError(
+            "nothing bounds a rollout: neither RolloutConfig nor the sampler has a limit\n"
+            "hint: RolloutConfig(max_completion_tokens=2048)"
+        )
+    return Budget(config.max_completion_tokens, context, config.max_turn_tokens)

@@ -17,16 +17,14 @@ from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
 from abut.rollout.batch import AnySampler, Batch
-from abut.rollout.budget import budget_of
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget
+from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.env_loops import EnvLoops
 from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
-from abut.rollout.own_loop import AnyEpisode, OwnLoop, loop_of
-from abut.rollout.playing import Playing
-from abut.rollout.progress import Progress
+from abut.rollout.player import AgentPlayer, AnyEpisode, loop_of_players
+from abut.rollout.playing import Playing, ProgressBar
 from abut.rollout.rollout import Rollout, StopReason
 from abut.rollout.stream import Stream
 
@@ -119,10 +117,10 @@ class Engine:
         self._wait_for_interrupted()
         at_once = min(self.config.max_rollouts or len(tasks), len(tasks))
         batch = self._batch(at_once)
-        progress = Progress(len(tasks), self._progress)
+        progress = ProgressBar(len(tasks), self._progress)
         playing = Playing(batch, tasks, functools.partial(self._play, batch), progress)
         try:
-            rollouts = batch.run(playing.run, playing.expected, loop_of(tasks))
+            rollouts = batch.run(playing.run, playing.expected, loop_of_players(tasks))
         finally:
             progress.close()
             self._end(batch)
@@ -263,6 +261,6 @@ class Engine:
 
 def _episode(batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
     played = task.make_env
-    if isinstance(played, OwnLoop):
+    if isinstance(played, AgentPlayer):
         return played.episode(batch, task, attempt)
     return Episode(batch, task, attempt)

@@ -21,7 +21,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError, SamplerError, TemplateError, TrajectoryError
 from abut.messages import Message, container_copy
 from abut.rollout.batch import Batch
-from abut.rollout.conversation import Bound
+from abut.rollout.conversation import Allowance
 from abut.rollout.live_env import Answer, LiveEnv
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
@@ -128,7 +128,7 @@ class Episode:
 
     async def _sample(self, clock: SparingTimeout) -> tuple[Sample, float]:
         """Sample one turn; returns what was sampled, and the seconds that it took."""
-        left, reason = self._bound()
+        left, reason = self._allowance()
         turn = len(self.rollout.turns)
         request = SampleRequest(
             prompt_ids=self._conversation.request(),
@@ -230,14 +230,14 @@ class Episode:
             self._conversation.reply()
         except TemplateError as error:
             raise self._env.wrote("step", error, answer.messages) from error
-        left, reason = self._bound()
+        left, reason = self._allowance()
         if left < 1:
             self.rollout.stop_reason = reason
         return left < 1
 
-    def _bound(self) -> Bound:
+    def _allowance(self) -> Allowance:
         self._conversation.budget = self._batch.budget()
-        return self._conversation.bound
+        return self._conversation.allowance
 
     async def _score(self) -> None:
         """Let an env that scores whole episodes do so, whatever ended this one."""

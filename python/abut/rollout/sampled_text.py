@@ -1,6 +1,8 @@
-"""The text of what was sampled: a control token counts only where it was sampled.
+"""A turn as it was sampled: its text, and the tokens that end it.
 
-A policy can spell `<tool_call>` with other tokens, and an answer that quotes one is no call.
+In the text a control token counts only where it was sampled.
+
+A policy can spell `<tool_call>` with other tokens, and an answer that quotes one is not a call.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Tokenizer
-from abut.parts import Sampled
+from abut.messages import Message
+from abut.parts import Part, Sampled
+from abut.processor import PartsProcessor
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
 
@@ -60,3 +64,40 @@ def _veiled(tokenizer: Tokenizer, text: str, hide: dict[str, str]) -> str:
     for place, token in tokenizer.control_spellings(text):
         characters[place] = hide.get(token[0], token[0])
     return "".join(characters)
+
+
+def turn_close(
+    processor: PartsProcessor,
+    tokenizer: Tokenizer,
+    ids: Ids,
+    messages: Sequence[Message],
+    *,
+    stops: Sequence[int],
+) -> list[Part]:
+    """Return the parts that end a sampled turn before `messages` follow; `[]` if none is missing.
+
+    The engine, the audit and the replay share this function, so what is certified is what training
+    writes. A turn ended at its first stop token. What was sampled behind that stays, and where one
+    of its stop tokens is the one that the template writes, nothing is missing. A turn without any
+    was cut: where it was cut inside its thinking, what closes the thinking comes first.
+
+    Args:
+        processor: writes the end. Where it has `close_thinking`, see `PartsProcessor`.
+        tokenizer: decodes the sample.
+        ids: all that was sampled; none: the end is missing as a whole.
+        messages: what follows the turn.
+        stops: where in `ids` stop tokens of the engine stand, which may have more of them than
+            the processor; at the first of them the turn ended.
+
+    Raises:
+        TemplateError: as `PartsProcessor.closing`.
+    """
+    if not len(ids):
+        return processor.closing(messages)
+    if stops:
+        ends = [processor.closing(messages, after=int(ids[place])) for place in stops]
+        return min(ends, key=lambda parts: len("".join(parts)))
+    close_thinking = getattr(processor, "close_thinking", None)
+    if close_thinking is not None and (thinking := close_thinking(sampled_text(tokenizer, ids))):
+        return [*thinking, *processor.closing(messages)]
+    return processor.closing(messages, after=int(ids[-1]))

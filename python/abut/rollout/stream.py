@@ -14,7 +14,7 @@ from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch
 from abut.rollout.failures import Failures
-from abut.rollout.own_loop import OwnLoops
+from abut.rollout.player import OpenPlayers
 from abut.rollout.playing import Play, raise_if_it_must
 from abut.rollout.rollout import Rollout
 
@@ -102,10 +102,10 @@ class Stream:
         self._over = self._loop.create_future()
         self._update()
         async with batch.open() as stack:
-            own_loops = OwnLoops(batch, stack)
+            players = OpenPlayers(batch, stack)
             if self._begin is not None:
                 self._start(self._begin())
-            feeding = self._start(self._feed(batch, play, own_loops))
+            feeding = self._start(self._feed(batch, play, players))
             try:
                 if not self._stopped:
                     await asyncio.wait({feeding, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ class Stream:
         if self._over is not None and not self._over.done():
             self._over.set_exception(error)
 
-    async def _feed(self, batch: Batch, play: Play, own_loops: OwnLoops) -> None:
+    async def _feed(self, batch: Batch, play: Play, players: OpenPlayers) -> None:
         """Begin one rollout after the other, each as soon as it has a slot."""
         slots = asyncio.Semaphore(batch.at_once)
         end: Sequence[RolloutTask] = ()
@@ -152,8 +152,8 @@ class Stream:
                 while self._undelivered >= batch.at_once:  # while it waited for a slot, too
                     self._delivered.clear()
                     await self._delivered.wait()
-                await own_loops.host(tasks[k])
-                ended = functools.partial(self._ended_one, batch, own_loops, tasks, group, k)
+                await players.host(tasks[k])
+                ended = functools.partial(self._ended_one, batch, players, tasks, group, k)
                 self._start(self._play_one(play, slots, tasks[k], ended))
 
     async def _play_one(
@@ -172,7 +172,7 @@ class Stream:
     async def _ended_one(
         self,
         batch: Batch,
-        own_loops: OwnLoops,
+        players: OpenPlayers,
         tasks: Sequence[RolloutTask],
         group: dict[int, Rollout],
         k: int,
@@ -190,7 +190,7 @@ class Stream:
             batch.notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=most)
             batch.notices.cut(rollouts, budget=batch.budget())
             played = list(zip(tasks, rollouts, strict=True))
-            await own_loops.settle(played)
+            await players.settle(played)
             await self._deliver(batch, played)
         finally:
             self._undelivered -= len(tasks)

@@ -1,1 +1,1 @@
-"""What draws tokens from the policy: the protocols, and one module for each kind of sampler."""
+"""Samplers draw tokens from the policy: the protocols, and one module for each kind."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from abut.address import Address
 from abut.errors import SamplerError
-from abut.samplers.model_server import ModelServer, Refused, Unavailable, open_session
+from abut.samplers.fleet_server import FleetServer, Refused, Unavailable, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +41,18 @@ class Fleet:
     def __init__(
         self,
         addresses: Sequence[Address],
-        check: Callable[[ModelServer], Awaitable[None]],
+        check: Callable[[FleetServer], Awaitable[None]],
         *,
         headers: Mapping[str, str],
         give_up_s: float,
         on_restart: OnRestart,
     ) -> None:
-        self._servers = [ModelServer(each.url, each.headers) for each in addresses]
+        self._servers = [FleetServer(each.url, each.headers) for each in addresses]
         self._check = check
         self._headers = dict(headers)
         self._give_up_s = give_up_s
         self._on_restart = on_restart
-        self._homes: dict[str, ModelServer] = {}
+        self._homes: dict[str, FleetServer] = {}
         self._session: Any = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class Fleet:
 
     async def ask(
         self, rollout_id: str, path: str, body: bytes, *, tokens: int
-    ) -> tuple[ModelServer, bytes]:
+    ) -> tuple[FleetServer, bytes]:
         """POST a JSON body; return the answer, of so many tokens, and whose it is.
 
         Requests of a rollout go to one server, which has its prefix in the cache, for as long as
@@ -128,12 +128,12 @@ class Fleet:
             home.rollouts -= 1
 
     async def send(
-        self, server: ModelServer, path: str, body: bytes | None = None, *, tokens: int = 0
+        self, server: FleetServer, path: str, body: bytes | None = None, *, tokens: int = 0
     ) -> bytes:
-        """Send one request to one server, once; see `ModelServer.send`."""
+        """Send one request to one server, once; see `FleetServer.send`."""
         return await server.send(self._session, path, body, tokens=tokens)
 
-    def _pick(self, rollout_id: str) -> ModelServer | None:
+    def _pick(self, rollout_id: str) -> FleetServer | None:
         """The rollout's own server, or another one while that rests; None while all do."""
         now = time.monotonic()
         home = self._homes.get(rollout_id)
@@ -143,7 +143,7 @@ class Fleet:
         if not awake:
             return None
 
-        def order(server: ModelServer) -> tuple[int, int]:
+        def order(server: FleetServer) -> tuple[int, int]:
             # Among equals another one for each rollout: many ranks may share the servers.
             return server.rollouts, zlib.crc32(f"{rollout_id} {server.url}".encode())
 
@@ -180,8 +180,8 @@ class Fleet:
             raise wrong[0]
         return [one is True for one in found]
 
-    async def _is_well(self, server: ModelServer) -> bool:
-        """Whether it has been checked; one request at a time does it."""
+    async def _is_well(self, server: FleetServer) -> bool:
+        """Return whether a server is well; the first request of a batch checks it, others wait."""
         if server.checked:
             return True
         async with server.checking:
@@ -205,7 +205,7 @@ class Fleet:
             server.answered()
             return True
 
-    def _note(self, server: ModelServer, error: Unavailable) -> None:
+    def _note(self, server: FleetServer, error: Unavailable) -> None:
         if server.rests_until > time.monotonic():
             return  # another request has said so
         server.failed(error)
@@ -219,7 +219,7 @@ class Fleet:
     async def _watch_all(self) -> None:
         await asyncio.gather(*map(self._watch_one, self._servers))
 
-    async def _watch_one(self, server: ModelServer) -> None:
+    async def _watch_one(self, server: FleetServer) -> None:
         """End what waits for a server that hangs: a connection alone would never tell."""
         missed = 0
         while True:

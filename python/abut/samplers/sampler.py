@@ -1,4 +1,4 @@
-"""Samplers: what draws tokens from the policy.
+"""Samplers draw tokens from the policy.
 
 A sampler never sees text. It gets the ids of a request and returns the ids that it sampled, each
 with its own logprob under the distribution it was drawn from, the stop token included.
@@ -43,7 +43,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was sampled for one request."""
+    """The tokens that were sampled for one request."""
 
     ids: Ids
     """`(T,)` int64, verbatim."""

@@ -17,14 +17,14 @@ _LAST_REPORT_S = 10.0
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank tells the others between two steps."""
+    """One rank's news for the others, between two steps."""
 
     requests: dict[str, SampleRequest] = field(default_factory=dict)
     """The turns that join, by name, in their order."""
     given_up: list[str] = field(default_factory=list)
     """The turns that nobody waits for any more."""
     is_done: bool = False
-    """Whether no turn will come from there any more."""
+    """True if no turn will come from that rank any more."""
     error: str | None = None
     """Why its batch failed."""
 

@@ -16,8 +16,13 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.errors import MissingExtraError, SamplerError
 from abut.pickling import stays
-from abut.samplers.in_step import any_rank_samples, is_sharded
-from abut.samplers.left_padding import Batches, batches_of, next_logits
+from abut.samplers.forward_passes import (
+    Batches,
+    any_rank_samples,
+    batches_of,
+    is_sharded,
+    next_logits,
+)
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
 from abut.samplers.stop_strings import Spelled, StopStrings
@@ -198,7 +203,7 @@ class TransformersSampler:
             )
 
     def _fitting(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
-        """Those whose prompt leaves room for the longest sample of the batch.
+        """Return the requests whose prompt leaves room for the longest sample of the batch.
 
         A row goes through the model until the batch is done; beyond its positions a model with
         learned ones fails.
@@ -311,7 +316,7 @@ class TransformersSampler:
 
 
 def _alike(requests: Sequence[SampleRequest], waiting: Sequence[int]) -> list[int]:
-    """Those that stop on the same tokens as the first.
+    """Return the requests that stop on the same tokens as the first.
 
     `generate` has one set of stop tokens, and fills a row up with the pad token behind any of them:
     a row of a request that does not stop there would go on with tokens that nobody drew.
@@ -326,7 +331,7 @@ def _train_again(modules: Sequence[Any]) -> None:
 
 
 class _RepetitionPenalty(LogitsProcessor):  # type: ignore[misc]
-    """That of transformers, which would also punish the pad token, in padded rows alone."""
+    """The penalty of transformers, without padding: transformers would punish the pad token too."""
 
     def __init__(self, penalty: float, attention_mask: Any) -> None:
         self._penalty = RepetitionPenaltyLogitsProcessor(penalty)

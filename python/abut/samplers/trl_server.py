@@ -16,10 +16,10 @@ from abut.address import Address
 from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
-from abut.samplers.model_server import ModelServer, Refused
+from abut.samplers.fleet_server import FleetServer, Refused
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingSettings
-from abut.samplers.vllm_settings import vllm_settings
+from abut.samplers.vllm_request import vllm_settings
 
 # How long further requests are waited for before the first call of a batch.
 _GATHER_S = 0.02
@@ -155,7 +155,7 @@ class TRLServerSampler:
                 "hint: TRLServerSampler is for `trl vllm-serve` up to TRL 1.10"
             ) from error
 
-    async def _check(self, server: ModelServer) -> None:
+    async def _check(self, server: FleetServer) -> None:
         try:
             await self._fleet.send(server, "/health/")
         except Refused as error:

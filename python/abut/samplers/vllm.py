@@ -24,12 +24,18 @@ from abut.concurrency.backoff import backoff
 from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
-from abut.samplers.model_server import ModelServer, Refused, Unavailable
+from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.vllm_colocate import VLLMColocateSampler
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of, with_stops
-from abut.samplers.vllm_settings import checked_settings, vllm_settings
+from abut.samplers.vllm_request import (
+    checked_settings,
+    refusal_hint,
+    room,
+    sample_of,
+    vllm_settings,
+    with_stops,
+)
 
 __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
 
@@ -243,7 +249,7 @@ class VLLMServerSampler:
             }
         return json.dumps(body).encode()
 
-    async def _check(self, server: ModelServer) -> None:
+    async def _check(self, server: FleetServer) -> None:
         """Check what a server serves and which logprobs it gives."""
         try:
             models = json.loads(await self._fleet.send(server, "/v1/models"))["data"]
@@ -268,7 +274,7 @@ class VLLMServerSampler:
             self._lengths[server.url] = served[self._model]
         await asyncio.gather(self._probe(server, 0), self._probe(server, 1))
 
-    async def _probe(self, server: ModelServer, id_: int) -> None:
+    async def _probe(self, server: FleetServer, id_: int) -> None:
         """Have one token drawn from itself alone: after the filters its logprob is 0.
 
         Before them it is what the model thinks of it, and of two tokens not both can be certain.

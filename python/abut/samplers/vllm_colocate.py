@@ -14,12 +14,11 @@ import numpy as np
 
 from abut.errors import SamplerError
 from abut.pickling import stays
+from abut.samplers.in_process import PendingTurn, PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingSettings
 from abut.samplers.tensor_parallel import Alone, RankReport, Ranks
-from abut.samplers.turns import PendingTurn, PendingTurns
-from abut.samplers.vllm_sample import refusal_hint, room, sample_of, with_stops
-from abut.samplers.vllm_settings import vllm_settings
+from abut.samplers.vllm_request import refusal_hint, room, sample_of, vllm_settings, with_stops
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +220,7 @@ def _for_params(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(parallel_config: Any) -> Alone | Ranks:
-    """Who steps this engine: under an external launcher all ranks of a tensor-parallel group do."""
+    """Return who steps this engine: under an external launcher, a whole tensor-parallel group."""
     if (
         parallel_config.distributed_executor_backend != "external_launcher"
         or parallel_config.tensor_parallel_size == 1

@@ -1,9 +1,9 @@
 """TRL: a `rollout_func` for `GRPOTrainer`, a `rollout_worker` for `AsyncGRPOTrainer`, rewards."""
 
 from abut.tools.environment_factory import from_environment_factory
-from abut.trl.async_worker import make_rollout_worker
 from abut.trl.rewards import env_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
+from abut.trl.streaming.worker import make_rollout_worker
 
 __all__ = [
     "env_reward",

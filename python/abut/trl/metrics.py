@@ -125,7 +125,7 @@ def log_rollout_metrics(
 
 
 def is_metric(name: str) -> bool:
-    """Whether a column of an agent's extras is logged: its name has a slash, as metrics have."""
+    """Return whether a column of an agent's extras is logged: it has a slash, as metrics have."""
     return "/" in name
 
 
@@ -155,7 +155,7 @@ def _log_tools(
 def _log_branches(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """What agents did to their conversations; rollouts of environments have one, unchanged."""
+    """Log how agents branched and rewrote; an environment has one conversation, unchanged."""
     branches = [row["branches"] for row in stats if row["branches"]]
     log_metric("rollout/branches/mean", sum(branches) / len(branches) if branches else math.nan)
     dropped = sum(row["dropped_tokens"] for row in stats)

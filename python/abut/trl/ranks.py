@@ -1,4 +1,4 @@
-"""What the ranks of a training run tell each other after a batch.
+"""The ranks of a training run: what they exchange when they start, and after each batch.
 
 Invariant: every rank enters the exchange of what failed, whatever happened to it, so that no rank
 waits for one that has given up; and where one raises, all do. Only then comes what the rest of the
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from abut.errors import RolloutError, text_of
+from abut.errors import EnvError, RolloutError, text_of
+from abut.gateway.server import Gateway
 from abut.rollout.failures import Failures, Tally
 
 T = TypeVar("T")
@@ -69,3 +70,37 @@ def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
     from accelerate.utils import gather_object
 
     return sorted(set(gather_object(list(names))))
+
+
+def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
+    """Start this rank's gateway, and tell the others where it is.
+
+    Every rank takes part in this exchange, once, when its engine is built; after that no rank waits
+    for another one here.
+
+    Raises:
+        EnvError: the address cannot be had; on all ranks.
+    """
+    accelerator = trainer.accelerator
+    if accelerator.num_processes == 1:
+        gateway.desk.belongs_to(run_id)
+        gateway.start()
+        return
+    from accelerate.utils import broadcast_object_list, gather_object
+
+    rank = accelerator.process_index
+    (key,) = broadcast_object_list([gateway.key])
+    gateway.desk.belongs_to(run_id, rank=rank, key=key)
+    error: Exception | None = None
+    try:
+        gateway.start()
+    except Exception as raised:
+        error = raised
+    said = (rank, gateway.base_url.removesuffix("/v1") if error is None else "", str(error or ""))
+    told = gather_object([said])
+    gateway.desk.peers = {other: url for other, url, _ in told if other != rank}
+    if error is not None:
+        raise error
+    for other, _, trouble in told:
+        if trouble:
+            raise EnvError(f"rank {other}: {trouble}")

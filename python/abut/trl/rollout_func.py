@@ -25,11 +25,17 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.rollout import Rollout
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
-from abut.samplers.turns import StreamSampler
 from abut.tools.environment_factory import environments_of
-from abut.trl.agent_ranks import serve_ranks
-from abut.trl.arguments import (
+from abut.trl.metrics import is_metric
+from abut.trl.ranks import judged, of_all_ranks, serve_ranks
+from abut.trl.rewards import ModelMetrics, has_tools, warn_of_unwrapped, wrap_reward_functions
+from abut.trl.route import EnvArgument
+from abut.trl.rows import fill_metrics, rows_of
+from abut.trl.tasks import Tasks
+from abut.trl.trainer_checks import check_end_tokens, warn_of_unseen
+from abut.trl.trainer_engine import (
     check_sampler,
     checked_config,
     checked_recorder,
@@ -37,17 +43,8 @@ from abut.trl.arguments import (
     route_of,
     text_config,
 )
-from abut.trl.end_tokens import check_end_tokens
-from abut.trl.metrics import is_metric
-from abut.trl.ranks import judged, of_all_ranks
-from abut.trl.reward_columns import ModelMetrics, has_tools, wrap_reward_functions
-from abut.trl.rewards import warn_of_unwrapped
-from abut.trl.route import EnvArgument
-from abut.trl.rows import fill_metrics, rows_of
-from abut.trl.sampler import client_settings, sampler_of
-from abut.trl.scores import Scores
-from abut.trl.tasks import Tasks
-from abut.trl.unseen_prompts import warn_of_unseen
+from abut.trl.trainer_sampler import client_settings, sampler_of
+from abut.trl.trainer_scores import TrainerScores
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
 
 logger = logging.getLogger(__name__)
@@ -116,7 +113,7 @@ class RolloutFunc:
         self._sampler = sampler
         self._recorder = recorder
         writes_scores = getattr(recorder, "write_scores", None)
-        self._scores = None if writes_scores is None else Scores(writes_scores, self.flush)
+        self._scores = None if writes_scores is None else TrainerScores(writes_scores, self.flush)
         self._model_metrics = ModelMetrics()
         self._engine: Engine | None = None
         self._trainer: Any = None

@@ -17,18 +17,18 @@ from abut.gateway.server import Gateway
 from abut.tools.environment_factory import from_environment_factory, makes_environment_for_trl
 
 EnvKind: TypeAlias = EnvFactory | EnvPool | EnvSource
-"""What plays a row."""
+"""Plays a row."""
 
 OneEnv: TypeAlias = EnvKind | type[AcceptedForTRL] | Agent
 EnvArgument: TypeAlias = OneEnv | Mapping[Any, OneEnv]
-"""What `make_rollout_func` takes; names are texts, an enum of them, whatever the column holds."""
+"""The argument `env`; the names of a mapping are of any type that the column holds."""
 
 ROUTE = "environment"
 """The column that names a row's environment; TRL's `environment_factory` reads the same one."""
 
 
 class EnvRoute:
-    """What `env` stands for: one kind of environment, or several by name.
+    """The environments that `env` stands for: one, or several by name.
 
     Args:
         env: an Env class, a factory without arguments, an environment pool, a source of
@@ -56,7 +56,7 @@ class EnvRoute:
 
     @property
     def is_by_name(self) -> bool:
-        """Whether each row has to name its environment."""
+        """True if each row has to name its environment."""
         return self._named is not None
 
     @property
@@ -66,7 +66,7 @@ class EnvRoute:
 
     @property
     def agents(self) -> list[AgentSource]:
-        """Those of them that are agents."""
+        """The environments that are agents."""
         return [kind for kind in self.kinds if isinstance(kind, AgentSource)]
 
     def of_row(self, columns: Mapping[str, Any], row: str) -> tuple[EnvKind, dict[str, Any]]:

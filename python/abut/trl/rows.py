@@ -114,7 +114,7 @@ def _tool_counts(task: RolloutTask) -> ToolCounts:
 
 
 def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
-    """What agents give reward functions, one column for each name that any of them has."""
+    """Return the extras of agents: one column for each name that any of them has."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.extras)
     if taken := sorted(_TAKEN & names.keys()):
         raise RolloutError(

@@ -43,7 +43,7 @@ class AnyEpisode(Protocol):
         ...
 
 
-class OwnLoop(ABC):
+class AgentPlayer(ABC):
     """What plays a rollout itself, in the place of an environment: an agent behind its gateway."""
 
     def loop(self) -> LoopTasks | None:
@@ -69,7 +69,7 @@ class OwnLoop(ABC):
         return
 
 
-class OwnLoops:
+class OpenPlayers:
     """Those of one batch, each entered before its first rollout.
 
     Args:
@@ -80,27 +80,27 @@ class OwnLoops:
     def __init__(self, batch: Batch, stack: AsyncExitStack) -> None:
         self._batch = batch
         self._stack = stack
-        self._entered: dict[int, OwnLoop] = {}
+        self._entered: dict[int, AgentPlayer] = {}
 
     async def host(self, task: RolloutTask) -> None:
         """Have what plays this task ready, where that is more than an environment."""
         played: Any = task.make_env
-        if isinstance(played, OwnLoop) and id(played) not in self._entered:
+        if isinstance(played, AgentPlayer) and id(played) not in self._entered:
             self._entered[id(played)] = played
             await self._stack.enter_async_context(played.for_batch(self._batch))
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
         """Have whatever played these rollouts itself score what takes more than one of them."""
-        for id_, own_loop in self._entered.items():
+        for id_, player in self._entered.items():
             own = [pair for pair in played if id(pair[0].make_env) == id_]
             if own:
-                await own_loop.settle(self._batch, own)
+                await player.settle(self._batch, own)
 
 
-def loop_of(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
+def loop_of_players(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
     """The loop of whatever plays one of these tasks itself; None where nothing has one."""
     for task in {id(task.make_env): task for task in tasks}.values():
         played: Any = task.make_env
-        if isinstance(played, OwnLoop) and (loop := played.loop()) is not None:
+        if isinstance(played, AgentPlayer) and (loop := played.loop()) is not None:
             return loop
     return None

@@ -1,4 +1,4 @@
-"""What of a rollout `AsyncGRPOTrainer` trains: one row for each of its branches.
+"""The rows that `AsyncGRPOTrainer` trains: one for each branch of a rollout.
 
 Invariant: over the rows of a rollout each token that was sampled and heard is trained once, with
 the logprob that it was drawn with; a row has a token that is trained, and bears the version of the
@@ -23,12 +23,12 @@ class RowMetrics(dict[str, float]):
     """The metrics of a row; the trainer hands them on as they are, so they tell the row again."""
 
     number = 0
-    """The place of the row in the order in which rows were pushed, from 1."""
+    """The position of the row in the order in which rows were pushed, from 1."""
 
 
 @dataclass(eq=False)
 class RolloutRow:
-    """What the trainer takes from the buffer, by TRL's own names."""
+    """A row as the trainer takes it from the buffer, by TRL's own names."""
 
     prompt: Sequence[Message]
     completion: Sequence[Message]
@@ -57,7 +57,7 @@ class RolloutRow:
 
 
 def is_scored(rollout: Rollout) -> bool:
-    """Whether a reward can be given: what failed or was ended early has none to be judged by."""
+    """Return whether the rollout can be scored: one that failed or was ended early cannot."""
     return rollout.columns is not None and not (
         rollout.failed or rollout.stop_reason is StopReason.STALE
     )

@@ -6,28 +6,150 @@ all else there is a metric.
 
 import asyncio
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
+from abut.records.background import BackgroundRecorder
+from abut.records.record import score_record
+from abut.records.recorder import Recorder
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout, StopReason
 from abut.rollout.stream import Played
 from abut.tools.environment_factory import environments_of
-from abut.trl.async_buffer import RolloutBuffer
-from abut.trl.async_place import Place
-from abut.trl.async_records import AsyncRecords
-from abut.trl.async_row import RolloutRow, is_scored, rows_of_rollout
-from abut.trl.async_scores import RewardFunction, Scores, advantages_of, scores_of
 from abut.trl.metrics import log_batch
-from abut.trl.reward_columns import has_tools
+from abut.trl.rewards import has_tools
 from abut.trl.route import EnvRoute
 from abut.trl.rows import COMPLETIONS, conversation_of, rows_of
+from abut.trl.streaming.dataset_position import DatasetPosition
+from abut.trl.streaming.group_scores import GroupScores, RewardFunction, advantages_of, scores_of
+from abut.trl.streaming.training_row import RolloutRow, is_scored, rows_of_rollout
 
 Metrics = dict[str, "float | tuple[float, float]"]
+
+
+class RolloutBuffer(queue.Queue[Any]):
+    """The queue between a rollout worker and the trainer: first in, first out.
+
+    The trainer calls `get`, on its own thread; `room` and `push` are for one loop.
+    """
+
+    def __init__(self, maxsize: int) -> None:
+        """Args: `maxsize`: so many rows at the most; 0: any number."""
+        super().__init__(maxsize)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Event | None = None
+
+    def belongs_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Say which loop pushes; None: none does any more."""
+        self._loop, self._room = loop, asyncio.Event()
+
+    def push(self, row: Any) -> bool:
+        """Put a row, if there is room for it."""
+        assert self._room is not None
+        self._room.clear()  # before: what is taken after a failing put sets it again
+        try:
+            self.put_nowait(row)
+        except queue.Full:
+            return False
+        return True
+
+    async def room(self) -> None:
+        """Wait until something was taken since `push` failed, or `wake` was called."""
+        assert self._room is not None
+        await self._room.wait()
+
+    def wake(self) -> None:
+        """Have who waits for room look again; from any thread."""
+        if self._loop is not None and self._room is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._room.set)
+            except RuntimeError:  # it is closed, and nobody waits
+                self._loop = None
+
+    def _get(self) -> Any:
+        row = super()._get()
+        self.wake()
+        return row
+
+
+class AsyncRecords:
+    """Records the rollouts and scores of each group, on whichever thread it ended.
+
+    Args:
+        recorder: keeps them.
+        run_id: of this run.
+        tokenizer: its name.
+        step: the trainer's, where that is known.
+    """
+
+    def __init__(
+        self, recorder: Recorder, *, run_id: str, tokenizer: str, step: Callable[[], int | None]
+    ) -> None:
+        self._recorder = recorder
+        self._of_run = {"run_id": run_id, "rank": 0, "mode": "train", "tokenizer": tokenizer}
+        self._run_id = run_id
+        self._step = step
+        self._flushed_at: int | None = None
+        self._scores: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def write(self, played: Played, scores: GroupScores) -> None:
+        """Keep a group. What was kept is flushed when the trainer has made a step.
+
+        Raises:
+            OSError: what was handed over before could not be written.
+        """
+        with self._lock:
+            step = self._step()
+            for k, (task, rollout) in enumerate(played):
+                self._recorder.write(
+                    rollout,
+                    **self._of_run,
+                    step=step,
+                    group=task.group,
+                    place=task.place,
+                    seed=task.seed,
+                    episode_seed=task.episode_seed,
+                    columns=task.columns,
+                )
+                rewards = {name: values[k] for name, values in scores.by_function.items()}
+                advantage = None if scores.rewards[k] is None else scores.advantages[k]
+                self._scores.append(
+                    score_record(
+                        self._run_id,
+                        rollout.rollout_id,
+                        rewards,
+                        total=scores.rewards[k],
+                        advantage=advantage,
+                    )
+                )
+            if step is None or step != self._flushed_at:
+                self._flushed_at = step
+                self._flush()
+
+    def close(self) -> None:
+        """Write what is left.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        with self._lock:
+            self._flush()
+            if isinstance(self._recorder, BackgroundRecorder):
+                self._recorder.wait()
+
+    def _flush(self) -> None:
+        if (flush := getattr(self._recorder, "flush", None)) is not None:
+            flush()
+        scores, self._scores = self._scores, []
+        write_scores = getattr(self._recorder, "write_scores", None)
+        if write_scores is not None and scores:
+            write_scores(scores)
 
 
 class Delivery:
@@ -37,7 +159,7 @@ class Delivery:
         engine: has played them.
         route: says which environments there are.
         functions: the reward functions.
-        place: is told which rows are pushed.
+        position: is told which rows are pushed.
         buffer: takes them.
         metrics_queue: takes metrics, which are dropped where nobody takes them.
         records: keeps rollouts and scores; None: nobody does.
@@ -52,7 +174,7 @@ class Delivery:
         engine: Engine,
         route: EnvRoute,
         functions: Sequence[RewardFunction],
-        place: Place,
+        position: DatasetPosition,
         buffer: RolloutBuffer,
         metrics_queue: "queue.Queue[Metrics]",
         records: AsyncRecords | None,
@@ -65,7 +187,7 @@ class Delivery:
         self._engine = engine
         self._route = route
         self._functions = functions
-        self._place = place
+        self._position = position
         self._buffer = buffer
         self._metrics_queue = metrics_queue
         self._records = records
@@ -111,7 +233,7 @@ class Delivery:
         tasks: Sequence[RolloutTask],
         rollouts: Sequence[Rollout],
         log_metric: Callable[[str, float], None],
-    ) -> Scores:
+    ) -> GroupScores:
         columns: dict[str, Any] = rows_of(
             rollouts,
             tasks,
@@ -140,12 +262,12 @@ class Delivery:
         ]
         if not any(can):
             rewards = [None] * len(rollouts)
-            return Scores({}, rewards, *advantages_of(rewards))
+            return GroupScores({}, rewards, *advantages_of(rewards))
         ask = batch.env_loop.open().ask
         return await scores_of(self._functions, columns, can, ask)
 
     def _rows(
-        self, tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout], scores: Scores
+        self, tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout], scores: GroupScores
     ) -> list[RolloutRow]:
         rows: list[RolloutRow] = []
         for k, (task, rollout) in enumerate(zip(tasks, rollouts, strict=True)):
@@ -179,7 +301,7 @@ class Delivery:
     ) -> None:
         """Push the rows of a group, one behind the other; what gets too old meanwhile is not."""
         began, waited_s, trained, stale, oversize = 0.0, 0.0, 0, 0, 0
-        self._place.deliver(group, rows)
+        self._position.deliver(group, rows)
         for row in rows:
             if self._max_tokens is not None and len(row.input_ids) > self._max_tokens:
                 oversize += 1

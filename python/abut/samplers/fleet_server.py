@@ -1,4 +1,4 @@
-"""One model server: what became of a request, and how the server has been lately.
+"""One server of a fleet: what became of a request, and how the server has been lately.
 
 Invariant: an answer is read whole or not at all.
 """
@@ -69,21 +69,21 @@ class Refused(Exception):
 
 
 @dataclass(eq=False)
-class ModelServer:
+class FleetServer:
     """One server of an engine, and how it has been lately."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What it alone is sent."""
+    """Headers for this server alone."""
     checked: bool = False
-    """Whether it was checked in this batch, and since it last failed."""
+    """True once it was checked in this batch, until it fails."""
     ever_checked: bool = False
-    """Whether it was ever checked."""
+    """True once it was checked, in any batch."""
     rollouts: int = 0
-    """Of how many rollouts it is the home."""
+    """How many rollouts send their requests here."""
     rests_s: Iterator[float] = field(default_factory=_rests_s)
     gone: bool = False
-    """Whether it refused connections after it had been checked."""
+    """True if it refused connections after it had been checked."""
     rests_until: float = 0.0
     """When it may be asked again, by the monotonic clock."""
     down_since: float | None = None

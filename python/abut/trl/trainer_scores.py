@@ -1,4 +1,4 @@
-"""What reward functions and TRL made of recorded rollouts.
+"""The scores of recorded rollouts: the values of reward functions, and TRL's advantages.
 
 They are known only after the `rollout_func` has returned. Each reward function sees its own values,
 and none the advantages: TRL has no public door to all of them. They are read where its table of
@@ -22,7 +22,7 @@ class _Batch(NamedTuple):
     """The completions that were there: the same objects are there until the batch is scored."""
 
 
-class Scores:
+class TrainerScores:
     """Hands on the scores of one batch after the other.
 
     Args:

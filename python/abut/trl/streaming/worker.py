@@ -27,9 +27,16 @@ from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.stream import Stream
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
-from abut.samplers.turns import StreamSampler
-from abut.trl.arguments import (
+from abut.trl.rewards import env_reward
+from abut.trl.route import EnvArgument
+from abut.trl.streaming.callback import groups_of_epochs, position_callback
+from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
+from abut.trl.streaming.delivery import AsyncRecords, Delivery, Metrics, RolloutBuffer
+from abut.trl.streaming.group_scores import reward_functions
+from abut.trl.tasks import Tasks
+from abut.trl.trainer_engine import (
     check_sampler,
     checked_config,
     checked_recorder,
@@ -37,17 +44,7 @@ from abut.trl.arguments import (
     route_of,
     text_config,
 )
-from abut.trl.async_buffer import RolloutBuffer
-from abut.trl.async_callback import groups_of_epochs, place_callback
-from abut.trl.async_delivery import Delivery, Metrics
-from abut.trl.async_place import Place
-from abut.trl.async_records import AsyncRecords
-from abut.trl.async_scores import reward_functions
-from abut.trl.dataset_groups import DatasetGroups
-from abut.trl.rewards import env_reward
-from abut.trl.route import EnvArgument
-from abut.trl.sampler import async_client_settings, async_sampler_of
-from abut.trl.tasks import Tasks
+from abut.trl.trainer_sampler import async_client_settings, async_sampler_of
 from abut.trl.version import (
     ARRAYS_IN_ROWS,
     ASYNC_WORKER,
@@ -149,16 +146,16 @@ def make_rollout_worker(
     hint="call make_rollout_worker in the process that trains",
 )
 class RolloutWorker:
-    """What `AsyncGRPOTrainer` takes as `rollout_worker`; it has begun nothing before `start`.
+    """The `rollout_worker` of an `AsyncGRPOTrainer`; nothing runs before `start`.
 
     Attributes:
         rollout_buffer: the rows, which the trainer takes.
         metrics_queue: the metrics, which the trainer logs.
-        callback: for the trainer's `callbacks`: saves and restores the place in the dataset.
-        place: how far training has come there.
+        callback: for the trainer's `callbacks`: saves and restores the position in the dataset.
+        position: how far training has come in the dataset.
         version: of the weights that sample now.
         step: the trainer's, where the callback says it.
-        epoch_groups: of how many groups training ends, where epochs say so.
+        epoch_groups: training ends after this many groups, where epochs say so.
     """
 
     def __init__(
@@ -178,11 +175,11 @@ class RolloutWorker:
     ) -> None:
         self.rollout_buffer = RolloutBuffer(max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[Metrics] = queue.Queue(_METRICS)
-        self.place = Place()
+        self.position = DatasetPosition()
         self.version = 0
         self.step: int | None = None
         self.epoch_groups = groups_of_epochs(args, train_dataset)
-        self.callback = place_callback(self)
+        self.callback = position_callback(self)
         self._tasks = tasks
         self._args = args
         self._dataset = train_dataset
@@ -326,7 +323,7 @@ class RolloutWorker:
             engine,
             route,
             self._functions,
-            self.place,
+            self.position,
             self.rollout_buffer,
             self.metrics_queue,
             self._records,
@@ -337,9 +334,9 @@ class RolloutWorker:
         )
         if self._restored is not None:
             restored, self._restored = self._restored, None
-            delivery.restored = self.place.restore(restored, self.version, as_lists=as_lists)
+            delivery.restored = self.position.restore(restored, self.version, as_lists=as_lists)
         groups = DatasetGroups(
-            self._dataset, self._tasks, self.place, for_task, args.num_generations
+            self._dataset, self._tasks, self.position, for_task, args.num_generations
         )
         at_once = _at_once(args)
 

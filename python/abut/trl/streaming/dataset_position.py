@@ -16,21 +16,24 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from abut.trl.async_row import RolloutRow, RowMetrics
+from abut.envs.source import ForTask
+from abut.envs.task import RolloutTask
+from abut.trl.streaming.training_row import RolloutRow, RowMetrics
+from abut.trl.tasks import Tasks
 
 _ARRAYS = {"input_ids": "<i8", "completion_mask": "<u1", "old_log_probs": "<f4"}
 
 
-class Place:
-    """Of one worker; may be asked and told on any thread."""
+class DatasetPosition:
+    """How far the training of one worker has come; all methods may be called on any thread."""
 
     def __init__(self) -> None:
         self.is_followed = False
-        """Whether anybody says what was trained; else nothing is kept until it is."""
+        """True if a callback says what was trained; else no row is kept until it is trained."""
         self._lock = threading.Lock()
         self._first = 0  # of the groups that are not done
         self._done: set[int] = set()  # behind that one
@@ -44,7 +47,7 @@ class Place:
 
     @property
     def groups_trained(self) -> int:
-        """Of how many groups something was trained, before the checkpoint too."""
+        """How many groups had a row trained, those before the checkpoint included."""
         with self._lock:
             return self._groups_trained
 
@@ -90,7 +93,7 @@ class Place:
                     self._end(row.group_id)
 
     def state(self, version: int) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON values.
+        """Return the state that a checkpoint keeps, as JSON values.
 
         Args:
             version: of the trainer's weights, by which the age of rows is told.
@@ -189,3 +192,66 @@ def _row(kept: Mapping[str, Any], version: int, *, as_lists: bool) -> RolloutRow
         kept["group_id"],
         RowMetrics(metrics),
     )
+
+
+class DatasetGroups:
+    """An endless iterator over the groups of a dataset, in its order, again and again.
+
+    The number of a group says which row it plays, so a resumed run goes on where the other was.
+
+    Args:
+        dataset: rows, by index (a `Dataset`, a list) or only one after the other (an
+            `IterableDataset`).
+        tasks: makes them.
+        position: says which group is next.
+        for_task: completes a task for the engine.
+        generations: how many rollouts a group has.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        tasks: Tasks,
+        position: DatasetPosition,
+        for_task: ForTask,
+        generations: int,
+    ) -> None:
+        self._dataset = dataset
+        self._tasks = tasks
+        self._position = position
+        self._for_task = for_task
+        self._generations = generations
+        self._rows: Iterator[Any] = iter(())
+        self._passed = 0
+        self._last: Mapping[str, Any] = {}
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sequence[RolloutTask]:
+        """The tasks of the next group.
+
+        Raises:
+            ValueError: the dataset is empty, or a row is none that can be played.
+        """
+        group = self._position.begin()
+        tasks = self._tasks.of_group(self._row(group), group, self._generations)
+        return [self._for_task(task) for task in tasks]
+
+    def _row(self, group: int) -> Mapping[str, Any]:
+        if hasattr(self._dataset, "__len__"):
+            if not len(self._dataset):
+                raise _empty()
+            row: Mapping[str, Any] = self._dataset[group % len(self._dataset)]
+            return row
+        while self._passed <= group:
+            if (row_or_end := next(self._rows, None)) is None:
+                self._rows = iter(self._dataset)
+                if (row_or_end := next(self._rows, None)) is None:
+                    raise _empty()
+            self._last, self._passed = row_or_end, self._passed + 1
+        return self._last
+
+
+def _empty() -> ValueError:
+    return ValueError("train_dataset has no rows: nothing can be played")

@@ -1,4 +1,4 @@
-"""The `TrainerCallback` of a rollout worker: where training is in the dataset, into checkpoints.
+"""The `TrainerCallback` of a rollout worker: saves the position in the dataset in checkpoints.
 
 TRL does that for its own worker alone. The state goes the way that transformers has for callbacks,
 into the `trainer_state.json` of a checkpoint, so that both are there or neither.
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from abut.trl.async_place import Place
+from abut.trl.streaming.dataset_position import DatasetPosition
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +17,11 @@ _NAME = "AbutRollouts"
 
 
 class Followed(Protocol):
-    """What a callback tells its worker."""
+    """The worker as its callback sees it."""
 
-    place: Place
+    position: DatasetPosition
     epoch_groups: int | None
-    """Of how many groups training ends, where epochs say so."""
+    """Training ends after this many groups, where epochs say so."""
     version: int
     step: int | None
 
@@ -34,7 +34,7 @@ class Followed(Protocol):
         ...
 
 
-def place_callback(worker: Followed) -> Any:
+def position_callback(worker: Followed) -> Any:
     """The callback of one worker; a class of its own, since transformers makes it anew by class."""
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
@@ -51,13 +51,13 @@ def place_callback(worker: Followed) -> Any:
             train_dataloader: Any = None,
             **_: Any,
         ) -> None:
-            """Before the worker is started: restore the place, and see what is trained."""
+            """Before the worker is started: restore the position, and follow what is trained."""
             if not state.is_world_process_zero:
                 return
             if model is not None:
                 worker.meets(model)
             worker.step = state.global_step
-            worker.place.is_followed = _follow(train_dataloader, worker.place.collated)
+            worker.position.is_followed = _follow(train_dataloader, worker.position.collated)
             kept = state.stateful_callbacks.get(_NAME)
             if kept is not None and state.global_step:
                 worker.restore(kept["attributes"])
@@ -69,21 +69,21 @@ def place_callback(worker: Followed) -> Any:
 
         def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """A micro-batch was trained."""
-            worker.place.trained()
+            worker.position.trained()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """The last micro-batch of a step was trained."""
-            worker.place.trained()
+            worker.position.trained()
             worker.step = state.global_step
             # TRL counts the groups of this run alone, so a resumed one would train them all again.
             goal = worker.epoch_groups
-            if goal is not None and _on_all_ranks(args, worker.place.groups_trained >= goal):
+            if goal is not None and _on_all_ranks(args, worker.position.groups_trained >= goal):
                 control.should_training_stop = True
                 control.should_save = control.should_save or args.save_strategy == "steps"
 
         def state(self) -> dict[str, Any]:
-            """What a checkpoint keeps."""
-            return {"args": {}, "attributes": worker.place.state(worker.version)}
+            """Return the state that a checkpoint keeps."""
+            return {"args": {}, "attributes": worker.position.state(worker.version)}
 
         @classmethod
         def from_state(cls, state: Any) -> "AbutRollouts":
@@ -95,7 +95,7 @@ def place_callback(worker: Followed) -> Any:
 
 
 def groups_of_epochs(args: Any, dataset: Any) -> int | None:
-    """Of how many groups training ends; None where it ends by steps, or nobody knows.
+    """The number of groups after which training ends; None if it ends by steps or nobody knows.
 
     Asked before the trainer is made, which puts a number of steps into `args`.
     """
@@ -106,7 +106,7 @@ def groups_of_epochs(args: Any, dataset: Any) -> int | None:
 
 
 def _on_all_ranks(args: Any, reached: bool) -> bool:
-    """What rank 0 says, which alone knows what was trained; no rank may stop alone."""
+    """Return the verdict of rank 0, which alone knows what was trained; no rank may stop alone."""
     if args.world_size == 1:
         return reached
     from accelerate.utils import broadcast_object_list
@@ -115,7 +115,7 @@ def _on_all_ranks(args: Any, reached: bool) -> bool:
 
 
 def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
-    """Have each micro-batch told when the trainer makes it; returns whether that can be had."""
+    """Note each micro-batch when the trainer collates it; returns whether that is possible."""
     loader = getattr(train_dataloader, "base_dataloader", train_dataloader)
     collate = getattr(loader, "collate_fn", None)
     if not callable(collate):

@@ -1,4 +1,4 @@
-"""The scores of a group: what reward functions say, and the advantages that follow.
+"""The scores of a group: the rewards, and the advantages that follow from them.
 
 Invariant: an advantage is finite, and is that of TRL's own worker: over the scored rollouts of a
 group, (reward - mean) / (std + 1e-8) with the population's standard deviation.
@@ -18,8 +18,8 @@ RewardFunction = Callable[..., Any]
 _LARGEST = 1e100
 
 
-class Scores(NamedTuple):
-    """Of one group, in the order of its rollouts."""
+class GroupScores(NamedTuple):
+    """The scores of one group, in the order of its rollouts."""
 
     by_function: Mapping[str, Sequence[float | None]]
     """None: the function gave none."""
@@ -56,7 +56,7 @@ async def scores_of(
     columns: Mapping[str, Any],
     can_be_scored: Sequence[bool],
     on_loop: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
-) -> Scores:
+) -> GroupScores:
     """Ask the functions for the rewards of a group.
 
     Args:
@@ -90,7 +90,7 @@ async def scores_of(
         scored = [value for value in given if value is not None]
         rewards.append(sum(scored) if scored else None)
     advantages, mean, std = advantages_of(rewards)
-    return Scores(by_function, rewards, advantages, mean, std)
+    return GroupScores(by_function, rewards, advantages, mean, std)
 
 
 def advantages_of(rewards: Sequence[float | None]) -> tuple[list[float], float, float]:

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from abut._native import Tokenizer
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.settings import NAMED
-from abut.samplers.turns import StreamSampler
 
 # From here on TRL asks `vllm serve`; before, a server of its own.
 _ASKS_VLLM = (1, 11)

@@ -1,4 +1,4 @@
-"""What `make_rollout_func` and `make_rollout_worker` take alike, checked and made of it.
+"""The arguments that `make_rollout_func` and `make_rollout_worker` share, checked.
 
 Invariant: a wrong argument is refused where it is given, by its name and with what it may be.
 """
@@ -12,8 +12,8 @@ from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
+from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
-from abut.samplers.turns import StreamSampler
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.trl.route import EnvArgument, EnvRoute
@@ -69,7 +69,7 @@ def checked_config(config: Any) -> RolloutConfig:
 def route_of(
     env: EnvArgument, gateway: Any, *, system_prompt: str | None, processor: Any
 ) -> EnvRoute:
-    """What plays which row.
+    """Return the route, which says what plays which row.
 
     Raises:
         TypeError: `env` or `gateway` is none of what it may be.

@@ -1,0 +1,1 @@
+"""The rollout worker of `AsyncGRPOTrainer`: rollouts that stream while the trainer trains."""
