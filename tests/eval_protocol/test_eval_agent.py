@@ -12,7 +12,7 @@ from stage import Recording, Stage
 
 pytest.importorskip("eval_protocol")
 
-from eval_protocol.models import EvaluationRow, InputMetadata, Message
+from eval_protocol.models import EvaluateResult, EvaluationRow, InputMetadata, Message
 from eval_protocol.pytest import (
     RolloutProcessor,
     SingleTurnRolloutProcessor,
@@ -35,8 +35,6 @@ def made(**arguments: Any) -> Any:
 
     @evaluation_test(**given | arguments)
     def test_made(row: EvaluationRow) -> EvaluationRow:
-        from eval_protocol.models import EvaluateResult
-
         row.evaluation_result = EvaluateResult(score=1.0, reason="")
         return row
 
@@ -213,8 +211,6 @@ def test_a_batch_of_all_rows_is_scored_together(stage: Stage) -> None:
         mode="all",
     )
     async def test_all(rows: list[EvaluationRow]) -> list[EvaluationRow]:
-        from eval_protocol.models import EvaluateResult
-
         for row in rows[:-1]:  # the last one is left out, and has no score
             row.evaluation_result = EvaluateResult(score=float(len(rows)), reason="")
         return list(reversed(rows[:-1]))
@@ -302,6 +298,36 @@ def test_each_file_is_cut_where_files_are_not_combined(tmp_path: Any) -> None:
             combine_datasets=combine,
         )
         assert list(eval_test(test).dataset()["prompt"]) == prompts
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "groupwise", "all"])
+def test_only_a_row_without_a_result_is_unmeasured(stage: Stage, mode: Any) -> None:
+    """Whichever way a test gets its rows; a result of 0 is one."""
+
+    def judge(row: EvaluationRow) -> EvaluationRow:
+        if row.messages[-1].content != "nothing":
+            row.evaluation_result = EvaluateResult(score=0.0, reason="")
+        return row
+
+    def test_row(row: EvaluationRow) -> EvaluationRow:
+        return judge(row)
+
+    def test_rows(rows: list[EvaluationRow]) -> list[EvaluationRow]:
+        return [judge(row) for row in rows]
+
+    body = test_row if mode == "pointwise" else test_rows
+    model = {"model": "openai/m"}
+    models = [model, {**model, "temperature": 1.0}] if mode == "groupwise" else [model]
+    test = evaluation_test(
+        input_messages=[[[Message(role="user", content="hi")]]],
+        completion_params=models,
+        rollout_processor=SingleTurnRolloutProcessor(),
+        mode=mode,
+    )(body)
+    said = iter(["nothing", "something"])
+    batch = play_test(stage, eval_test(test, log=None), lambda text: next(said))
+    found = {r.messages[-1]["content"]: (r.reward, r.measured) for r in batch.rollouts}
+    assert found == {"nothing": (None, False), "something": (0.0, True)}
 
 
 @pytest.mark.parametrize(

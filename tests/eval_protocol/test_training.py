@@ -19,6 +19,7 @@ import abut
 from abut.eval_protocol import eval_test
 from abut.gateway.session import Session
 from abut.rollout.config import RolloutConfig
+from abut.trl import scored_only
 from ep_server import ChatServer, says
 from stage import check_exact
 from trl_run import Run, recorded_calls
@@ -262,6 +263,25 @@ def test_what_gives_no_score_is_none_and_never_zero(run: Any) -> None:
     assert scores.pop("well") == 0.5
     assert set(scores.values()) == {None}
     assert len(scores) == 7
+
+
+def test_a_row_without_a_result_is_scored_by_no_function_that_scores_what_was_measured(
+    run: Any,
+) -> None:
+    one = scored_only(lambda completion_ids, **_: [1.0] * len(completion_ids))
+    scores = [score for out in run.outputs for score in one(**out)]
+    pairs = [*zip(rollouts(run), scores, strict=True)]
+    wayward = {
+        r["messages"][0]["content"]: score
+        for (row, r), score in pairs
+        if row["environment"].startswith("ep_own.wayward")
+    }
+    assert len(wayward) == 8
+    assert wayward.pop("well") == 1.0
+    assert set(wayward.values()) == {None}
+    assert [score for (_, r), score in pairs if r["env_reward"] is not None] == [1.0] * sum(
+        score is not None for score in scores
+    )
 
 
 def test_metrics_are_columns_and_are_logged(run: Any) -> None:
