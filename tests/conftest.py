@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from assets import DEMO_ASSETS
+from tests.kit.checkout import DEMO_ASSETS
 
 # Loading a real tokenizer takes seconds, once, in whichever example comes first. The examples are
 # the same in each run, but for `make test-random`.
@@ -65,7 +65,7 @@ def qwen3() -> Any:
 
 @pytest.fixture(scope="session")
 def stage(tokenizer: Any, processor: Any) -> Any:
-    from stage import Stage
+    from tests.kit.stage.rollouts import Stage
 
     return Stage(tokenizer, processor)
 
@@ -74,8 +74,8 @@ def stage(tokenizer: Any, processor: Any) -> Any:
 def called(stage: Any, hf_tokenizer: Any) -> Any:
     """Calls a rollout_func with a scripted sampler; returns its columns."""
     from abut.trl import make_rollout_func
-    from stage import Recording, Talk
-    from trl_run import a_trainer
+    from tests.kit.stage.rollouts import Recording, Talk
+    from tests.kit.training.trl_run import a_trainer
 
     def call(prompts: Any, env: Any = Talk, trainer: Any = None, **make: Any) -> Any:
         rollout_func = make_rollout_func(env, **{"sampler": Recording(stage.says())} | make)
@@ -94,7 +94,7 @@ def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that the engine started is left running. Idle threads end sooner: tests are many."""
-    from stage import eventually, overlook_recorders, own_threads
+    from tests.kit.stage.rollouts import eventually, overlook_recorders, own_threads
 
     overlook_recorders()
     monkeypatch.setattr("abut.concurrency.threads._IDLE_S", 0.02)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import abut
-from assets import EXAMPLES
+from tests.kit.checkout import EXAMPLES
 
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
 ALONE = ["exact_tokens.py"]
@@ -73,7 +73,7 @@ def test_an_environment_of_your_own_takes_thirty_lines_and_wordle_less_than_fift
 def trains(tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs an example that trains, in an empty folder, on one thread."""
     pytest.importorskip("trl")
-    from example_run import run_example
+    from tests.kit.training.example_run import run_example
 
     monkeypatch.chdir(tmp_path)
     return functools.partial(run_example, monkeypatch)
@@ -190,8 +190,8 @@ def test_wordle_says_what_it_needs(trains: Any, capsys: Any) -> None:
 def test_wordle_trains_on_a_server_of_openenv(
     trains: Any, tiny_model: Any, hf_tokenizer: Any, tmp_path: Path
 ) -> None:
-    from example_run import CPU, SMALL
-    from wire_server import TEXT, WireServer
+    from tests.kit.servers.wire_server import TEXT, WireServer
+    from tests.kit.training.example_run import CPU, SMALL
 
     tiny_model().save_pretrained(tmp_path / "model")
     hf_tokenizer.save_pretrained(tmp_path / "model")
@@ -264,8 +264,8 @@ def test_the_asynchronous_example_trains_and_goes_on(
     pytest.importorskip("aiohttp")
     import trl.experimental.async_grpo as async_grpo
 
-    from async_cpu import PolicyServer, Weights, on_cpu
-    from example_run import CPU
+    from tests.kit.training.async_cpu import PolicyServer, Weights, on_cpu
+    from tests.kit.training.example_run import CPU
 
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")

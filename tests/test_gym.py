@@ -9,7 +9,7 @@ from abut.envs.factory import check_env_factory
 from abut.envs.foreign import make_env
 from abut.errors import InvalidAction
 from abut.gym import GymEnv
-from stage import Stage, assert_done
+from tests.kit.stage.rollouts import Stage, assert_done
 
 
 class Count:

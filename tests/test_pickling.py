@@ -31,8 +31,8 @@ from abut.records.viewer.page import Page
 from abut.rollout.engine import Engine
 from abut.samplers.settings import SamplingSettings
 from abut.trl.rollout_func import RolloutFunc
-from assets import DEMO_ASSETS
-from travel import NEXT, OPENING, Lengths, said_of, there_and_back
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.data.travel import NEXT, OPENING, Lengths, said_of, there_and_back
 
 METHODS = multiprocessing.get_all_start_methods()
 COPIES: list[Callable[[Any], Any]] = [

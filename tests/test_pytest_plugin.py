@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assets import DEMO_ASSETS, EXAMPLES, KIT
+from tests.kit.checkout import DEMO_ASSETS, EXAMPLES, ROOT
 
 EXAMPLE = EXAMPLES / "certify_tokenizer.py"
 
@@ -146,13 +146,13 @@ def test_the_example_certifies_a_tokenizer(example: Path) -> None:
 def test_the_example_finds_a_tokenizer_that_is_not_exact(example: Path) -> None:
     (example / "conftest.py").write_text(
         "import pytest\n"
-        "from tokenizers_made import Broken\n"
+        "from tests.kit.data.tokenizers_made import Broken\n"
         "@pytest.fixture(scope='session')\n"
         "def abut_hf_tokenizer(abut_hf_tokenizer):\n"
         "    spoil = lambda text, ids: ids[:-1]\n"
         "    return Broken(abut_hf_tokenizer, spoil)\n"
     )
-    options = ["-o", f"pythonpath={KIT}", f"--abut-tokenizer={DEMO_ASSETS}"]
+    options = ["-o", f"pythonpath={ROOT}", f"--abut-tokenizer={DEMO_ASSETS}"]
     done = run(example, EXAMPLE.name, "-k", "texts", *options)
     assert done.returncode == 1
     assert "1 failed" in done.stdout

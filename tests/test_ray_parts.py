@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from assets import EXAMPLES, KIT
-from free_port import free_port
-from job import is_running
-from stage import eventually
+from tests.kit.checkout import EXAMPLES, KIT
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.rollouts import eventually
+from tests.kit.training.job import is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on_node.py is for Linux")
 
@@ -60,12 +60,14 @@ def test_ray_takes_the_cluster_file_and_refuses_a_wrong_one() -> None:
 def cluster(tmp_path_factory: Any) -> Iterator[Any]:
     """A head, one node that trains and one for vLLM; what they run is found in the folder."""
     pytest.importorskip("ray", reason="no ray: make test-ray")
-    from ray_cluster import a_cluster, a_node
+    from tests.kit.servers.ray_cluster import a_cluster, a_node
 
     folder: Path = tmp_path_factory.mktemp("stubs")
     for kind in ("vllm", "accelerate"):
         stub = folder / kind
-        stub.write_text(f'#!/bin/sh\nexec {sys.executable} {KIT / "stub_part.py"} {kind} "$@"\n')
+        stub.write_text(
+            f'#!/bin/sh\nexec {sys.executable} {KIT / "training" / "stub_part.py"} {kind} "$@"\n'
+        )
         stub.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -16,7 +16,7 @@ import abut
 from abut.envs.factory import check_env_factory
 from abut.envs.foreign import check_reply, make_env
 from abut.records.read import read_records
-from agent_stage import play_agents
+from tests.kit.stage.agents import play_agents
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

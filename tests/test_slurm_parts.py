@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from assets import EXAMPLES
-from job import is_running
-from stage import eventually
+from tests.kit.checkout import EXAMPLES
+from tests.kit.stage.rollouts import eventually
+from tests.kit.training.job import is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm is for Linux")
 

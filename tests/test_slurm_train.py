@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from assets import EXAMPLES, KIT
-from free_port import free_port
-from job import Job, is_running
-from ray_cluster import MARK, processes
-from stage import eventually
+from tests.kit.checkout import EXAMPLES, KIT
+from tests.kit.servers.free_port import free_port
+from tests.kit.servers.ray_cluster import MARK, processes
+from tests.kit.stage.rollouts import eventually
+from tests.kit.training.job import Job, is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm is for Linux")
 
@@ -64,7 +64,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         stack.callback(shutil.rmtree, temp, ignore_errors=True)
 
         def start(*, nodes: Any = NODES, **settings: str) -> Job:
-            stub = [sys.executable, str(KIT / "stub_part.py")]
+            stub = [sys.executable, str(KIT / "training" / "stub_part.py")]
             commands = {kind: [*stub, kind] for kind in ("vllm", "accelerate")}
             # A node has a folder of its own, as where nodes are machines: they start at once.
             own = Path(sys.executable).parent / "ray"
@@ -245,11 +245,11 @@ def test_it_trains(start: Any, tmp_path: Path) -> None:
     job = start(
         config=str(config),
         commands={
-            "vllm": [sys.executable, str(KIT / "small_vllm.py")],
+            "vllm": [sys.executable, str(KIT / "servers" / "small_vllm.py")],
             "accelerate": accelerate,
         },
         MODEL=str(model),
-        TRAIN=str(KIT / "train_on_cpu.py"),
+        TRAIN=str(KIT / "training" / "train_on_cpu.py"),
         TRAINS="ray",
         TRAINING_LOG=str(log),
         MAIN_PORT=str(free_port()),

@@ -16,7 +16,7 @@ from abut.testing import (
     assert_exact_append,
     native_tokenizer,
 )
-from tokenizers_made import Broken, with_close
+from tests.kit.data.tokenizers_made import Broken, with_close
 
 NATIVE = abut.Tokenizer.from_file(ASSETS / "tokenizer.json")
 USER = {"role": "user", "content": "Hi"}

@@ -10,7 +10,7 @@ import abut.template.tool_calls
 from abut.audit.page import lines
 from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.verdict import audit
-from template_kit import CALLS_BEHIND_THINKING, TAGS_ALIKE, tiny_tokenizer
+from tests.kit.data.templates import CALLS_BEHIND_THINKING, TAGS_ALIKE, tiny_tokenizer
 
 
 def judged(template: str, **options: Any) -> dict[str, RoundTrip]:

@@ -16,8 +16,8 @@ from abut.audit.seams import judge_seams
 from abut.audit.verdict import audit
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
-from assets import DEMO_ASSETS
-from tokenizers_made import Broken, template, with_close
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.data.tokenizers_made import Broken, template, with_close
 
 TRIMS = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
 
@@ -170,7 +170,7 @@ def test_a_message_that_cannot_be_appended_is_named_unless_nobody_says_it() -> N
 def test_a_call_that_is_written_otherwise_later_is_refused_and_not_overlooked() -> None:
     """As DeepSeek's: a tool's message needs a call before it, and depends on the history."""
     pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
-    from public_templates import TEMPLATES, tokenizer_of
+    from tests.kit.data.public_templates import TEMPLATES, tokenizer_of
 
     found = audit(tokenizer_of("deepseekv3", TEMPLATES["deepseekv3"]))
     assert found.problems == ["a turn | next tool: cannot be appended"]
@@ -195,7 +195,7 @@ def test_a_refused_template_is_reported_with_its_reason_and_the_tokenizer() -> N
 )
 def test_templates_of_other_families_are_exact(name: str) -> None:
     pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
-    from public_templates import TEMPLATES, tokenizer_of
+    from tests.kit.data.public_templates import TEMPLATES, tokenizer_of
 
     found = audit(tokenizer_of(name, TEMPLATES[name]), fuzz=15)
     assert found.problems == []
@@ -206,7 +206,7 @@ def test_templates_of_other_families_are_exact(name: str) -> None:
 def test_a_turn_can_end_on_what_opens_the_next() -> None:
     """As GLM's turns do: each kind of message has a stop token and a close of its own."""
     pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
-    from public_templates import TEMPLATES, tokenizer_of
+    from tests.kit.data.public_templates import TEMPLATES, tokenizer_of
 
     names = seams(audit(tokenizer_of("glm4moe", TEMPLATES["glm4moe"])))
     assert {

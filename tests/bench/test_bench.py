@@ -28,7 +28,7 @@ from abut.bench.timing import all_rounds, interleave
 from abut.bench.workbench import Workbench
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS
-from assets import ROOT
+from tests.kit.checkout import ROOT
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")

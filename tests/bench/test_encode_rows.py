@@ -22,7 +22,7 @@ from abut.bench.timing import available_cores
 from abut.bench.workbench import Workbench
 from abut.bench.worker import measure
 from abut.demo.model import ASSETS
-from tokenizers_made import word_level
+from tests.kit.data.tokenizers_made import word_level
 
 pytest.importorskip("tokenizers")
 

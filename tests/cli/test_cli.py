@@ -12,7 +12,7 @@ from abut.demo.model import ASSETS
 from abut.records.record import from_record, to_record
 from abut.records.show import load_tokenizer, render
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
-from tokenizers_made import template, with_close
+from tests.kit.data.tokenizers_made import template, with_close
 
 
 def record(tokenizer, /, **changes):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from abut.cli.__main__ import main
-from assets import DEMO_ASSETS
-from fake_server import FakeServer
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.servers.fake_server import FakeServer
 
 MODELS = [{"id": "tiny", "max_model_len": 512}]
 

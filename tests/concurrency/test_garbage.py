@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from abut.concurrency.garbage import rarer_collections
-from stage import Stage, Talk
+from tests.kit.stage.rollouts import Stage, Talk
 
 
 @pytest.fixture(autouse=True)

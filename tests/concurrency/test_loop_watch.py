@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from abut.concurrency.loop_watch import LoopWatch, WatchedCall, WatchedLoop, wait_sparing
-from stage import eventually, own_threads
+from tests.kit.stage.rollouts import eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -12,7 +12,7 @@ import pytest
 from abut.concurrency.loop import DaemonLoop
 from abut.concurrency.mailbox import Mailbox, settles_on_loop
 from abut.concurrency.threads import THREADS
-from stage import eventually
+from tests.kit.stage.rollouts import eventually
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from abut.concurrency import loop as loops
-from stage import BOTH, LIMIT_S, Stage, Talk, assert_done, asynced, check_exact, env
+from tests.kit.stage.rollouts import (
+    BOTH,
+    LIMIT_S,
+    Stage,
+    Talk,
+    assert_done,
+    asynced,
+    check_exact,
+    env,
+)
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -15,7 +15,7 @@ import pytest
 
 from abut.concurrency.threads import DaemonThread, DaemonThreads, InterruptibleQueue, _Alarm
 from abut.errors import EnvError
-from stage import eventually, own_threads
+from tests.kit.stage.rollouts import eventually, own_threads
 
 T = TypeVar("T")
 

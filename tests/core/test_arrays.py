@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abut
-from tokenizers_made import word_level
+from tests.kit.data.tokenizers_made import word_level
 
 TOKENIZER = abut.Tokenizer.from_str(word_level())
 IDS = [5, 0, 7, 96, 1]

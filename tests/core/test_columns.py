@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import abut
 from abut import _reference as reference
 from abut.errors import TrajectoryError
-from tokenizers_made import word_level
+from tests.kit.data.tokenizers_made import word_level
 
 ids = st.lists(st.integers(0, 99), max_size=5)
 sampled = st.tuples(st.integers(0, 99), st.floats(-9, 0, width=32), st.just(1))

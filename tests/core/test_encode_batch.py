@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import abut
 from abut.errors import AbutError
-from oracle import Trio, outcome, plain
-from strategies_text import modes, texts, trios
-from tokenizers_made import word_level
+from tests.kit.data.oracle import Trio, outcome, plain
+from tests.kit.data.strategies_text import modes, texts, trios
+from tests.kit.data.tokenizers_made import word_level
 
 # Enough of it that each core gets some.
 LONG = "ab" * 40_000

@@ -11,9 +11,9 @@ import pytest
 import abut
 from abut.errors import TrajectoryError
 from abut.parts import Content, Part, Scaffold
-from assets import DEMO_ASSETS
-from oracle import plain, tokens_of
-from tokenizers_made import word_level
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.data.oracle import plain, tokens_of
+from tests.kit.data.tokenizers_made import word_level
 
 Call = Callable[[abut.Trajectory], object]
 NAMES = ("prompt_ids", "completion_ids", "logprobs", "env_mask")

@@ -10,7 +10,7 @@ import pytest
 
 import abut
 from abut.errors import TrajectoryError
-from assets import DEMO_ASSETS
+from tests.kit.checkout import DEMO_ASSETS
 
 TEXT = "The quick brown fox jumps over 13 lazy dogs.\n" * 20_000
 """0.9 MB: milliseconds for the fastest encoder."""

@@ -18,8 +18,8 @@ from abut.errors import SamplerError, SeamError
 from abut.records.record import to_record
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.template.processor import ChatTemplateProcessor
-from assets import ROOT
-from stage import Played, Recording, Stage, Talk, check_exact, env, row, shifted
+from tests.kit.checkout import ROOT
+from tests.kit.stage.rollouts import Played, Recording, Stage, Talk, check_exact, env, row, shifted
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import abut
-from assets import DEMO_ASSETS
-from tokenizers_made import word_level
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.data.tokenizers_made import word_level
 
 DEMO = DEMO_ASSETS / "tokenizer.json"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assets import DEMO_ASSETS
+from tests.kit.checkout import DEMO_ASSETS
 
 # 17 of them are its arrays: int32 and int64 ids, float32 logprobs, one byte of provenance.
 BYTES_PER_TOKEN = 25

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import abut
 from abut.parts import Content, Part, Scaffold
-from oracle import Trio, outcome, plain, real
-from strategies_text import parts, texts, trios, unknown
-from tokenizers_made import REAL, word_level
+from tests.kit.data.oracle import Trio, outcome, plain, real
+from tests.kit.data.strategies_text import parts, texts, trios, unknown
+from tests.kit.data.tokenizers_made import REAL, word_level
 
 
 @given(trios(), parts, st.booleans())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import abut
-from tokenizers_made import word_level
+from tests.kit.data.tokenizers_made import word_level
 
 
 def growing(turns: int) -> tuple[abut.Trajectory, list[np.ndarray]]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import abut
 from abut.strategies import recorded_calls
-from assets import DEMO_ASSETS
+from tests.kit.checkout import DEMO_ASSETS
 
 POLICIES = ("error", "truncate", "split", "realign")
 LENIENT = POLICIES[1:]

@@ -12,9 +12,9 @@ import abut
 from abut import _reference as reference
 from abut._reference.added import HTML_ELEMENTS
 from abut.errors import AbutError, ControlTokenError, TokenizerError
-from oracle import Trio, outcome, plain, real
-from strategies_text import has_no_oracle, modes, texts, trios, unknown
-from tokenizers_made import REAL, word_level
+from tests.kit.data.oracle import Trio, outcome, plain, real
+from tests.kit.data.strategies_text import has_no_oracle, modes, texts, trios, unknown
+from tests.kit.data.tokenizers_made import REAL, word_level
 
 # --- the same answers on all sides
 

@@ -22,9 +22,9 @@ from abut import _reference as reference
 from abut._reference.edge import Edge
 from abut.errors import TokenizerError, TrajectoryError
 from abut.parts import Content, Part, Scaffold
-from oracle import Trio, outcome, plain, real, tokens_of
-from strategies_text import parts, texts, trios
-from tokenizers_made import REAL, word_level
+from tests.kit.data.oracle import Trio, outcome, plain, real, tokens_of
+from tests.kit.data.strategies_text import parts, texts, trios
+from tests.kit.data.tokenizers_made import REAL, word_level
 
 provenances = st.sampled_from(["prompt", "env", "close"])
 logprobs = st.floats(-50, 0, width=32)

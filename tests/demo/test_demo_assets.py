@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assets import ROOT
+from tests.kit.checkout import ROOT
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

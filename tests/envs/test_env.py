@@ -18,7 +18,7 @@ from abut.envs.foreign import (
 from abut.envs.reset_keywords import accepted_keywords
 from abut.errors import EnvError
 from abut.template.processor import ChatTemplateProcessor
-from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 
 def reply_error(returned: Any, method: str = "step") -> str:

@@ -12,7 +12,16 @@ import pytest
 import abut.rollout.env_loops
 from abut.errors import EnvError, RolloutError, SamplerError, text_of
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done, asynced, env
+from tests.kit.stage.rollouts import (
+    LIMIT_S,
+    Batched,
+    Recording,
+    Stage,
+    Talk,
+    assert_done,
+    asynced,
+    env,
+)
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from abut.envs.lent_threads import thread_of
-from stage import Talk, eventually, own_threads
+from tests.kit.stage.rollouts import Talk, eventually, own_threads
 
 
 @pytest.mark.usefixtures("no_thread_stays")

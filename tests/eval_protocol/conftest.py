@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ep_server import openenv_server
+from tests.kit.servers.ep_server import openenv_server
 
 HERE = Path(__file__).parent
 DATA = os.environ.get("ABUT_EVAL_PROTOCOL")

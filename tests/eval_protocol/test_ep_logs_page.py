@@ -23,9 +23,9 @@ from eval_protocol.pytest import evaluation_test
 from playwright.sync_api import Page, sync_playwright
 
 from abut.eval_protocol import eval_test
-from ep_stage import play_test
-from free_port import free_port
-from stage import Stage
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.evals import play_test
+from tests.kit.stage.rollouts import Stage
 
 CHROMIUM = shutil.which("chromium")
 

@@ -1,15 +1,11 @@
 """Two ranks, on gloo: groups are scored where they are whole, and tasks go round on all of them."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assets import KIT
+from tests.kit.training.ranks import run_ranks
 
 pytest.importorskip("eval_protocol")
 pytest.importorskip("trl")
@@ -19,18 +15,7 @@ HERE = Path(__file__).parent
 
 def play(folder: Path, scenario: str) -> list[dict[str, Any]]:
     """What each of two ranks got."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(KIT), str(HERE)])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *words, str(KIT / "ep_ranks.py"), str(folder), scenario],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return run_ranks("evals", folder, scenario, timeout_s=400, path=[HERE])
 
 
 def test_groups_that_are_whole_on_a_rank_are_scored_there(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from abut.agents import is_agent
-from ep_stage import call_text, last_user, play_test
-from stage import Recording, Stage
+from tests.kit.stage.evals import call_text, last_user, play_test
+from tests.kit.stage.rollouts import Recording, Stage
 
 pytest.importorskip("eval_protocol")
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("eval_protocol")
 pytest.importorskip("trl")
 
-from assets import EXAMPLES
-from ep_server import ChatServer
+from tests.kit.checkout import EXAMPLES
+from tests.kit.servers.ep_server import ChatServer
 
 
 def test_its_mean_score_rises(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcess
 from openenv.core import GenericEnvClient
 
 from abut.eval_protocol import eval_test
-from ep_server import start_server
-from ep_stage import play_test
-from free_port import free_port
-from stage import Stage
+from tests.kit.servers.ep_server import start_server
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.evals import play_test
+from tests.kit.stage.rollouts import Stage
 
 ASKED = [[[Message(role="user", content=text)] for text in ("well", "ill")]]
 
@@ -241,9 +241,9 @@ from transformers import AutoTokenizer
 import abut
 from abut.eval_protocol import eval_test
 from abut.template.processor import ChatTemplateProcessor
-from assets import DEMO_ASSETS
-from ep_stage import play_test
-from stage import Stage
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.stage.evals import play_test
+from tests.kit.stage.rollouts import Stage
 hf = AutoTokenizer.from_pretrained(DEMO_ASSETS)
 stage = Stage(abut.Tokenizer.from_pretrained(hf), ChatTemplateProcessor(hf))
 test = eval_test("ep_own.two_tests:test_length")
@@ -259,7 +259,7 @@ def test_a_store_that_cannot_be_had_costs_nothing_and_no_network_is_asked(tmp_pa
     (tmp_path / ".eval_protocol").write_text("a file")
     environ = {name: value for name, value in os.environ.items() if "LITELLM" not in name}
     environ |= {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    paths = (here, here.parent / "kit", *filter(None, [os.environ.get("PYTHONPATH")]))
+    paths = (here, here.parents[1], *filter(None, [os.environ.get("PYTHONPATH")]))
     environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS],

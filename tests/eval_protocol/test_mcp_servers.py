@@ -14,9 +14,9 @@ pytest.importorskip("eval_protocol")
 from eval_protocol.pytest.default_mcp_gym_rollout_processor import MCPServerManager
 
 from abut.eval_protocol import eval_test
-from ep_server import openenv_server
-from ep_stage import call_text, last_user, play_test
-from stage import Stage
+from tests.kit.servers.ep_server import openenv_server
+from tests.kit.stage.evals import call_text, last_user, play_test
+from tests.kit.stage.rollouts import Stage
 
 SERVERS = str(Path(__file__).parent / "servers")
 

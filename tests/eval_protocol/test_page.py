@@ -12,7 +12,7 @@ import eval_protocol.pytest as package
 
 from abut.eval_protocol import create_openenv_vllm_rollout_func, eval_test
 from abut.eval_protocol.processors import _REFUSED
-from example_run import blocks_of
+from tests.kit.training.example_run import blocks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "eval_protocol.md").read_text(encoding="utf-8")
 

@@ -19,8 +19,8 @@ from eval_protocol.models import EvaluateResult, EvaluationRow, Message
 from eval_protocol.pytest import SingleTurnRolloutProcessor, evaluation_test
 
 from abut.eval_protocol import eval_test
-from ep_stage import play_test
-from stage import Stage
+from tests.kit.stage.evals import play_test
+from tests.kit.stage.rollouts import Stage
 
 WAIT_S = 60.0
 FORK = multiprocessing.get_context("fork")

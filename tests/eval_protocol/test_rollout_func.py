@@ -21,10 +21,10 @@ import abut
 from abut.eval_protocol import create_openenv_vllm_rollout_func
 from abut.eval_protocol import rollout_func as ours
 from abut.trl import env_reward
-from ep_server import openenv_server, start_server
-from free_port import free_port
-from stage import Recording, Stage, check_exact
-from trl_run import a_trainer, recorded_calls
+from tests.kit.servers.ep_server import openenv_server, start_server
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.rollouts import Recording, Stage, check_exact
+from tests.kit.training.trl_run import a_trainer, recorded_calls
 
 SERVERS = str(Path(__file__).parent / "servers")
 PROMPTS = ["go"] * 4
@@ -294,7 +294,7 @@ def test_the_script_of_the_documentation_trains(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from example_run import CPU
+    from tests.kit.training.example_run import CPU
 
     def parse(text: str) -> dict[str, str]:
         found = re.search(r"[A-Za-z_]+\s*\(.*\)", text or "")

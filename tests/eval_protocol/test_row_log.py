@@ -26,8 +26,8 @@ import abut
 from abut.eval_protocol import eval_test, prune_logs
 from abut.eval_protocol.row_log import SAMPLE
 from abut.eval_protocol.shown_row import fitted
-from ep_stage import play_test
-from stage import Stage
+from tests.kit.stage.evals import play_test
+from tests.kit.stage.rollouts import Stage
 
 
 class Kept:

@@ -20,9 +20,9 @@ from abut.eval_protocol import eval_test
 from abut.gateway.session import Session
 from abut.rollout.config import RolloutConfig
 from abut.trl import scored_only
-from ep_server import ChatServer, says
-from stage import check_exact
-from trl_run import Run, recorded_calls
+from tests.kit.servers.ep_server import ChatServer, says
+from tests.kit.stage.rollouts import check_exact
+from tests.kit.training.trl_run import Run, recorded_calls
 
 HERE = Path(__file__).parent
 DATA = os.environ.get("ABUT_EVAL_PROTOCOL")

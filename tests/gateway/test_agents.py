@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 import abut
 from abut import AgentResult, agent
-from agent_stage import LOOKUP, Client, a_call, check_tree, play_agents, user
-from stage import Recording, Stage, check_exact
+from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
+from tests.kit.stage.rollouts import Recording, Stage, check_exact
 
 
 def str_of(reward: object) -> str:

@@ -11,7 +11,7 @@ from abut.gateway.matching import REWRITES
 from abut.gateway.refusal import Refusal
 from abut.gateway.request import SAMPLING, read_request
 from abut.rollout.rollout import BranchCause
-from example_run import blocks_of
+from tests.kit.training.example_run import blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")

@@ -15,9 +15,9 @@ from abut import agent
 from abut.gateway import connections as connections_module
 from abut.gateway.connections import IDLE_TICKS, Connection, Connections
 from abut.gateway.server import Gateway
-from agent_stage import play_agents, says, serving, user
-from raw_http import RawClient
-from stage import Recording, Stage, eventually
+from tests.kit.clients.raw_http import RawClient
+from tests.kit.stage.agents import play_agents, says, serving, user
+from tests.kit.stage.rollouts import Recording, Stage, eventually
 
 
 class Serves(asyncio.Protocol):

@@ -14,8 +14,8 @@ from abut import SamplerError, agent
 from abut.concurrency.deadline import SparingTimeout
 from abut.gateway import Gateway
 from abut.samplers.sampler import Sample, SampleRequest
-from agent_stage import Client, check_tree, play_agents, user
-from stage import Recording, Stage, eventually
+from tests.kit.stage.agents import Client, check_tree, play_agents, user
+from tests.kit.stage.rollouts import Recording, Stage, eventually
 
 MANY = 512
 

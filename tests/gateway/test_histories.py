@@ -13,7 +13,7 @@ from abut.gateway.place import find_place
 from abut.gateway.processors import Shown
 from abut.gateway.request import ChatRequest
 from abut.gateway.unnamed import who_goes_on
-from made_branches import CHANGES, a_branch, as_sent
+from tests.kit.data.branches import CHANGES, a_branch, as_sent
 
 
 class Told:

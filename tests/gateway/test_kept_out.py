@@ -11,8 +11,8 @@ import pytest
 
 from abut import agent
 from abut.gateway import Gateway
-from agent_stage import LOOKUP, Client, play_agents, user
-from stage import Recording, Stage
+from tests.kit.stage.agents import LOOKUP, Client, play_agents, user
+from tests.kit.stage.rollouts import Recording, Stage
 
 BODY = {"model": "policy", "messages": [user("hi")]}
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -7,9 +7,9 @@ import pytest
 
 from abut.gateway import app, connections, listening
 from abut.gateway.server import Gateway
-from agent_stage import LOOKUP, a_call, ask, post, says, serving, user
-from raw_http import RawClient
-from stage import Stage
+from tests.kit.clients.raw_http import RawClient
+from tests.kit.stage.agents import LOOKUP, a_call, ask, post, says, serving, user
+from tests.kit.stage.rollouts import Stage
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "policy", "messages": [user("hi")]}

@@ -9,7 +9,7 @@ import pytest
 from abut.gateway import matching
 from abut.gateway.known import Known
 from abut.gateway.matching import REWRITES, History, match
-from made_branches import CHANGES, Messages, a_branch, as_sent, no_text
+from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
 
 
 @pytest.mark.parametrize("seed", range(60))

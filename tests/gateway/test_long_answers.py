@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from abut.gateway import app
-from agent_stage import post, says, serving, user
-from stage import Stage
+from tests.kit.stage.agents import post, says, serving, user
+from tests.kit.stage.rollouts import Stage
 
 
 @pytest.mark.parametrize("stream", [False, True])

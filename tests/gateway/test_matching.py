@@ -6,9 +6,9 @@ import pytest
 
 from abut import agent
 from abut.gateway.matching import REWRITES, Entry, History, match
-from agent_stage import LOOKUP, Client, a_call, check_tree, play_agents, user
-from random_policy import naming
-from stage import Recording, Stage
+from tests.kit.clients.random_policy import naming
+from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
+from tests.kit.stage.rollouts import Recording, Stage
 
 
 def assistant(content: str, **keys: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 
 from abut import RolloutError, agent
 from abut.gateway.server import Gateway
-from agent_stage import RUN, Client, play_agents, user
-from free_port import free_port
-from stage import Stage
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.agents import RUN, Client, play_agents, user
+from tests.kit.stage.rollouts import Stage
 
 KEY = "the key of the run, and of all its ranks"
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import random_clients
 from abut.gateway import branch, matching, session, values
 from abut.gateway.branch import Branch
 from abut.gateway.call import Repeats
 from abut.gateway.matching import Entry, History
-from agent_stage import user
-from client_tree import answered, said
-from random_clients import Clients, Request
-from random_policy import STOPS, naming
+from tests.kit.clients import random_clients
+from tests.kit.clients.random_clients import Clients, Request
+from tests.kit.clients.random_policy import STOPS, naming
+from tests.kit.clients.tree import answered, said
+from tests.kit.stage.agents import user
 
 
 @pytest.fixture

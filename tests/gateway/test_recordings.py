@@ -17,9 +17,9 @@ from abut.gateway.matching import REWRITES, History, match
 from abut.gateway.request import ChatRequest
 from abut.gateway.session import Session
 from abut.gateway.values import arguments_of
-from client_recordings import Recorded, Replay, Verdicts, recordings, verdicts
-from edited_histories import edits
-from stage import SOAK, Stage
+from tests.kit.clients.edited_histories import edits
+from tests.kit.clients.recordings import Recorded, Replay, Verdicts, recordings, verdicts
+from tests.kit.stage.rollouts import SOAK, Stage
 
 SHARE = 20
 """Of so many edits one is tried in the ordinary suite."""

@@ -12,9 +12,9 @@ from abut.gateway import idle
 from abut.gateway.server import Gateway
 from abut.records.read import read_records
 from abut.rollout.rollout import Rollout
-from agent_stage import LOOKUP, a_call, ask, check_tree, post, says, serving, user
-from fake_server import FakeServer
-from stage import Recording, Stage, eventually, own_threads
+from tests.kit.servers.fake_server import FakeServer
+from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, post, says, serving, user
+from tests.kit.stage.rollouts import Recording, Stage, eventually, own_threads
 
 
 class Kept:

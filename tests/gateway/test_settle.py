@@ -12,9 +12,9 @@ from abut.trl import make_rollout_func
 from abut.trl.metrics import log_extra_metrics
 from abut.trl.ranks import of_all_ranks
 from abut.trl.rows import fill_metrics
-from agent_stage import Client, play_agents, user
-from stage import Stage
-from trl_run import a_trainer
+from tests.kit.stage.agents import Client, play_agents, user
+from tests.kit.stage.rollouts import Stage
+from tests.kit.training.trl_run import a_trainer
 
 
 class Ranked:

@@ -7,9 +7,9 @@ import pytest
 from abut import agent
 from abut.gateway.request import read_request
 from abut.template.processor import ChatTemplateProcessor
-from agent_stage import Client, play_agents, user
-from growth import is_linear
-from stage import Stage
+from tests.kit.growth import is_linear
+from tests.kit.stage.agents import Client, play_agents, user
+from tests.kit.stage.rollouts import Stage
 
 
 def row_of(stage: Stage, messages: list[Any]) -> str:

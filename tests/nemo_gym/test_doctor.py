@@ -13,9 +13,9 @@ from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
 from abut.nemo_gym.checks import row_findings
 from abut.nemo_gym.doctor import doctor
-from agent_stage import play_agents
-from fake_gym import MODEL, Answer, FakeGym, Policy, Run, carrier, verified
-from free_port import free_port
+from tests.kit.servers.fake_gym import MODEL, Answer, FakeGym, Policy, Run, carrier, verified
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.agents import play_agents
 
 KEY = "a key of sixteen characters and more"
 USER = [{"role": "user", "content": "hi"}]

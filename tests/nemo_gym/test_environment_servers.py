@@ -8,10 +8,9 @@ import pytest
 
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
-from agent_stage import RUN, check_tree, play_agents
-from gym_scripts import Plays
-from nemo_gym_stage import gym_servers, versions
-from stage import Recording
+from tests.kit.stage.agents import RUN, check_tree, play_agents
+from tests.kit.stage.nemo_gym import Plays, gym_servers, versions
+from tests.kit.stage.rollouts import Recording
 
 VERSION = "0.7.0"
 pytestmark = [

@@ -21,12 +21,11 @@ from abut.gateway.desk import Desk
 from abut.gateway.refusal import Refusal
 from abut.nemo_gym import NemoGym
 from abut.rollout.config import RolloutConfig
-from agent_stage import play_agents
-from forced_policy import forced_policy
-from gym_scripts import Plays
-from nemo_gym_stage import AGENTS, gym_servers, versions
-from stage import LIMIT_S, check_exact
-from trl_run import Run
+from tests.kit.stage.agents import play_agents
+from tests.kit.stage.nemo_gym import AGENTS, Plays, gym_servers, versions
+from tests.kit.stage.rollouts import LIMIT_S, check_exact
+from tests.kit.training.models import forced_policy
+from tests.kit.training.trl_run import Run
 
 pytestmark = pytest.mark.nemo_gym
 

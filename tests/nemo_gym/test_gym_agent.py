@@ -16,9 +16,9 @@ from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym, session
 from abut.nemo_gym.outcomes import Outcome
 from abut.rollout.rollout import Rollout
-from agent_stage import check_tree, play_agents
-from fake_gym import Answer, FakeGym, Policy, Run, carrier, one_turn, verified
-from stage import LIMIT_S, Recording
+from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, Run, carrier, one_turn, verified
+from tests.kit.stage.agents import check_tree, play_agents
+from tests.kit.stage.rollouts import LIMIT_S, Recording
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -15,11 +15,11 @@ from abut.nemo_gym import NemoGym
 from abut.nemo_gym.checks import judge_findings
 from abut.nemo_gym.doctor import doctor
 from abut.nemo_gym.servers import Servers
-from agent_stage import check_tree, play_agents
-from fake_gym import MODEL, Answer, FakeGym, Policy, verified
-from free_port import free_port
-from nemo_gym_stage import gym_servers, versions
-from stage import Recording
+from tests.kit.servers.fake_gym import MODEL, Answer, FakeGym, Policy, verified
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.agents import check_tree, play_agents
+from tests.kit.stage.nemo_gym import gym_servers, versions
+from tests.kit.stage.rollouts import Recording
 
 USER = [{"role": "user", "content": "hi"}]
 KEY = "a key of sixteen characters and more"

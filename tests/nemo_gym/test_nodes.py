@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from assets import KIT
-from job import Job
-from nemo_gym_stage import ENVIRONMENTS, versions
-from network import Network
+from tests.kit.checkout import KIT
+from tests.kit.servers.network import Network
+from tests.kit.stage.nemo_gym import ENVIRONMENTS, versions
+from tests.kit.training.job import Job
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -111,8 +111,8 @@ def a_job(
     config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
     python = str(Path(ENVIRONMENTS or "") / version / "bin" / "python")
     commands = {
-        "vllm": [sys.executable, str(KIT / "small_vllm.py")],
-        "gym": ["env", "-u", "PYTHONPATH", python, str(KIT / "gym_command.py")],
+        "vllm": [sys.executable, str(KIT / "servers" / "small_vllm.py")],
+        "gym": ["env", "-u", "PYTHONPATH", python, str(KIT / "servers" / "nemo_gym_servers.py")],
     }
     return Job(
         folder,
@@ -126,7 +126,7 @@ def a_job(
         GYM_NODES="2",
         GYM_CONFIGS=" ".join(CONFIGS),
         INTERFACE="eth0",
-        TRAIN=str(KIT / "train_on_cpu.py"),
+        TRAIN=str(KIT / "training" / "train_on_cpu.py"),
         TRAINING_LOG=str(folder / "training.jsonl"),
         OMP_NUM_THREADS="1",
         TRL_EXPERIMENTAL_SILENCE="1",

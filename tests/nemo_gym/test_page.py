@@ -9,7 +9,7 @@ import pytest
 from abut.nemo_gym import NemoGym
 from abut.nemo_gym.outcomes import Outcome
 from abut.nemo_gym.rows import AGENT, ROW
-from example_run import blocks_of
+from tests.kit.training.example_run import blocks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "nemo_gym.md").read_text(encoding="utf-8")
 

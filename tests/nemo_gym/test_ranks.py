@@ -1,9 +1,5 @@
 """Two ranks, one Gym, one fixed `policy_base_url`: each rank trains what it has sampled itself."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import abut
-from assets import KIT
-from free_port import free_port
-from nemo_gym_stage import AGENTS, gym_servers, versions
-from stage import check_exact
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.nemo_gym import AGENTS, gym_servers, versions
+from tests.kit.stage.rollouts import check_exact
+from tests.kit.training.ranks import run_ranks
 
 pytestmark = pytest.mark.nemo_gym
 
@@ -36,24 +32,9 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
     ) as servers:
         for name in NAMES:
             servers.file(name)
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        asked = [str(folder), servers.head_url, str(port)]
-        done = subprocess.run(
-            [sys.executable, *words, str(KIT / "gym_ranks.py"), *asked],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "TRL_EXPERIMENTAL_SILENCE": "1",
-                "ABUT_GATEWAY_KEY": KEY,
-                "PYTHONPATH": os.pathsep.join([*sys.path, str(KIT)]),
-            },
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert KEY not in done.stdout + done.stderr
-    got = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        asked = (servers.head_url, port)
+        got = run_ranks("nemo_gym", folder, *asked, timeout_s=280, ABUT_GATEWAY_KEY=KEY)
+    assert all(KEY not in log.read_text() for log in folder.glob("rank*.log"))
     got[0]["fixed_port"] = port
     return got
 

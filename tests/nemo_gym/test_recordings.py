@@ -15,9 +15,9 @@ import abut
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
 from abut.rollout.rollout import Rollout
-from agent_stage import check_tree, play_agents
-from fake_gym import Answer, FakeGym, Policy, carrier
-from stage import Recording
+from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, carrier
+from tests.kit.stage.agents import check_tree, play_agents
+from tests.kit.stage.rollouts import Recording
 
 NOT_ROLLOUTS = {
     "environment_server",

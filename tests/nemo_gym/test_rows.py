@@ -14,7 +14,7 @@ from abut.nemo_gym import NemoGym
 from abut.nemo_gym.rows import mixed, row_of, shown
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
-from fake_gym import FakeGym, one_turn
+from tests.kit.servers.fake_gym import FakeGym, one_turn
 
 pytest.importorskip("datasets")
 

@@ -12,10 +12,10 @@ import abut
 from abut.cli.__main__ import main
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
-from agent_stage import play_agents
-from fake_gym import FakeGym, one_turn
-from free_port import free_port
-from stage import Stage
+from tests.kit.servers.fake_gym import FakeGym, one_turn
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.agents import play_agents
+from tests.kit.stage.rollouts import Stage
 
 KEY = "a key of sixteen characters and more"
 REFUSES = (

@@ -10,7 +10,7 @@ import yaml
 from abut.errors import EnvError
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.servers import Servers
-from fake_gym import FakeGym, one_turn
+from tests.kit.servers.fake_gym import FakeGym, one_turn
 
 AGENT = "responses_api_agents"
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from assets import KIT
-from free_port import free_port
-from job import Job, is_running
-from stage import eventually
+from tests.kit.checkout import KIT
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.rollouts import eventually
+from tests.kit.training.job import Job, is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm is for Linux")
 
@@ -34,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     with ExitStack() as stack:
 
         def start(*arguments: str, nodes: Any = NODES, **settings: str) -> Job:
-            stub = [sys.executable, str(KIT / "stub_part.py")]
+            stub = [sys.executable, str(KIT / "training" / "stub_part.py")]
             commands = {kind: [*stub, kind] for kind in KINDS} | {"hostname": HOSTNAME}
             environment = {
                 "NODES_HERE": "1",

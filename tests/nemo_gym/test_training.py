@@ -14,11 +14,10 @@ import abut
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym
 from abut.rollout.config import RolloutConfig
-from forced_policy import forced_policy
-from gym_scripts import Plays
-from nemo_gym_stage import AGENTS, Gym, gym_servers, versions
-from stage import check_exact, env
-from trl_run import Run, Vowels
+from tests.kit.stage.nemo_gym import AGENTS, Gym, Plays, gym_servers, versions
+from tests.kit.stage.rollouts import check_exact, env
+from tests.kit.training.models import forced_policy
+from tests.kit.training.trl_run import Run, Vowels
 
 pytestmark = pytest.mark.nemo_gym
 

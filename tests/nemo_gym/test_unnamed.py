@@ -15,10 +15,10 @@ from abut.gateway import Gateway
 from abut.gateway.unnamed import Unnamed
 from abut.nemo_gym import NemoGym
 from abut.rollout.rollout import Rollout
-from agent_stage import check_tree, play_agents
-from fake_gym import Answer, FakeGym, Policy, Run, verified
-from nemo_gym_stage import gym_servers, versions
-from stage import LIMIT_S, Recording
+from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, Run, verified
+from tests.kit.stage.agents import check_tree, play_agents
+from tests.kit.stage.nemo_gym import gym_servers, versions
+from tests.kit.stage.rollouts import LIMIT_S, Recording
 
 
 def a_row(text: str, agent: str = "a") -> str:

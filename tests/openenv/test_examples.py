@@ -11,8 +11,8 @@ import pytest
 from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv, Serve
 from abut.openenv.target import hosts_of
-from assets import ROOT
-from stage import Recording, Stage, assert_done
+from tests.kit.checkout import ROOT
+from tests.kit.stage.rollouts import Recording, Stage, assert_done
 
 PYTHON = os.environ.get("ABUT_OPENENV_PYTHON", "")
 
@@ -64,7 +64,7 @@ def test_the_example_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("trl")
-    from example_run import CPU, SMALL, run_example
+    from tests.kit.training.example_run import CPU, SMALL, run_example
 
     tiny_model().save_pretrained(tmp_path / "model")
     hf_tokenizer.save_pretrained(tmp_path / "model")

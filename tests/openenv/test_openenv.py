@@ -23,8 +23,17 @@ from abut.errors import EnvError, RolloutError
 from abut.openenv import OpenEnv
 from abut.openenv.open_env_episode import OpenEnvEpisode
 from abut.rollout.rollout import Rollout
-from stage import LIMIT_S, Recording, Stage, Talk, assert_done, env, eventually, own_threads
-from wire_server import SECRET, WireServer
+from tests.kit.servers.wire_server import SECRET, WireServer
+from tests.kit.stage.rollouts import (
+    LIMIT_S,
+    Recording,
+    Stage,
+    Talk,
+    assert_done,
+    env,
+    eventually,
+    own_threads,
+)
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -10,8 +10,8 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.openenv import InvalidAction
-from example_run import blocks_of, run_block
-from stage import Recording, Stage, assert_done
+from tests.kit.stage.rollouts import Recording, Stage, assert_done
+from tests.kit.training.example_run import blocks_of, run_block
 
 PYTHON = os.environ.get("ABUT_OPENENV_PYTHON", "")
 

@@ -15,8 +15,8 @@ from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv, Serve, call_tools
 from abut.openenv.target import hosts_of
 from abut.rollout.rollout import Rollout
-from assets import ROOT
-from stage import Recording, Stage, assert_done
+from tests.kit.checkout import ROOT
+from tests.kit.stage.rollouts import Recording, Stage, assert_done
 
 PYTHON = os.environ.get("ABUT_OPENENV_PYTHON", "")
 

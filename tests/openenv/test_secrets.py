@@ -13,8 +13,8 @@ from abut.envs.task import RolloutTask
 from abut.openenv import Docker, OpenEnv, Serve
 from abut.openenv.target import hosts_of
 from abut.rollout.rollout import Rollout
-from stage import Recording, Stage, assert_done
-from wire_server import WireServer
+from tests.kit.servers.wire_server import WireServer
+from tests.kit.stage.rollouts import Recording, Stage, assert_done
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

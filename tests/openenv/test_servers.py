@@ -21,14 +21,14 @@ from abut.openenv.server_process import ServerProcess
 from abut.openenv.target import hosts_of, space_url
 from abut.openenv.wire import socket_url
 from abut.rollout.rollout import Rollout
-from assets import KIT
-from stage import LIMIT_S, Recording, Stage, assert_done, eventually
+from tests.kit.checkout import ROOT
+from tests.kit.stage.rollouts import LIMIT_S, Recording, Stage, assert_done, eventually
 
 # Serves what the app says; `{"message": "die"}` ends the process.
 UVICORN = """
 import importlib, os, sys, time
 sys.path.insert(0, {tests!r})
-from wire_server import WireServer
+from tests.kit.servers.wire_server import WireServer
 
 class Dying(WireServer):
     async def _observe(self, socket, text, reward, done):
@@ -67,7 +67,7 @@ pid = {"first": lambda kwargs: f"{os.getpid()} {os.environ.get('WORD')}"}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tests = str(KIT)
+    tests = str(ROOT)
     (tmp_path / "uvicorn.py").write_text(UVICORN.format(tests=tests))
     (tmp_path / "apps.py").write_text(APPS)
     docker = tmp_path / "docker"

@@ -10,8 +10,8 @@ from abut.errors import EnvError
 from abut.openenv import OpenEnv, call_tools, tool_message, transcript
 from abut.openenv.text import act_by_schema, observe_by_schema
 from abut.rollout.rollout import Rollout
-from stage import Recording, Stage
-from wire_server import TEXT, WireServer
+from tests.kit.servers.wire_server import TEXT, WireServer
+from tests.kit.stage.rollouts import Recording, Stage
 
 MAYBE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 NUMBER = {"type": "number"}

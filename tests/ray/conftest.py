@@ -34,7 +34,7 @@ def cluster() -> Iterator[Any]:
     """
     import ray
 
-    from ray_cluster import a_cluster, joined
+    from tests.kit.servers.ray_cluster import a_cluster, joined
 
     with a_cluster(nodes=3) as cluster, joined(cluster):
         logging.getLogger("ray").setLevel(logging.ERROR)

@@ -19,11 +19,11 @@ from abut.errors import EnvError, RolloutError  # noqa: E402
 from abut.gateway import Gateway  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
 from abut.trl.route import EnvRoute  # noqa: E402
-from agent_stage import check_tree, play_agents  # noqa: E402
-from ray_agents import Talker, lacks, odd, talks, talks_sync  # noqa: E402
-from ray_cluster import a_node, all_ready  # noqa: E402
-from ray_envs import Far  # noqa: E402
-from stage import LIMIT_S, Stage, eventually  # noqa: E402
+from tests.kit.servers.ray_cluster import a_node, all_ready  # noqa: E402
+from tests.kit.stage.agents import check_tree, play_agents  # noqa: E402
+from tests.kit.stage.ray_agents import Talker, lacks, odd, talks, talks_sync  # noqa: E402
+from tests.kit.stage.ray_envs import Far  # noqa: E402
+from tests.kit.stage.rollouts import LIMIT_S, Stage, eventually  # noqa: E402
 
 BOTH = pytest.mark.parametrize("of", [talks, talks_sync], ids=["async", "sync"])
 HANG_S = 2 * LIMIT_S

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
-from assets import IMPORT_PATH
+from tests.kit.checkout import IMPORT_PATH
 
 MODULE = """
 import os
 from abut import agent
-from ray_agents import asked, said
-from ray_envs import Far
+from tests.kit.stage.ray_agents import asked, said
+from tests.kit.stage.ray_envs import Far
 from words import WORD
 
 class Here(Far):
@@ -35,10 +35,10 @@ from transformers import AutoTokenizer
 import abut
 from abut.envs.task import RolloutTask
 from abut.ray import RayPool
-from agent_stage import play_agents
-from assets import DEMO_ASSETS
+from tests.kit.stage.agents import play_agents
+from tests.kit.checkout import DEMO_ASSETS
 from mine import Here, plays
-from stage import Stage
+from tests.kit.stage.rollouts import Stage
 
 async def play():
     env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))

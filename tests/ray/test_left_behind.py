@@ -14,16 +14,16 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
-from assets import IMPORT_PATH, KIT
-from ray_cluster import MARK, processes
-from stage import eventually
+from tests.kit.checkout import IMPORT_PATH, KIT
+from tests.kit.servers.ray_cluster import MARK, processes
+from tests.kit.stage.rollouts import eventually
 
 ALONE = """
 import os, sys
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 from abut.ray import RayPool, cluster
 from abut.envs.task import RolloutTask
-from ray_envs import Far
+from tests.kit.stage.ray_envs import Far
 import asyncio
 
 async def play():
@@ -45,10 +45,10 @@ from transformers import AutoTokenizer
 import abut
 from abut.gateway import Gateway
 from abut.ray import RayPool, cluster
-from agent_stage import play_agents
-from assets import DEMO_ASSETS
-from ray_agents import talks, talks_sync
-from stage import Stage
+from tests.kit.stage.agents import play_agents
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.stage.ray_agents import talks, talks_sync
+from tests.kit.stage.rollouts import Stage
 
 folder = sys.argv[1]
 for what in ("raise", "die", "hang"):
@@ -76,8 +76,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "15"
 from abut.ray import RayPool
 from abut.envs.task import RolloutTask
-from ray_cluster import a_cluster
-from ray_envs import Far
+from tests.kit.servers.ray_cluster import a_cluster
+from tests.kit.stage.ray_envs import Far
 import asyncio
 
 async def play():
@@ -115,7 +115,7 @@ def assert_nothing_stays(mark: str) -> None:
 
 def test_two_thousand_episodes_through_every_failure(tmp_path: Path) -> None:
     before = {path.name for path in Path("/dev/shm").iterdir()}
-    process, mark = started(KIT / "ray_trial.py", tmp_path)
+    process, mark = started(KIT / "training" / "ray_trial.py", tmp_path)
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0
     (line,) = [line for line in out.splitlines() if line.startswith("{")]
@@ -178,7 +178,7 @@ def test_a_head_that_is_gone_is_said_before_ray_ends_the_process() -> None:
 
 def test_an_address_that_does_not_answer_is_said_within_seconds() -> None:
     code = (
-        "from abut.ray import RayPool; from ray_envs import Far\n"
+        "from abut.ray import RayPool; from tests.kit.stage.ray_envs import Far\n"
         "try: RayPool(Far, size=1, address='127.0.0.1:9')\n"
         "except RuntimeError as error: print(type(error).__name__, error)\n"
         "try: RayPool(Far, size=1, address='auto')\n"

@@ -1,6 +1,5 @@
 """Several ranks on one cluster: each has its share of it, and nothing of the others."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,16 +10,17 @@ import pytest
 
 pytest.importorskip("ray", reason="no ray: make test-ray")
 
-from assets import IMPORT_PATH, KIT
-from free_port import free_port
-from stage import eventually
+from tests.kit.checkout import IMPORT_PATH
+from tests.kit.servers.free_port import free_port
+from tests.kit.stage.rollouts import eventually
+from tests.kit.training.ranks import run_ranks
 
 ONE_RANK = """
 import asyncio, sys
 import torch.distributed as ranks
 from abut.ray import RayPool
 from abut.envs.task import RolloutTask
-from ray_envs import Endless
+from tests.kit.stage.ray_envs import Endless
 
 async def play():
     env = await pool.lend(RolloutTask(0, "r0", pool, [], "seed", 7))
@@ -51,16 +51,7 @@ def of_ranks(cluster: Any, ranks: int) -> dict[str, str]:
 
 
 def test_a_trainer_on_two_ranks_plays_on_one_cluster(cluster: Any, tmp_path: Path) -> None:
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *words, str(KIT / "ray_ranks.py"), str(tmp_path)],
-        env=of_ranks(cluster, 2),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = run_ranks("on_ray", tmp_path, timeout_s=400, RAY_ADDRESS=cluster.address)
     assert [rank["slots"] for rank in ranks] == [2, 2]
     ids = [i for rank in ranks for i in rank["ids"]]
     assert len(ids) == len(set(ids)) == 16

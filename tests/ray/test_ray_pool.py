@@ -17,9 +17,9 @@ from abut.envs.reset_keywords import UnplayableRow  # noqa: E402
 from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
-from ray_cluster import a_node, all_ready, node_pids  # noqa: E402
-from ray_envs import Closes, Columns, Endless, Far, FarAsync, Odd, Scores  # noqa: E402
-from stage import assert_done, check_exact, eventually  # noqa: E402
+from tests.kit.servers.ray_cluster import a_node, all_ready, node_pids  # noqa: E402
+from tests.kit.stage.ray_envs import Closes, Columns, Endless, Far, FarAsync, Odd, Scores  # noqa: E402
+from tests.kit.stage.rollouts import assert_done, check_exact, eventually  # noqa: E402
 
 
 async def lent(pool: Any, **task: Any) -> Any:
@@ -353,7 +353,7 @@ def test_actors_beyond_the_room_are_said_and_the_others_play(pool_of: Any, caplo
 def test_an_environment_that_no_node_can_import_is_said_at_once(
     pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "from ray_envs import Far\nclass Here(Far):\n    pass\n"
+    source = "from tests.kit.stage.ray_envs import Far\nclass Here(Far):\n    pass\n"
     (tmp_path / "only_here.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     from only_here import Here  # type: ignore[import-not-found]

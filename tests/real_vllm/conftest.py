@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_server import VLLMServer
+from tests.kit.servers.vllm_server import VLLMServer
 
 HERE = Path(__file__).parent
 

@@ -12,11 +12,17 @@ import pytest
 from abut.errors import SamplerError
 from abut.samplers.sampler import SampleRequest
 from abut.samplers.vllm import VLLMColocateSampler
-from forward_pass import worst
-from stage import Talk, check_exact, env
-from streams import Ask, ask, kept_answers, served
-from vllm_requests import FILTERS, requests
-from vllm_training import LEARNING, a_trainer, check_learning, on_the_cpu, reload_weights
+from tests.kit.data.requests import FILTERS, requests
+from tests.kit.stage.rollouts import Talk, check_exact, env
+from tests.kit.stage.streams import Ask, ask, kept_answers, served
+from tests.kit.training.forward_pass import worst
+from tests.kit.training.vllm_training import (
+    LEARNING,
+    a_trainer,
+    check_learning,
+    on_the_cpu,
+    reload_weights,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
 

@@ -14,11 +14,11 @@ from abut.demo.recipe import DemoRecipe
 from abut.errors import SamplerError
 from abut.gateway import Gateway
 from abut.samplers.vllm import VLLMServerSampler
-from agent_stage import Client, check_tree, play_agents, user
-from example_run import CPU, run_example
-from stage import Stage
-from vllm_server import VLLMServer, metric
-from vllm_training import DIFFERENCE, send
+from tests.kit.servers.vllm_server import VLLMServer, metric
+from tests.kit.stage.agents import Client, check_tree, play_agents, user
+from tests.kit.stage.rollouts import Stage
+from tests.kit.training.example_run import CPU, run_example
+from tests.kit.training.vllm_training import DIFFERENCE, send
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_training import Vowels, send
+from tests.kit.training.vllm_training import Vowels, send
 
 STEPS = 8
 
@@ -45,7 +45,7 @@ class FileTransfer:
 def test_the_trainer_computes_the_logprobs_that_were_sampled(
     synced: bool, own_server: Any, model_folder: Path, hf_tokenizer: Any, tmp_path: Path
 ) -> None:
-    from async_cpu import AsyncRun, on_cpu
+    from tests.kit.training.async_cpu import AsyncRun, on_cpu
 
     weights = FileTransfer(own_server, tmp_path, sends=synced)
     with on_cpu():

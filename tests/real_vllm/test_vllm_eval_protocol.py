@@ -12,9 +12,9 @@ pytest.importorskip("eval_protocol")
 
 from abut.eval_protocol import create_openenv_vllm_rollout_func
 from abut.trl import env_reward
-from example_run import CPU
-from vllm_server import VLLMServer
-from vllm_training import DIFFERENCE, on_the_cpu, reload_weights, send
+from tests.kit.servers.vllm_server import VLLMServer
+from tests.kit.training.example_run import CPU
+from tests.kit.training.vllm_training import DIFFERENCE, on_the_cpu, reload_weights, send
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL, vLLM and litellm among themselves
 STEPS = 3

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from example_run import CPU, SMALL, run_example
-from vllm_server import VLLMServer
-from vllm_training import DIFFERENCE, send
-from wire_server import WireServer
+from tests.kit.servers.vllm_server import VLLMServer
+from tests.kit.servers.wire_server import WireServer
+from tests.kit.training.example_run import CPU, SMALL, run_example
+from tests.kit.training.vllm_training import DIFFERENCE, send
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves

@@ -16,10 +16,10 @@ from abut._native import read_completions
 from abut.errors import SamplerError
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.vllm import VLLMServerSampler
-from forward_pass import worst
-from stage import Talk, check_exact, env
-from vllm_requests import FILTERS, Asked, requests
-from vllm_server import VLLMServer, in_flight, metric
+from tests.kit.data.requests import FILTERS, Asked, requests
+from tests.kit.servers.vllm_server import VLLMServer, in_flight, metric
+from tests.kit.stage.rollouts import Talk, check_exact, env
+from tests.kit.training.forward_pass import worst
 
 Between = Callable[[Sequence[asyncio.Future[Sample]]], Awaitable[None]]
 

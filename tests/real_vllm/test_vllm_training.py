@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_training import LEARNING, a_trainer, check_learning, send
+from tests.kit.training.vllm_training import LEARNING, a_trainer, check_learning, send
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from abut.records.background import BackgroundRecorder
 from abut.records.read import read_records
 from abut.records.recorder import JsonlRecorder, ParquetRecorder
-from assets import KIT
-from made_records import a_rollout
+from tests.kit.checkout import ROOT
+from tests.kit.data.records import a_rollout
 
 
 def test_what_is_handed_over_is_written_in_its_order(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_rollout_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None
 def test_a_process_that_ends_has_written_all(tmp_path: Path) -> None:
     code = f"""
 import sys
-sys.path[:0] = {[str(KIT), *sys.path]!r}
-from made_records import a_rollout
+sys.path[:0] = {[str(ROOT), *sys.path]!r}
+from tests.kit.data.records import a_rollout
 from abut.records.background import BackgroundRecorder
 from abut.records.recorder import JsonlRecorder
 recorder = BackgroundRecorder(JsonlRecorder({str(tmp_path / "r.jsonl")!r}))

@@ -10,7 +10,7 @@ from abut.cli.__main__ import main
 from abut.records.export import export
 from abut.records.read import read_records
 from abut.records.recorder import JsonlRecorder
-from made_records import a_rollout
+from tests.kit.data.records import a_rollout
 
 
 @pytest.fixture

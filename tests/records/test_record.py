@@ -11,7 +11,7 @@ from abut.records.read import read_records
 from abut.records.record import from_record, to_record
 from abut.records.recorder import JsonlRecorder
 from abut.records.schema import SCHEMA_VERSION
-from stage import Stage, Talk, env, row
+from tests.kit.stage.rollouts import Stage, Talk, env, row
 
 
 class Broken(Talk):

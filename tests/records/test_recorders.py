@@ -23,7 +23,8 @@ from abut.records.recorder import (
 )
 from abut.records.schema import ROLLOUT, SCORES, arrow_schema, type_name
 from abut.rollout.rollout import Branch
-from made_records import a_rollout
+from tests.kit.checkout import ROOT
+from tests.kit.data.records import a_rollout
 
 pytest.importorskip("pyarrow")
 
@@ -127,7 +128,7 @@ import sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 from abut.rollout.rollout import Branch
-from made_records import a_rollout
+from tests.kit.data.records import a_rollout
 from abut.records.recorder import ParquetRecorder, recorder_at
 recorder = recorder_at(Path(sys.argv[3]))
 print("ready", flush=True)
@@ -149,7 +150,7 @@ def test_a_killed_process_leaves_whole_records(tmp_path: Path, form: str) -> Non
             sys.executable,
             "-c",
             KILLED,
-            str(Path(__file__).parents[1] / "kit"),
+            str(ROOT),
             source,
             str(path),
         ]

@@ -12,7 +12,7 @@ from abut.records.record import score_record
 from abut.records.recorder import JsonlRecorder
 from abut.records.viewer.packed import row_of_list
 from abut.trl.trainer_scores import total_reward
-from made_records import a_rollout
+from tests.kit.data.records import a_rollout
 
 
 @pytest.fixture

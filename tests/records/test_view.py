@@ -23,8 +23,7 @@ from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES
 from abut.records.viewer.pieces import Pieces
 from abut.records.viewer.seams import merges, placed_seams
 from abut.rollout.rollout import Rollout
-from made_records import a_rollout
-from made_trajectories import a_played_rollout
+from tests.kit.data.records import a_played_rollout, a_rollout
 
 TOKENIZER = abut.Tokenizer.from_file(DEMO / "tokenizer.json")
 HOSTILE = "</script><script>alert(1)</script><!-- data --> \u202e \x1b[31m 🙂 שלום"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from abut.concurrency.deadline import Deadline, SparingTimeout
-from stage import Stage, Talk, assert_done, asynced, eventually, own_threads
+from tests.kit.stage.rollouts import Stage, Talk, assert_done, asynced, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -15,7 +15,7 @@ from abut.concurrency.loop import LoopTasks
 from abut.errors import RolloutError, SamplerError
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import (
+from tests.kit.stage.rollouts import (
     BOTH,
     LIMIT_S,
     Batched,

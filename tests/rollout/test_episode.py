@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import abut
 from abut.samplers.sampler import SampleRequest
-from stage import (
+from tests.kit.stage.rollouts import (
     BOTH,
     Stage,
     Talk,

@@ -12,7 +12,7 @@ from abut.errors import EnvError, RolloutError, trace_of
 from abut.records.record import from_record, to_record
 from abut.records.show import render
 from abut.rollout.failures import _kind_of
-from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 HERE = str(Path(__file__))

@@ -24,7 +24,8 @@ from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import (
+from tests.kit.servers.wire_server import WireServer
+from tests.kit.stage.rollouts import (
     LIMIT_S,
     SOAK,
     Recording,
@@ -36,7 +37,6 @@ from stage import (
     eventually,
     own_threads,
 )
-from wire_server import WireServer
 
 ROLLOUTS, TURNS = 512, 20
 FAULTY = 0.3

@@ -13,9 +13,18 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.samplers.sampler import Sample, SampleRequest
-from assets import KIT
-from fake_server import FakeServer, hang, status
-from stage import Batched, Recording, Stage, Talk, asynced, env, eventually, own_threads
+from tests.kit.checkout import ROOT
+from tests.kit.servers.fake_server import FakeServer, hang, status
+from tests.kit.stage.rollouts import (
+    Batched,
+    Recording,
+    Stage,
+    Talk,
+    asynced,
+    env,
+    eventually,
+    own_threads,
+)
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no SIGINT to a process of one's own")
 
@@ -151,8 +160,8 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from transformers import AutoTokenizer
 import abut
-from assets import DEMO_ASSETS
-from stage import Recording, Stage, Talk, asynced, env
+from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.stage.rollouts import Recording, Stage, Talk, asynced, env
 
 def step(self, action):
     print("there", flush=True)
@@ -168,7 +177,7 @@ finally:
 
 
 def test_the_process_ends_while_an_environment_hangs() -> None:
-    code = CHILD.format(tests=str(KIT))
+    code = CHILD.format(tests=str(ROOT))
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage import BOTH, Recording, Stage, Talk, env
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

@@ -14,7 +14,7 @@ import pytest
 from abut.concurrency.thread_limit import ThreadLimit
 from abut.errors import RolloutError
 from abut.rollout import env_loops
-from stage import LIMIT_S, Stage, Talk, asynced, env, eventually, own_threads
+from tests.kit.stage.rollouts import LIMIT_S, Stage, Talk, asynced, env, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 

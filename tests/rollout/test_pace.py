@@ -27,7 +27,16 @@ from abut.concurrency.threads import _IDLE_S as IDLE_S
 from abut.envs.task import RolloutTask
 from abut.records.recorder import JsonlRecorder
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import SOAK, Recording, Stage, Talk, assert_done, asynced, check_exact, env
+from tests.kit.stage.rollouts import (
+    SOAK,
+    Recording,
+    Stage,
+    Talk,
+    assert_done,
+    asynced,
+    check_exact,
+    env,
+)
 
 ROLLOUTS, TURNS, SLOTS = 128, 8, 16
 # A machine that does other work as well gets more; to wait for the slowest takes twice as long.

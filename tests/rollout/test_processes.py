@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stage import Stage, Talk, env
+from tests.kit.stage.rollouts import Stage, Talk, env
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 

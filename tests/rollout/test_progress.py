@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from abut.errors import EnvError
-from stage import Recording, Stage, Talk, env
+from tests.kit.stage.rollouts import Recording, Stage, Talk, env
 
 tqdm_auto = pytest.importorskip("tqdm.auto")
 

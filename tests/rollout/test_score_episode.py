@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage import BOTH, Recording, Stage, Talk, assert_done, asynced, env
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 
 class Scored(Talk):

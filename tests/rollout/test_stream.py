@@ -13,7 +13,7 @@ from abut.errors import EnvError, RolloutError, SamplerError
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Stream
-from stage import (
+from tests.kit.stage.rollouts import (
     Batched,
     Recording,
     Stage,

@@ -11,7 +11,7 @@ import pytest
 from abut.errors import SamplerError
 from abut.samplers.in_process import PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
-from stage import Stage, Talk
+from tests.kit.stage.rollouts import Stage, Talk
 
 
 def request(turn: int = 0) -> SampleRequest:

@@ -10,7 +10,7 @@ from abut.errors import SamplerError
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.trl_server import TRLServerSampler
 from abut.samplers.vllm import VLLMServerSampler
-from fake_server import FakeServer, status
+from tests.kit.servers.fake_server import FakeServer, status
 
 SECRET = "s3cr3t-k3y"
 BASIC = b"Basic bWU6czNjcjN0LWszeQ=="

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forward_pass import worst
+from tests.kit.training.forward_pass import worst
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

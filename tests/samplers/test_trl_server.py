@@ -10,9 +10,9 @@ import pytest
 from abut.errors import SamplerError
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.trl_server import TRLServerSampler
-from fake_server import FakeServer, half, hang, status
-from stage import Talk, check_exact, eventually
-from vllm_requests import request
+from tests.kit.data.requests import request
+from tests.kit.servers.fake_server import FakeServer, half, hang, status
+from tests.kit.stage.rollouts import Talk, check_exact, eventually
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from abut.errors import SamplerError
 from abut.samplers import fleet, fleet_server
 from abut.samplers.sampler import Sample, Sampler, SampleRequest
 from abut.samplers.vllm import VLLMServerSampler
-from fake_server import FakeServer, drop, half, hang, reply, sampled, status
-from stage import LIMIT_S, Recording, Talk, check_exact, env, eventually
-from vllm_requests import Asked, request
-from vllm_server import in_flight
+from tests.kit.data.requests import Asked, request
+from tests.kit.servers.fake_server import FakeServer, drop, half, hang, reply, sampled, status
+from tests.kit.servers.vllm_server import in_flight
+from tests.kit.stage.rollouts import LIMIT_S, Recording, Talk, check_exact, env, eventually
 
 
 def ask(sampler: VLLMServerSampler, *requests: SampleRequest) -> list[Sample]:

@@ -1,9 +1,6 @@
 """vLLM in this process, against an engine that only counts; tests/real_vllm has the real one."""
 
 import asyncio
-import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fake_vllm
 from abut.errors import RolloutError, SamplerError
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler, SampleRequest
 from abut.samplers.tensor_parallel import Alone
 from abut.samplers.vllm import VLLMColocateSampler
 from abut.trl.trainer_sampler import sampler_of
-from assets import KIT
-from fake_vllm import logprob_of, token_of
-from stage import Played, Stage, Talk, check_exact, env
-from streams import Ask, ask, kept_answers, served
+from tests.kit.stage import fake_vllm
+from tests.kit.stage.fake_vllm import logprob_of, token_of
+from tests.kit.stage.rollouts import Played, Stage, Talk, check_exact, env
+from tests.kit.stage.streams import Ask, ask, kept_answers, served
+from tests.kit.training.ranks import run_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -427,22 +424,7 @@ def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("ranks")
-    paths = os.pathsep.join([str(KIT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(KIT / "colocate_ranks.py"), str(rank), "2", str(folder)],
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        said = [process.communicate(timeout=600)[1].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 3], said
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return run_ranks("colocated", folder, codes=(0, 3), timeout_s=600)
 
 
 SHARED = (

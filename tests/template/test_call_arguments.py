@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from abut.template.processor import ChatTemplateProcessor
-from template_kit import render, text, tiny_tokenizer, tool, user
+from tests.kit.data.templates import render, text, tiny_tokenizer, tool, user
 
 ARGUMENTS = {"city": "Köln", "days": 2}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from abut.template.processor import ChatTemplateProcessor
 from abut.tool_calls.parse import ToolCall
-from template_kit import tiny_tokenizer
+from tests.kit.data.templates import tiny_tokenizer
 
 HEAD = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
 TAIL = (

@@ -19,8 +19,14 @@ from abut.errors import TemplateError
 from abut.parts import Content, Part, Scaffold
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.report import NEXT_MESSAGES
-from public_templates import SCRIPT_MODULE, TEMPLATES, first_mode, processor_of, tokenizer_of
-from stage import Stage, env
+from tests.kit.data.public_templates import (
+    SCRIPT_MODULE,
+    TEMPLATES,
+    first_mode,
+    processor_of,
+    tokenizer_of,
+)
+from tests.kit.stage.rollouts import Stage, env
 
 Message = dict[str, Any]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from abut.messages import Message
 from abut.template.form import form_of
 from abut.template.processor import ChatTemplateProcessor
-from template_kit import CHATML, render, text, tiny_tokenizer
+from tests.kit.data.templates import CHATML, render, text, tiny_tokenizer
 
 pytest.importorskip("transformers")
 

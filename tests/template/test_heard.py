@@ -12,7 +12,7 @@ from abut.template.call_probe import ANSWER, CALLS, CONTENT, VALUE, CallProbe, c
 from abut.template.probe import assistant, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import after_common_prefix, after_user
-from public_calls import PUBLIC, call_templates
+from tests.kit.data.public_calls import PUBLIC, call_templates
 
 # Their history has another header than their generation prompt: what a policy says is not told.
 NOT_TOLD = (

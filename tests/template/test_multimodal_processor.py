@@ -12,7 +12,7 @@ from abut import ChatTemplateProcessor, Tokenizer, TokenizerError
 from abut.audit import audit
 from abut.gateway import Gateway
 from abut.samplers.vllm import VLLMServerSampler
-from template_kit import user
+from tests.kit.data.templates import user
 
 
 class Speech(ProcessorMixin):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from abut.processor import PartsProcessor, Processor
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.template.thinking import split_thinking
-from template_kit import (
+from tests.kit.data.templates import (
     CHATML,
     assistant,
     error,

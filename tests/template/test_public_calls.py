@@ -14,7 +14,14 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
-from public_calls import FUNCTIONS, MODES, ODD_KEYS, TYPES, call_templates, reading_of
+from tests.kit.data.public_calls import (
+    FUNCTIONS,
+    MODES,
+    ODD_KEYS,
+    TYPES,
+    call_templates,
+    reading_of,
+)
 
 REFUSED = {
     "llama_cpp/MiniMax-M3": "no tool call, or in a form that is not known",

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import ThinkingFormat, find_thinking, split_thinking
-from growth import is_linear
-from template_kit import CALLS_BEHIND_THINKING, CHATML, TAGS_ALIKE, tiny_tokenizer
-from trl_templates import TRL, completion, generation_prompt, renderer, with_template
+from tests.kit.data.templates import CALLS_BEHIND_THINKING, CHATML, TAGS_ALIKE, tiny_tokenizer
+from tests.kit.data.trl_templates import TRL, completion, generation_prompt, renderer, with_template
+from tests.kit.growth import is_linear
 
 needs_trl = pytest.mark.skipif(not TRL, reason="TRL, which ships the templates, is not installed")
 

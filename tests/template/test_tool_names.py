@@ -10,8 +10,8 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.prover import Prover
-from public_templates import TEMPLATES, first_mode, processor_of
-from template_kit import render, text, tiny_tokenizer, tool
+from tests.kit.data.public_templates import TEMPLATES, first_mode, processor_of
+from tests.kit.data.templates import render, text, tiny_tokenizer, tool
 
 # Writes the name of each tool, and of the call.
 NAMED = (

@@ -6,7 +6,17 @@ from typing import Any
 from abut.parts import Content, Scaffold
 from abut.template.mask import Message
 from abut.template.processor import ChatTemplateProcessor
-from template_kit import CHATML, assistant, error, render, system, text, tiny_tokenizer, tool, user
+from tests.kit.data.templates import (
+    CHATML,
+    assistant,
+    error,
+    render,
+    system,
+    text,
+    tiny_tokenizer,
+    tool,
+    user,
+)
 
 
 def processor_of(template: str, *control: str, eos: str | None = None) -> ChatTemplateProcessor:

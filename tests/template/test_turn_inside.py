@@ -8,11 +8,11 @@ import pytest
 from abut.errors import TemplateError
 from abut.parts import Scaffold
 from abut.template.processor import ChatTemplateProcessor
-from template_kit import CHATML, error, text, tiny_tokenizer, tool, user
+from tests.kit.data.templates import CHATML, error, text, tiny_tokenizer, tool, user
 
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
-from public_calls import PUBLIC, call_templates
+from tests.kit.data.public_calls import PUBLIC, call_templates
 
 # As Solar Open: one token closes a thought, an answer and a user's message.
 CLOSED_ALIKE = (

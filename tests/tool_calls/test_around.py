@@ -8,7 +8,7 @@ import pytest
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
 from abut.tool_calls.parse import ParsedCalls, ToolCall
-from template_kit import CHATML, tiny_tokenizer
+from tests.kit.data.templates import CHATML, tiny_tokenizer
 
 F = ToolCall("f", {"a": "x"})
 G = ToolCall("g", {})

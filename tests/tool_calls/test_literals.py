@@ -4,7 +4,7 @@ import pytest
 
 from abut.tool_calls.call import Wrong
 from abut.tool_calls.literals import Literals
-from growth import is_linear
+from tests.kit.growth import is_linear
 
 GEMMA = Literals('<|"|>')
 

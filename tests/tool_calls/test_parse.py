@@ -18,9 +18,9 @@ from abut.tool_calls.parse import (
     ToolCallFormat,
     parse_tool_calls,
 )
-from growth import is_linear
-from template_kit import CHATML, tiny_tokenizer
-from trl_templates import TRL, completion, renderer, with_template
+from tests.kit.data.templates import CHATML, tiny_tokenizer
+from tests.kit.data.trl_templates import TRL, completion, renderer, with_template
+from tests.kit.growth import is_linear
 
 FORMATS = get_args(ToolCallFormat)
 needs_trl = pytest.mark.skipif(not TRL, reason="TRL, which ships the templates, is not installed")

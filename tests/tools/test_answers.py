@@ -10,7 +10,7 @@ from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.tools.answers import ToolAnswers
-from template_kit import CHATML, NAMES, SHOWN, text, tool
+from tests.kit.data.templates import CHATML, NAMES, SHOWN, text, tool
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}

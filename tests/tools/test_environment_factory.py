@@ -22,9 +22,9 @@ from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.template.processor import ChatTemplateProcessor  # noqa: E402
 from abut.tools.environment_factory import makes_environment_for_trl  # noqa: E402
 from abut.trl import from_environment_factory, make_rollout_func, scored_only  # noqa: E402
-from example_run import CPU  # noqa: E402
-from stage import LIMIT_S, Batched, Recording, Stage, Talk, assert_done  # noqa: E402
-from template_kit import CHATML, SHOWN  # noqa: E402
+from tests.kit.data.templates import CHATML, SHOWN  # noqa: E402
+from tests.kit.stage.rollouts import LIMIT_S, Batched, Recording, Stage, Talk, assert_done  # noqa: E402
+from tests.kit.training.example_run import CPU  # noqa: E402
 
 
 class Guess:

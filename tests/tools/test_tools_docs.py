@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from example_run import blocks_of, run_block
+from tests.kit.training.example_run import blocks_of, run_block
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")

@@ -1,15 +1,10 @@
 """Two ranks of agents on gloo: one address serves both, and what fails on one is known to both."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from assets import KIT
+from tests.kit.training.ranks import run_ranks
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -17,25 +12,9 @@ pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
 
 
-def play(folder: Path, scenario: str) -> list[dict[str, Any]]:
-    """What each of two ranks got of one batch."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(KIT)])
-    done = subprocess.run(
-        [sys.executable, *words, str(KIT / "agent_ranks.py"), str(folder), scenario],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-
-
 def test_one_address_serves_all_ranks_and_failures_are_counted_together(tmp_path: Path) -> None:
     """All of rank 1 fail, half of all: no more than may, though more than may on that rank."""
-    ranks = play(tmp_path, "some fail")
+    ranks = run_ranks("agents", tmp_path, "some fail")
     for rank, got in enumerate(ranks):
         assert "raised" not in got, got
         assert len(got["turns"]) == 2 * 4  # each rank has sampled its own rollouts
@@ -46,7 +25,7 @@ def test_one_address_serves_all_ranks_and_failures_are_counted_together(tmp_path
 
 
 def test_too_many_failures_end_all_ranks_alike(tmp_path: Path) -> None:
-    for got in play(tmp_path, "too many fail"):
+    for got in run_ranks("agents", tmp_path, "too many fail"):
         assert got["raised"].startswith(
             "RolloutError: 4 of 8 rollouts on 2 ranks failed, more than max_failed_frac=0.4 allows"
         )
@@ -54,7 +33,7 @@ def test_too_many_failures_end_all_ranks_alike(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:
-    one, other = play(tmp_path, "the policy is down")
+    one, other = run_ranks("agents", tmp_path, "the policy is down")
     assert one["raised"] == (
         "RolloutError: rank 1 has ended training: SamplerError: the server is down"
     )

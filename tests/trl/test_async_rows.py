@@ -22,7 +22,7 @@ from abut.trl.streaming.training_row import (
     rows_of_rollout,
 )
 from abut.trl.tasks import Tasks
-from stage import Talk
+from tests.kit.stage.rollouts import Talk
 
 
 def columns(prompt: list[int], completion: list[int], mask: list[int]) -> Any:

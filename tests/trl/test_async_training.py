@@ -18,9 +18,9 @@ from transformers import TrainerCallback  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.rollout.rollout import StopReason  # noqa: E402
 from abut.trl import env_reward  # noqa: E402
-from async_cpu import AsyncRun, PolicyServer, Saying, Vowels, Weights, on_cpu  # noqa: E402
-from stage import eventually, own_threads  # noqa: E402
-from trl_run import Run  # noqa: E402
+from tests.kit.stage.rollouts import eventually, own_threads  # noqa: E402
+from tests.kit.training.async_cpu import AsyncRun, PolicyServer, Saying, Vowels, Weights, on_cpu  # noqa: E402
+from tests.kit.training.trl_run import Run  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

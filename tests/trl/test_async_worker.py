@@ -19,9 +19,7 @@ from abut import AgentResult, RolloutConfig, agent
 from abut.errors import MissingExtraError, RolloutError
 from abut.records.read import read_records
 from abut.trl import env_reward, make_rollout_worker
-from async_cpu import Kept, a_worker, async_args, pushed_by
-from example_run import DOCS
-from stage import (
+from tests.kit.stage.rollouts import (
     Batched,
     Recording,
     Stage,
@@ -32,6 +30,8 @@ from stage import (
     eventually,
     own_threads,
 )
+from tests.kit.training.async_cpu import Kept, a_worker, async_args, pushed_by
+from tests.kit.training.example_run import DOCS
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
@@ -248,7 +248,7 @@ def test_metrics_are_what_the_trainer_takes(begin: Any) -> None:
 @pytest.fixture
 def client() -> Any:
     pytest.importorskip("aiohttp")
-    from agent_stage import Client, user
+    from tests.kit.stage.agents import Client, user
 
     return SimpleNamespace(open=Client, user=user)
 
@@ -355,7 +355,7 @@ def test_a_worker_with_a_full_queue_stops(begin: Any) -> None:
 def test_a_paused_server_is_waited_for(begin: Any, monkeypatch: Any) -> None:
     pytest.importorskip("aiohttp")
     from abut.samplers import fleet
-    from async_cpu import PolicyServer
+    from tests.kit.training.async_cpu import PolicyServer
 
     monkeypatch.setattr(fleet, "_WATCH_S", 0.3)
     with PolicyServer(_model()) as server:
@@ -376,7 +376,7 @@ def test_a_paused_server_is_waited_for(begin: Any, monkeypatch: Any) -> None:
 
 def test_a_paused_server_does_not_hold_up_the_end(begin: Any) -> None:
     pytest.importorskip("aiohttp")
-    from async_cpu import PolicyServer
+    from tests.kit.training.async_cpu import PolicyServer
 
     with PolicyServer(_model()) as server:
         ours = begin(sampler="auto", config=FEW, args={"vllm_server_base_url": server.url})
@@ -400,7 +400,7 @@ def _model() -> Any:
 
 def test_adapters_are_asked_for_by_the_version_of_now(begin: Any) -> None:
     pytest.importorskip("aiohttp")
-    from fake_server import FakeServer
+    from tests.kit.servers.fake_server import FakeServer
 
     names = ["base", "trl-policy-v1", "trl-policy-v2"]
     models = [{"id": name, "max_model_len": 512} for name in names]

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from stage import Talk, env
-from trl_run import Columns, Run, a_trainer, user
+from tests.kit.stage.rollouts import Talk, env
+from tests.kit.training.trl_run import Columns, Run, a_trainer, user
 
 
 class Batch:

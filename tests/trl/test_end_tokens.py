@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from abut.trl import make_rollout_func
-from stage import Recording, Stage
-from trl_run import Talk, a_trainer
+from tests.kit.stage.rollouts import Recording, Stage
+from tests.kit.training.trl_run import Talk, a_trainer
 
 END = (
     ": TRL tells by its EOS tokens whether a completion ended, and takes others for cut "

@@ -1,15 +1,11 @@
 """Two ranks, on gloo: each prompt has one row, and a group is a group wherever it is played."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
 
-from assets import KIT
+from tests.kit.training.ranks import run_ranks
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -25,19 +21,7 @@ def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
     """What each of two ranks got in two steps and one evaluation."""
     folder = tmp_path_factory.mktemp("ranks")
     on_failure = "unscored" if trl_version() >= NONE_IS_UNSCORED else "zero"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    environment["PYTHONFAULTHANDLER"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(KIT)])
-    done = subprocess.run(
-        [sys.executable, *words, str(KIT / "trl_ranks.py"), str(folder), on_failure],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    got = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    got = run_ranks("groups", folder, on_failure)
     got[0]["records"] = list(read_records(folder / "rollouts"))
     return got
 

@@ -16,9 +16,9 @@ from abut import AgentResult, agent, tool_env  # noqa: E402
 from abut.template.processor import ChatTemplateProcessor  # noqa: E402
 from abut.trl import env_reward, from_environment_factory, scored_only  # noqa: E402
 from abut.trl.rewards import ModelMetrics, wrap_reward_functions  # noqa: E402
-from stage import Recording, Stage, Talk  # noqa: E402
-from template_kit import CHATML, SHOWN  # noqa: E402
-from trl_run import a_trainer  # noqa: E402
+from tests.kit.data.templates import CHATML, SHOWN  # noqa: E402
+from tests.kit.stage.rollouts import Recording, Stage, Talk  # noqa: E402
+from tests.kit.training.trl_run import a_trainer  # noqa: E402
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 

@@ -17,8 +17,8 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout, StopReason
 from abut.trl import env_reward, scored_only
 from abut.trl.metrics import log_rollout_metrics
-from stage import Talk, env
-from trl_run import a_trainer, user
+from tests.kit.stage.rollouts import Talk, env
+from tests.kit.training.trl_run import a_trainer, user
 
 
 def other_reward(completions: Any, **kwargs: Any) -> list[float]:

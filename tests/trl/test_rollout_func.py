@@ -21,9 +21,9 @@ from abut.samplers.vllm import VLLMServerSampler
 from abut.trl import env_reward, make_rollout_func, scored_only
 from abut.trl.rows import rows_of
 from abut.trl.trainer_sampler import sampler_of
-from fake_server import FakeServer
-from stage import BOTH, Recording, Stage, Talk, check_exact, env
-from trl_run import CONFIG, Run, Vowels, a_trainer, recorded_calls, user
+from tests.kit.servers.fake_server import FakeServer
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, check_exact, env
+from tests.kit.training.trl_run import CONFIG, Run, Vowels, a_trainer, recorded_calls, user
 
 
 @pytest.fixture(scope="module", params=[1.0, 0.7], ids=["T=1", "T=0.7"])

@@ -13,7 +13,7 @@ from abut.gym import GymEnv
 from abut.template.processor import ChatTemplateProcessor
 from abut.tools.environment_factory import EnvironmentFactory
 from abut.trl.route import EnvRoute
-from stage import Recording, Stage, Talk, env
+from tests.kit.stage.rollouts import Recording, Stage, Talk, env
 
 MATH, GAME = env(texts=("2 + 2",)), env(texts=("your move",))
 ROUTE = EnvRoute({"math": MATH, "game": GAME})

@@ -11,8 +11,8 @@ pytest.importorskip("pyarrow")
 
 from abut.records.read import read_records
 from abut.trl import env_reward, scored_only
-from stage import env
-from trl_run import Run, Vowels
+from tests.kit.stage.rollouts import env
+from tests.kit.training.trl_run import Run, Vowels
 
 
 class Length:

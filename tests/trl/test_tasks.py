@@ -14,8 +14,8 @@ from abut.gym import GymEnv
 from abut.trl import make_rollout_func
 from abut.trl.route import EnvRoute
 from abut.trl.tasks import Tasks
-from stage import Recording, Stage, Talk, env
-from trl_run import Columns, Run, a_trainer, user
+from tests.kit.stage.rollouts import Recording, Stage, Talk, env
+from tests.kit.training.trl_run import Columns, Run, a_trainer, user
 
 
 def test_the_prompts_text_is_the_seed(called: Any) -> None:

@@ -14,9 +14,9 @@ from abut.gateway import Gateway
 from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 from abut.trl import make_rollout_func
-from agent_stage import Client, user
-from stage import Talk, check_exact
-from trl_run import Run, Vowels, recorded_calls
+from tests.kit.stage.agents import Client, user
+from tests.kit.stage.rollouts import Talk, check_exact
+from tests.kit.training.trl_run import Run, Vowels, recorded_calls
 
 
 @agent

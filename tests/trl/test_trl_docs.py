@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from example_run import DOCS, blocks_of, run_block
+from tests.kit.training.example_run import DOCS, blocks_of, run_block
 
 pytest.importorskip("trl")
 

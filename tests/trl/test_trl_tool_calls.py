@@ -18,8 +18,8 @@ from abut.samplers.scripted import ScriptedSampler
 from abut.template.call_probe import CallProbe, call_probes
 from abut.template.call_turns import Turns
 from abut.template.processor import ChatTemplateProcessor
-from public_calls import call_templates
-from trl_run import Run
+from tests.kit.data.public_calls import call_templates
+from tests.kit.training.trl_run import Run
 
 pytestmark = pytest.mark.slow
 

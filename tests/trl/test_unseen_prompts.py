@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("trl")
 
 from abut.trl.trainer_checks import warn_of_unseen
-from stage import Stage, Talk, env
+from tests.kit.stage.rollouts import Stage, Talk, env
 
 QUESTIONS = ("What is 2+2?", "What is 3+3?")
 

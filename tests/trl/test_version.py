@@ -11,8 +11,8 @@ pytest.importorskip("trl")
 import abut.trl.version
 from abut.errors import MissingExtraError, RolloutError
 from abut.trl import make_rollout_func
-from stage import Talk, env
-from trl_run import CONFIG, Vowels
+from tests.kit.stage.rollouts import Talk, env
+from tests.kit.training.trl_run import CONFIG, Vowels
 
 
 @pytest.fixture

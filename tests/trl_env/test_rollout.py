@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from abut import trl_env  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.trl_env.rollout import rollout  # noqa: E402
-from stage import Talk, env  # noqa: E402
+from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 
 # What discrete_logarithm_test.py of trl-env does, with another model, environment and seed.
 SCRIPT = """

@@ -19,8 +19,8 @@ from abut.parts import Scaffold  # noqa: E402
 from abut.samplers.transformers import TransformersSampler  # noqa: E402
 from abut.template.processor import ChatTemplateProcessor  # noqa: E402
 from abut.trl_env.processor import parts_processor  # noqa: E402
-from example_run import CPU  # noqa: E402
-from stage import Talk, check_exact, env  # noqa: E402
+from tests.kit.stage.rollouts import Talk, check_exact, env  # noqa: E402
+from tests.kit.training.example_run import CPU  # noqa: E402
 
 # As in a script for trl-env, which has each of these in a module of its own.
 SCRIPT = """
@@ -195,7 +195,7 @@ def test_the_presets_write_what_qwen3s_template_writes(qwen3: Any) -> None:
     ],
 )
 def test_each_preset_ends_turns_on_its_own_token(preset: Any, end: str, separator: str) -> None:
-    from template_kit import tiny_tokenizer
+    from tests.kit.data.templates import tiny_tokenizer
 
     hf_tokenizer = tiny_tokenizer(None, end, "<eos>")
     parts = parts_processor(preset, hf_tokenizer, {3})

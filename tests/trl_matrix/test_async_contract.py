@@ -31,7 +31,7 @@ def test_an_older_version_is_refused() -> None:
 @pytest.fixture(scope="module")
 def run(hf_tokenizer: Any, tiny_model: Any, tmp_path_factory: Any) -> Iterator[Any]:
     """Four steps, of which the second writes a checkpoint; and two more that go on from there."""
-    from async_cpu import AsyncRun, PolicyServer, on_cpu
+    from tests.kit.training.async_cpu import AsyncRun, PolicyServer, on_cpu
 
     folder: Path = tmp_path_factory.mktemp("async")
     model = tiny_model()

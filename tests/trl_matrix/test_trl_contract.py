@@ -23,9 +23,9 @@ from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.trl import env_reward, make_rollout_func, scored_only  # noqa: E402
 from abut.trl.trainer_sampler import sampler_of  # noqa: E402
 from abut.trl.version import trl_version  # noqa: E402
-from example_run import CPU  # noqa: E402
-from stage import Talk, check_exact, env  # noqa: E402
-from trl_run import CONFIG, Columns, Run, Vowels, recorded_calls, user  # noqa: E402
+from tests.kit.stage.rollouts import Talk, check_exact, env  # noqa: E402
+from tests.kit.training.example_run import CPU  # noqa: E402
+from tests.kit.training.trl_run import CONFIG, Columns, Run, Vowels, recorded_calls, user  # noqa: E402
 
 KEYS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 TEXTS = ("go on", "", "and <|im_end|> then", [{"role": "user", "content": "last"}])

@@ -52,7 +52,7 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def heard(stage: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Plays one agent, and keeps what its client asked."""
-    from client_stage import Heard
+    from tests.kit.clients.conversation import Heard
 
     def play(agent: Any, *args: Any, **options: Any) -> Any:
         return Heard(stage, monkeypatch, agent, *args, **options)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from abut import agent
-from agent_stage import a_call
-from client_stage import QUESTION, SAYS, Heard, found
+from tests.kit.clients.conversation import QUESTION, SAYS, Heard, found
+from tests.kit.stage.agents import a_call
 
 ENVIRONMENTS = ("crewai",)
 

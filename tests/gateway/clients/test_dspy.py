@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from abut import agent
-from client_stage import QUESTION, Heard, found
+from tests.kit.clients.conversation import QUESTION, Heard, found
 
 ENVIRONMENTS = ("litellm",)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from client_stage import FOLLOW, QUESTION, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.conversation import FOLLOW, QUESTION, SAYS, SYSTEM, Heard, found
 
 ENVIRONMENTS = ("openai-3",)
 

@@ -11,7 +11,7 @@ import pytest
 
 from abut import agent
 from abut.gateway.server import Gateway
-from client_stage import FOLLOW, QUESTION, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.conversation import FOLLOW, QUESTION, SAYS, SYSTEM, Heard, found
 
 ENVIRONMENTS = ("openai-3",)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from client_stage import FOLLOW, LOOKUP, QUESTION, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, SAYS, SYSTEM, Heard, found
 
 ENVIRONMENTS = ("litellm",)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from abut import agent
-from client_stage import FOLLOW, LOOKUP, QUESTION, REPLIES, SYSTEM, Heard, found
-from dropping_proxy import DroppingProxy
+from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, REPLIES, SYSTEM, Heard, found
+from tests.kit.servers.dropping_proxy import DroppingProxy
 
 ENVIRONMENTS = ("openai-3", "litellm")
 

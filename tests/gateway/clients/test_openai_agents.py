@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from client_stage import FOLLOW, QUESTION, REPLIES, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.conversation import FOLLOW, QUESTION, REPLIES, SAYS, SYSTEM, Heard, found
 
 ENVIRONMENTS = ("openai-3",)
 

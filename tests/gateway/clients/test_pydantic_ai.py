@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from abut import agent
-from agent_stage import a_call
-from client_stage import FOLLOW, QUESTION, REPLIES, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.conversation import FOLLOW, QUESTION, REPLIES, SAYS, SYSTEM, Heard, found
+from tests.kit.stage.agents import a_call
 
 ENVIRONMENTS = ("openai-3",)
 

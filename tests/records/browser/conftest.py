@@ -15,7 +15,7 @@ import pytest
 
 import abut
 from abut.demo.model import ASSETS as DEMO
-from shown_page import Shown
+from tests.kit.clients.page import Shown
 
 HERE = Path(__file__).parent
 CHROMIUM = shutil.which("chromium")

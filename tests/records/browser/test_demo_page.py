@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from abut.records.filter import parse_filter
-from shown_page import Shown, run_copied_test
+from tests.kit.clients.page import Shown, run_copied_test
 
 Show = Callable[..., Shown]
 Records = Mapping[str, Mapping[str, Any]]

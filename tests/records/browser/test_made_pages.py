@@ -13,8 +13,8 @@ from abut.demo.model import ASSETS as DEMO
 from abut.records.record import from_record, to_record
 from abut.records.schema import ROLLOUT
 from abut.rollout.rollout import Branch, Rollout, StopReason
-from made_trajectories import a_played_rollout
-from shown_page import Shown, run_copied_test
+from tests.kit.clients.page import Shown, run_copied_test
+from tests.kit.data.records import a_played_rollout
 
 Show = Callable[..., Shown]
 Save = Callable[..., Path]

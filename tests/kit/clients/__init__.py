@@ -1,0 +1,1 @@
+"""Clients of the gateway and of the viewer's page, and what they do at random."""

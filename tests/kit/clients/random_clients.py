@@ -1,0 +1,408 @@
+"""Clients of one rollout that do at random what clients do, and what the gateway must make of it.
+
+Each step asks the session as a client would, with what some client would make of the history. What
+the sampler has to get is known by who said what (`client_tree`), not by comparing texts. Behind
+each step the history is edited in the ways of `client_edits`, and what matches is counted.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from abut.gateway.answer import completion
+from abut.gateway.body import Bodies, read_body
+from abut.gateway.branch import Branch, others, row_of, seen_in
+from abut.gateway.call import Call
+from abut.gateway.matching import REWRITES, History, match
+from abut.gateway.place import find_place
+from abut.gateway.refusal import Refusal
+from abut.gateway.request import read_request
+from abut.gateway.session import Session
+from tests.kit.clients.edits import edits, some
+from tests.kit.clients.habits import compose, rename
+from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy
+from tests.kit.clients.tree import Item, Message, Node, Tree, agreed, blank, differ, said
+from tests.kit.stage.agents import check_tree, user
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@dataclass(eq=False)
+class Request:
+    """What a client is about to ask."""
+
+    body: dict[str, Any]
+    items: list[Item]
+    """What each message stands for."""
+    names: dict[str, str]
+    """The client's ids of calls, and which they were before."""
+
+    @property
+    def text(self) -> bytes:
+        return json.dumps(self.body).encode()
+
+    @property
+    def messages(self) -> list[Message]:
+        """With the gateway's ids."""
+        messages: list[Message] = json.loads(json.dumps(self.body["messages"]))
+        rename(messages, dict(self.names), known=True)
+        return messages
+
+
+@dataclass(eq=False)
+class Asked:
+    """What a client asked, and whether it still listens."""
+
+    request: Request
+    call: Call
+    is_open: Callable[[], bool]
+    hang_up: Callable[[], None]
+
+
+class Clients(RuleBasedStateMachine):
+    """Many clients of one rollout, and all that its sampler hears."""
+
+    hf: ClassVar[Any] = None
+    most_edits: ClassVar[int] = 60
+    """Tried behind each step, of some hundreds."""
+    figures: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+
+    @initialize(seed=seeds)
+    def begin(self, seed: int) -> None:
+        self.policy = RandomPolicy(self.hf, random.Random(seed))
+        self.session = Session("r0", self.policy, REWRITES)
+        self.bodies = Bodies()
+        self.tree = Tree(self.hf)
+        self.asked: list[Asked] = []
+        self.node_of: dict[Call, Node] = {}
+        self.tools_of: dict[str, Any] = {}
+        """As who first named them wrote them: keys may come in any order."""
+
+    def teardown(self) -> None:
+        if hasattr(self, "session"):
+            self.figures.update(self.session.client_rewrites)
+            self.run(self.session.close())
+        self.loop.close()
+
+    def run(self, what: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(what)
+
+    # ---- what clients do
+
+    @rule(seed=seeds, hold=st.sampled_from([False, False, False, True]))
+    def ask(self, seed: int, hold: bool) -> None:
+        """Go on behind an answer, or begin: however the client writes what was said."""
+        asked = self.send(self.request(random.Random(seed)))
+        if not hold:
+            self.answer(asked)
+
+    @precondition(lambda self: self.known)
+    @rule(seed=seeds)
+    def edit(self, seed: int) -> None:
+        """Go on behind a history that is another one now."""
+        rng = random.Random(seed)
+        node = rng.choice(self.known)
+        messages, items, _ = compose(node, rng, plainly=True)
+        changed = [
+            (messages, items)
+            for _, messages, items in edits(messages, items, node.path, rng)
+            if not any(map(blank, messages))
+        ]
+        if changed:
+            messages, items = rng.choice(changed)
+            tail = [user(self.policy.words.tag())]
+            body = self.body([*messages, *tail], rng, frame=node.frame)
+            self.answer(self.send(Request(body, [*items, *map(said, tail)], {})))
+
+    @precondition(lambda self: self.known)
+    @rule(seed=seeds, alike=st.booleans())
+    def ask_two_at_once(self, seed: int, alike: bool) -> None:
+        rng = random.Random(seed)
+        node = rng.choice(self.known)
+        request = self.request(rng, node)
+        one = self.send(request)
+        two = self.send(request if alike else self.request(rng, node))
+        assert one.call is not two.call
+        self.answer(two)
+        self.answer(one)
+
+    @precondition(lambda self: self.asked)
+    @rule(seed=seeds, retried=st.booleans())
+    def repeat(self, seed: int, retried: bool) -> None:
+        """After the answer was delivered, or while it is on its way."""
+        before = random.Random(seed).choice(self.asked)
+        self.answer(self.send(before.request, retried=retried))
+
+    @rule(seed=seeds, answered=st.booleans())
+    def repeat_after_a_broken_connection(self, seed: int, answered: bool) -> None:
+        request = self.request(random.Random(seed))
+        before = self.send(request)
+        before.hang_up()
+        if answered:
+            self.answer(before)
+        again = self.send(request)
+        assert again.call is before.call, "a sample that nobody got is given to who asks again"
+        self.answer(again)
+
+    @precondition(lambda self: self.waiting)
+    @rule(seed=seeds)
+    def hang_up(self, seed: int) -> None:
+        """In mid-turn; the sampling goes on."""
+        random.Random(seed).choice(self.waiting).hang_up()
+
+    @precondition(lambda self: self.waiting)
+    @rule(seed=seeds, fails=st.sampled_from([False, False, True]))
+    def sample(self, seed: int, fails: bool) -> None:
+        """What was asked for a while ago."""
+        self.answer(random.Random(seed).choice(self.waiting), fails=fails)
+
+    @property
+    def known(self) -> list[Node]:
+        """The answers that some client got."""
+        return [node for node in self.tree.nodes if node.known]
+
+    @property
+    def waiting(self) -> list[Asked]:
+        return [asked for asked in self.asked if not asked.call.answered.done()]
+
+    # ---- requests
+
+    def request(self, rng: random.Random, node: Node | None = None) -> Request:
+        known = self.known
+        if node is None and known:  # rather long conversations than many
+            node = rng.choice([*known, *known[-2:], *known[-2:], None])
+        other_tools = rng.random() < 0.1  # then an answer is one that somebody said: as it came
+        messages, items, names = compose(node, rng, plainly=other_tools)
+        roots = [other for other in self.tree.nodes if other.before is None]
+        if node is None and roots and rng.random() < 0.3:  # best of many
+            root, tail = rng.choice(roots), []
+            messages, items = json.loads(json.dumps(root.said)), [*root.items]
+        else:
+            tail = self.tail(node, messages, rng)
+        frame = node.frame if node and not other_tools else None
+        body = self.body([*messages, *tail], rng, frame=frame)
+        request = Request(body, items, {new: old for old, new in names.items()})
+        request.items += map(said, request.messages[len(messages) :])
+        return request
+
+    def tail(
+        self, node: Node | None, messages: Sequence[Message], rng: random.Random
+    ) -> list[Message]:
+        """What a client says behind an answer, at times nothing."""
+        tag = self.policy.words.tag
+        tail: list[Message] = []
+        if node is None:
+            if rng.random() < 0.5:
+                tail.append({"role": "system", "content": f"Be brief. {tag()}"})
+        elif messages and (calls := messages[-1].get("tool_calls")):
+            for call in calls:
+                text = rng.choice([f"found {tag()}", f" {tag()}\n", "42"])
+                tail.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+            rng.shuffle(tail)
+        elif rng.random() < 0.15:
+            return []
+        if rng.random() < 0.7 or not tail:
+            tail.append(user(f" go  on {tag()} ") | rng.choice([{}, {"name": "me"}]))
+        if rng.random() < 0.1:
+            function = {"name": "search", "arguments": '{"a": 1}'}
+            call = {"id": f"f{tag()}", "type": "function", "function": function}
+            result = {"role": "tool", "tool_call_id": call["id"], "content": tag()}
+            tail.append({"role": "assistant", "content": f"mine {tag()}", "tool_calls": [call]})
+            tail += rng.choice([[], [result], [result, user(tag())]])
+        return tail
+
+    def body(
+        self, messages: list[Message], rng: random.Random, *, frame: str | None
+    ) -> dict[str, Any]:
+        tools = rng.choice(TOOLS) if frame is None else json.loads(frame)[0]
+        body: dict[str, Any] = {"model": "policy", "messages": messages}
+        if tools or rng.random() < 0.3:
+            body["tools"] = tools
+        if rng.random() < 0.3:
+            body["stop"] = rng.sample(STOPS, rng.choice([1, 2]))
+        if rng.random() < 0.2:
+            body["max_tokens"] = 90
+        if rng.random() < 0.1:
+            body["return_token_ids"] = True
+        return body
+
+    # ---- asking, and what has to come of it
+
+    def send(self, request: Request, *, retried: bool = False) -> Asked:
+        """Ask, and see what the sampler is asked with."""
+        self.figures["requests"] += 1
+        body, beginning = read_body(self.bodies.body("0", [request.text]))
+        assert body == json.loads(request.text)
+        read = read_request(body, like=None if beginning is None else beginning.noted)
+        assert read == read_request(body)
+        if beginning is not None:
+            beginning.noted = read
+            self.bodies.keep("0", beginning)
+        expected = self.given_again(request.text, retried)
+        heard = len(self.policy.heard)
+        listens = asyncio.Event()
+        listens.set()
+        how = {"body": request.text, "retried": retried, "is_open": listens.is_set}
+        call = self.run(_placed(lambda: self.session.ask(read, **how)))
+        asked = Asked(request, call, listens.is_set, listens.clear)
+        if expected is None:
+            assert call not in self.node_of
+            self.run(_until(lambda: len(self.policy.heard) > heard))
+            self.node_of[call] = self.placed(request, read.frame, self.policy.heard[-1])
+            self.tree.begun.append(self.node_of[call])
+        else:
+            assert call is expected, "the sample of an equal body"
+            assert len(self.policy.heard) == heard
+        self.asked.append(asked)
+        return asked
+
+    def given_again(self, text: bytes, retried: bool) -> Call | None:
+        """Whose sample an equal body gets, if any."""
+        last = {asked.call: asked for asked in self.asked if asked.request.text == text}
+        same = [asked for call, asked in last.items() if call.may_be_given]
+        unheard = [asked for asked in same if not asked.call.delivered]
+        for asked in unheard:
+            if not asked.is_open():
+                return asked.call
+        return (unheard or same)[-1].call if retried and same else None
+
+    def placed(self, request: Request, frame: str, heard: Heard) -> Node:
+        """The oracle: all that was said, rendered anew, with the tokens that were recorded."""
+        messages = request.messages
+        tools = self.tools_of.setdefault(frame, request.body.get("tools"))
+        prompts = []
+        for path, place in self.tree.candidates(frame, request.items):
+            prompt = self.tree.prompt(path, messages[place:], tools)
+            if prompt.is_of(heard.prompt):
+                self.figures["extended" if path else "roots"] += 1
+                before = path[-1] if path else None
+                rest = messages[place:]
+                items = [  # white space counts in what is not the policy's here
+                    said(message) if item[0] == "blank" else item
+                    for message, item in zip(rest, request.items[place:], strict=True)
+                ]
+                stop, names = heard.chat.stop, self.tree.names()
+                return Node(before, rest, items, frame, {}, stop, heard, names)
+            prompts.append(prompt.text)
+        got = self.policy.tokenizer.decode(heard.prompt)
+        raise AssertionError(f"the sampler got\n{got!r}\nand not\n" + "\n".join(map(repr, prompts)))
+
+    def answer(self, asked: Asked, *, fails: bool = False) -> None:
+        """Let the sampler answer, and give that to who still listens."""
+        call, node = asked.call, self.node_of[asked.call]
+        node.heard.fails |= fails
+        node.heard.go_on.set()
+        try:
+            answer = self.run(asyncio.shield(call.answered))
+        except Refusal:
+            assert node.heard.fails
+            return
+        if node not in self.tree.nodes:
+            body = completion(answer, call.request, "policy", self.policy.tokenizer)
+            node.answer = json.loads(json.dumps(body))["choices"][0]["message"]
+            self.tree.nodes.append(node)
+        if asked.is_open():
+            self.session.delivered(call)
+            node.known = True
+
+    # ---- what holds behind each step
+
+    @invariant()
+    def every_request_is_a_prefix_and_every_sample_stands_once(self) -> None:
+        if not hasattr(self, "session"):
+            return
+        assert not self.policy.failures
+        rows = [branch.conversation.trajectory.ids.tolist() for branch in self.session.branches]
+        for heard in self.policy.heard:
+            assert heard.request.prompt_ids.tolist() == heard.prompt, "a request was changed"
+            assert any(ids[: len(heard.prompt)] == heard.prompt for ids in rows)
+        calls = [
+            (heard.request, heard.sample) for heard in self.policy.heard if heard.sample is not None
+        ]
+        for which in ("longest", "last"):
+            row = row_of(self.session.branches, which)  # type: ignore[arg-type]
+            columns = None
+            if row is not None:
+                end = row.conversation.turns[row.delivered - 1].end
+                columns = row.conversation.fork(end).trajectory.columns()
+            rest = others(self.session.branches, row)
+            check_tree(SimpleNamespace(columns=columns, branches=rest), calls)  # type: ignore[arg-type]
+
+    @invariant()
+    def only_what_was_said_is_matched(self) -> None:
+        if not getattr(self, "tree", None) or not self.tree.nodes:
+            return
+        rng = self.policy.rng
+        node = rng.choice(self.tree.nodes)
+        for _ in range(3):
+            messages, items, _ = compose(node, rng)
+            self.check_match("as clients write it", node.frame, messages, items)
+            self.figures["rewritten"] += 1
+        messages, items, _ = compose(node, rng, plainly=True)
+        edited = edits(messages, items, node.path, rng)
+        for name, messages, items in some(edited, self.most_edits, rng):
+            self.check_match(name, node.frame, messages, items)
+            self.figures["edits"] += 1
+
+    def check_match(
+        self, name: str, frame: str, messages: list[Message], items: list[Item]
+    ) -> None:
+        """Each branch has just the answers of a history that are in both."""
+        messages = json.loads(json.dumps(messages))
+        seen = seen_in(self.session.branches, messages)
+        for branch in self.session.branches:
+            if branch.frame == frame:
+                history = History(messages, seen, branch.shown.joints)
+                path = [self.node_of[call] for call in branch.calls]
+                found = match(branch.entries, history, REWRITES)
+                wanted, _ = agreed(path, items, self.unanswered(branch))
+                got = path[: found.turns]
+                assert got == wanted, differ(name, messages, got, wanted, path)
+        place = find_place(self.session.branches, frame, history, REWRITES)
+        path = [self.node_of[call] for call in place.branch.calls] if place else []
+        found_path = path[: place.found.turns] if place else []
+        candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items)]
+        assert _solid(found_path) in candidates, f"{name}: {json.dumps(messages)}"
+
+    def unanswered(self, branch: Branch) -> list[Item]:
+        """What was said at the end of a branch."""
+        if not branch.unanswered:
+            return []
+        ids = branch.conversation.trajectory.ids.tolist()
+        asked = (node for node in self.tree.begun if node.heard.prompt == ids)
+        return next(node.items for node in asked if node not in self.tree.nodes)
+
+
+def _solid(path: Sequence[Node]) -> list[Node | None]:
+    """The answers of a path; blank ones are alike."""
+    return [None if node.is_blank else node for node in path]
+
+
+async def _placed(ask: Callable[[], Any]) -> Any:
+    return await ask().placed
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the sampler is not asked")

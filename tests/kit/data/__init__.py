@@ -1,0 +1,1 @@
+"""Tokenizers, templates, records and requests, and what the core is compared with."""

@@ -1,0 +1,1 @@
+"""Scripted engines, agents and environments: what rollouts are played on."""

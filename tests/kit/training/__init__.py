@@ -1,0 +1,1 @@
+"""Small models, trainers on the CPU, ranks and jobs."""

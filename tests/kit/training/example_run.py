@@ -1,0 +1,78 @@
+"""Runs examples in this process: one import of TRL, and what they made stays to be asked."""
+
+import functools
+import re
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from tests.kit.checkout import EXAMPLES
+
+DOCS = EXAMPLES.parent / "docs"
+CPU = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+SMALL = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+
+
+def run_example(
+    patch: pytest.MonkeyPatch, name: str, *arguments: str, **settings: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Its trainer, and what it gave `GRPOConfig` before `settings` took the place of some."""
+    import trl
+
+    asked: dict[str, Any] = {}
+    trainers: list[Any] = []
+    GRPOConfig, GRPOTrainer = trl.GRPOConfig, trl.GRPOTrainer
+
+    def config(output_dir: str, **given: Any) -> Any:
+        asked.update(given)
+        return GRPOConfig(**{"output_dir": output_dir} | given | settings)
+
+    def trainer(*given: Any, **named: Any) -> Any:
+        trainers.append(GRPOTrainer(*given, **named))
+        return trainers[-1]
+
+    with patch.context() as patched:
+        patched.setattr(trl, "GRPOConfig", config)
+        patched.setattr(trl, "GRPOTrainer", trainer)
+        patched.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return trainers[0], asked
+
+
+def blocks_of(page: str) -> list[str]:
+    """The Python of a page of the documentation."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def run_block(
+    patch: pytest.MonkeyPatch, block: str, hf_tokenizer: Any, model: Any, **settings: Any
+) -> tuple[dict[str, Any], list[Any]]:
+    """What a block defined, and what its rollout_func returned, with a model that is here."""
+    import trl
+
+    from abut.trl.rollout_func import RolloutFunc
+
+    outputs: list[Any] = []
+    GRPOConfig, GRPOTrainer, call = trl.GRPOConfig, trl.GRPOTrainer, RolloutFunc.__call__
+    small = {"model": model, "processing_class": hf_tokenizer}
+
+    def keep(self: Any, prompts: Any, trainer: Any) -> Any:
+        outputs.append(call(self, prompts, trainer))
+        return outputs[-1]
+
+    variables: dict[str, Any] = {}
+    with patch.context() as patched:
+        patched.setattr(trl, "GRPOConfig", functools.partial(GRPOConfig, **CPU, **settings))
+        patched.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
+        patched.setattr(RolloutFunc, "__call__", keep)
+        exec(compile(block, "block.py", "exec"), variables)
+    return variables, outputs
