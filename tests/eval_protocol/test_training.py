@@ -17,7 +17,7 @@ pytest.importorskip("trl")
 
 import abut
 from abut.eval_protocol import eval_test
-from abut.gateway.session import Session
+from abut.gateway.ledger.ledger import Session
 from abut.rollout.config import RolloutConfig
 from abut.trl import scored_only
 from tests.kit.servers.ep_server import ChatServer, says

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from abut.gateway.matching import REWRITES
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import SAMPLING, read_request
+from abut.gateway.dialects.chat import SAMPLING, read_request
+from abut.gateway.ledger.matching import REWRITES
+from abut.gateway.ledger.refusal import Refusal
 from abut.rollout.rollout import BranchCause
 from tests.kit.training.example_run import blocks_of
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abut.gateway.body import Beginning, Bodies, Body, read_body
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import read_request
+from abut.gateway.dialects.chat import read_request
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.body import Beginning, Bodies, Body, read_body
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
 

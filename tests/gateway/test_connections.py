@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway import connections as connections_module
-from abut.gateway.connections import IDLE_TICKS, Connection, Connections
-from abut.gateway.server import Gateway
+from abut.gateway.server import connections as connections_module
+from abut.gateway.server.connections import IDLE_TICKS, Connection, Connections
+from abut.gateway.server.gateway import Gateway
 from tests.kit.clients.raw_http import RawClient
 from tests.kit.stage.agents import play_agents, says, serving, user
 from tests.kit.stage.rollouts import Recording, Stage, eventually

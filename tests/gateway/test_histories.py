@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import unnamed
-from abut.gateway.branch import Branch
-from abut.gateway.histories import Histories
-from abut.gateway.matching import REWRITES, Entry, History
-from abut.gateway.place import find_place
-from abut.gateway.processors import Shown
-from abut.gateway.request import ChatRequest
-from abut.gateway.unnamed import who_goes_on
+from abut.gateway.ledger import histories
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.branch import Branch, find_place
+from abut.gateway.ledger.histories import Histories, who_goes_on
+from abut.gateway.ledger.matching import REWRITES, Entry, History
+from abut.gateway.ledger.writer import Shown
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
 
 
@@ -60,7 +58,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.extend(branches)
         return find_place(branches, *rest)
 
-    monkeypatch.setattr(unnamed, "find_place", noted)
+    monkeypatch.setattr(histories, "find_place", noted)
     return seen
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import app, connections, listening
-from abut.gateway.server import Gateway
+from abut.gateway.server import app, connections
+from abut.gateway.server.gateway import Gateway
 from tests.kit.clients.raw_http import RawClient
 from tests.kit.stage.agents import LOOKUP, a_call, ask, post, says, serving, user
 from tests.kit.stage.rollouts import Stage
@@ -73,7 +73,7 @@ def test_who_sends_a_long_body_still_reads_why_it_is_refused(gateway: Gateway) -
 def test_a_client_that_never_stops_sending_is_cut_off(
     stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_LINGER_S", 0.05)
+    monkeypatch.setattr(connections, "_LINGER_S", 0.05)
     with (
         serving(says(stage), hf_tokenizer) as gateway,
         RawClient(gateway.base_url, "a wrong key") as client,

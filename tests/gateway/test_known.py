@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import matching
-from abut.gateway.known import Known
-from abut.gateway.matching import REWRITES, History, match
+from abut.gateway.ledger import matching
+from abut.gateway.ledger.known_prefix import Known
+from abut.gateway.ledger.matching import REWRITES, History, match
 from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import app
+from abut.gateway.server import app
 from tests.kit.stage.agents import post, says, serving, user
 from tests.kit.stage.rollouts import Stage
 

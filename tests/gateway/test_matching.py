@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.matching import REWRITES, Entry, History, match
+from abut.gateway.ledger.matching import REWRITES, Entry, History, match
 from tests.kit.clients.random_policy import naming
 from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
 from tests.kit.stage.rollouts import Recording, Stage

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from abut import RolloutError, agent
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from tests.kit.servers.free_port import free_port
 from tests.kit.stage.agents import RUN, Client, play_agents, user
 from tests.kit.stage.rollouts import Stage

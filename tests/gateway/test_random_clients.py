@@ -13,10 +13,10 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from abut.gateway import branch, matching, session, values
-from abut.gateway.branch import Branch
-from abut.gateway.call import Repeats
-from abut.gateway.matching import Entry, History
+from abut.gateway.ledger import branch, comparable, ledger, matching
+from abut.gateway.ledger.agent_call import Repeats
+from abut.gateway.ledger.branch import Branch
+from abut.gateway.ledger.matching import Entry, History
 from tests.kit.clients import random_clients
 from tests.kit.clients.random_clients import Clients, Request
 from tests.kit.clients.random_policy import STOPS, naming
@@ -104,7 +104,7 @@ def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[...
 
 
 def without_inner_space(content: Any, joint: str | None = "") -> str | None:
-    text = values.text_of(content, joint)
+    text = comparable.text_of(content, joint)
     return None if text is None else " ".join(text.split())
 
 
@@ -159,7 +159,7 @@ def stripped(message: Any, **options: Any) -> Any:
     return _form_of_message(message, **options)
 
 
-_form, _form_of_message = values.form, values.form_of_message
+_form, _form_of_message = comparable.form, comparable.form_of_message
 _repeats, _same_reasoning = matching._repeats, matching._same_reasoning
 _with_calls = matching._with_calls
 
@@ -167,7 +167,7 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "1: inner white space counts": (matching, "text_of", without_inner_space),
     "2: thinking is compared": (matching, "_same_reasoning", lambda message, entry: True),
     "2: both names of it": (matching, "_same_reasoning", of_one_key),
-    "3: a bool is no number": (values, "form", with_bools_as_numbers),
+    "3: a bool is no number": (comparable, "form", with_bools_as_numbers),
     "4: ids say which call": (matching, "call_at", lambda history, place, stands: None),
     "5: what we never say": (matching, "_NEVER_OURS", ()),
     "6: text lost, but not ids": (matching, "_ids", lambda calls: None),
@@ -193,7 +193,7 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
 }
 REST: dict[str, tuple[Any, str, Any]] = {
     "an undelivered sample is given": (Repeats, "before", lambda self, body, retried: None),
-    "what was said is not rendered": (session, "find_place", lambda *args: None),
+    "what was said is not rendered": (ledger, "find_place", lambda *args: None),
     "ids of a client's own are known": (
         Branch,
         "in_own_ids",

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import matching
-from abut.gateway.matching import REWRITES, History, match
-from abut.gateway.request import ChatRequest
-from abut.gateway.session import Session
-from abut.gateway.values import arguments_of
+from abut.gateway.ledger import matching
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.comparable import arguments_of
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.matching import REWRITES, History, match
 from tests.kit.clients.edited_histories import edits
 from tests.kit.clients.recordings import Recorded, Replay, Verdicts, recordings, verdicts
 from tests.kit.stage.rollouts import SOAK, Stage

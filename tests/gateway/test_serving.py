@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from abut.gateway import idle
-from abut.gateway.server import Gateway
+from abut.gateway.server import idle
+from abut.gateway.server.gateway import Gateway
 from abut.records.read import read_records
 from abut.rollout.rollout import Rollout
 from tests.kit.servers.fake_server import FakeServer

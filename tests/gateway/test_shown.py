@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.request import read_request
+from abut.gateway.dialects.chat import read_request
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.growth import is_linear
 from tests.kit.stage.agents import Client, play_agents, user

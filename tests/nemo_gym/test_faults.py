@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 import abut
 from abut.gateway import Gateway
-from abut.gateway.desk import Desk
-from abut.gateway.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.registry import Desk
 from abut.nemo_gym import NemoGym
 from abut.rollout.config import RolloutConfig
 from tests.kit.stage.agents import play_agents

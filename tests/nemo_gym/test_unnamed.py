@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from abut.gateway import Gateway
-from abut.gateway.unnamed import Unnamed
+from abut.gateway.ledger.unnamed import Unnamed
 from abut.nemo_gym import NemoGym
 from abut.rollout.rollout import Rollout
 from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, Run, verified

@@ -14,7 +14,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="no ray: make test-ray")
 
 from abut import agent  # noqa: E402
-from abut.agents import is_agent  # noqa: E402
+from abut.agents.protocol import is_agent  # noqa: E402
 from abut.errors import EnvError, RolloutError  # noqa: E402
 from abut.gateway import Gateway  # noqa: E402
 from abut.ray import RayPool  # noqa: E402

@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from aiohttp import ClientSession, DummyCookieJar, web
 
-from abut.agents import Endpoint, agent
+from abut.agents.function_agent import agent
+from abut.agents.protocol import Endpoint
 from abut.bench.measured_conversation import logprobs
 from abut.bench.rows.gateway import (
     ABUT,
@@ -42,9 +43,9 @@ from abut.bench.texts import Replies
 from abut.bench.workbench import Workbench
 from abut.concurrency.loop import new_loop
 from abut.envs.task import RolloutTask
-from abut.gateway.listening import serve
-from abut.gateway.played_agent import AgentSource
-from abut.gateway.server import Gateway
+from abut.gateway.play.played_agent import AgentSource
+from abut.gateway.server.connections import serve
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.samplers.sampler import Sample, SampleRequest

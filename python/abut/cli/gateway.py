@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from abut.cli.arguments import Commands, positive
 
 if TYPE_CHECKING:
-    from abut.gateway.server import Gateway
-    from abut.gateway.serving import Serving
+    from abut.gateway.server.gateway import Gateway
+    from abut.gateway.server.standalone import Serving
 
 _ON_TERMINAL_S = 1.0
 _IN_LOG_S = 60.0
@@ -76,7 +76,7 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it until it is interrupted; returns the exit status."""
-    from abut.gateway.server import KEY_VARIABLE, Gateway, key_is_given
+    from abut.gateway.server.gateway import KEY_VARIABLE, Gateway, key_is_given
     from abut.rollout.config import RolloutConfig
     from abut.samplers.vllm import VLLMServerSampler
 

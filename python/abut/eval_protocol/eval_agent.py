@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from abut.agents import AgentResult, Endpoint
+from abut.agents.protocol import AgentResult, Endpoint
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.eval_protocol.dataset import dataset_of, row_of

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from abut.agents import Endpoint
+from abut.agents.protocol import Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import Any, Protocol
 
-from abut.agents import Endpoint
+from abut.agents.protocol import Endpoint
 from abut.concurrency.loop import DaemonLoop, KeptLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask

@@ -16,7 +16,7 @@ from abut.eval_protocol.openenv_source import OpenEnvSource, browsergym_variable
 from abut.eval_protocol.package import require_package
 from abut.eval_protocol.row_log import RowLog
 from abut.eval_protocol.scores import Scorer
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from abut.trl.rollout_func import RolloutFunc, make_rollout_func
 
 _ROW_TIMEOUT_S = 120.0

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError
-from abut.gateway.judge import Judge
-from abut.gateway.server import KEY_VARIABLE, Gateway
+from abut.gateway.ledger.unnamed import Judge
+from abut.gateway.server.gateway import KEY_VARIABLE, Gateway
 from abut.nemo_gym.checks import (
     Finding,
     gateway_findings,

@@ -10,14 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from abut.agents import AgentResult, Endpoint
-from abut.concurrency.threads import THREADS
+from abut.agents.protocol import AgentResult, Endpoint
+from abut.concurrency.threads import THREADS, work_done
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
-from abut.gateway.ids import EndpointId
-from abut.gateway.server import Gateway
-from abut.gateway.work import work_done
+from abut.gateway.server.gateway import Gateway
+from abut.gateway.server.keys import EndpointId
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import EnvError
-from abut.gateway.unnamed import Unnamed
+from abut.gateway.ledger.unnamed import Unnamed
 from abut.nemo_gym.replies import Reply, is_told
 from abut.rollout.rollout import Rollout, StopReason
 

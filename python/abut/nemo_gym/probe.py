@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from abut._native import Tokenizer
+from abut.concurrency.threads import work_done
 from abut.errors import EnvError
-from abut.gateway.desk import Desk
-from abut.gateway.processors import Processors, Shown, Writing
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest
-from abut.gateway.session import Session
-from abut.gateway.unnamed import Unnamed
-from abut.gateway.work import work_done
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.unnamed import Unnamed
+from abut.gateway.ledger.writer import Processors, Shown, Writing
+from abut.gateway.server.registry import Desk
 from abut.nemo_gym.checks import Finding
 from abut.nemo_gym.outcomes import unheard
 from abut.nemo_gym.replies import Reply, is_told, reply_of

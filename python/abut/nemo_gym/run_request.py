@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abut.envs.reset_keywords import UnplayableRow
-from abut.gateway.unnamed import Expected, opening_of
+from abut.gateway.ledger.unnamed import Expected, opening_of
 from abut.nemo_gym.rows import PARAMS, extra_body, openings
 from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
 

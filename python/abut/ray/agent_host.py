@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from abut.agents import Endpoint, FunctionAgent, name_of, place_of_agent, result_of
+from abut.agents.function_agent import FunctionAgent, place_of_agent
+from abut.agents.protocol import Endpoint, name_of, result_of
 from abut.concurrency.loop import KeptLoop
 from abut.envs.foreign import AGENT, placed, raised_by_env
 from abut.envs.reset_keywords import UnplayableRow

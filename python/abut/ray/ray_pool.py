@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
-from abut.agents import Agent, AgentResult, Endpoint, is_agent, name_of
+from abut.agents.protocol import Agent, AgentResult, Endpoint, is_agent, name_of
 from abut.concurrency.pool_loop import PoolLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.factory import check_env_factory

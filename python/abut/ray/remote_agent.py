@@ -3,7 +3,7 @@
 import pickle
 from typing import Any
 
-from abut.agents import AgentResult, Endpoint
+from abut.agents.protocol import AgentResult, Endpoint
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of
 from abut.ray.answers import Finished

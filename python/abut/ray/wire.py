@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from abut.agents import name_of
+from abut.agents.protocol import name_of
 from abut.errors import text_of
 from abut.ray.actor_host import ActorHost, is_exhausted
 from abut.ray.answers import Failed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from abut.errors import EnvError, RolloutError, text_of
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.failures import Failures, Tally
 
 T = TypeVar("T")

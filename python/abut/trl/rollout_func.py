@@ -15,7 +15,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.envs.source import ForTask, bind_all
 from abut.envs.task import RolloutTask
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor

@@ -7,13 +7,13 @@ that names none of several is an error, before anything is played.
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from abut.agents import Agent, is_agent
+from abut.agents.protocol import Agent, is_agent
 from abut.envs.accepted import AcceptedForTRL
 from abut.envs.factory import check_env_factory
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, EnvPool
-from abut.gateway.played_agent import AgentSource
-from abut.gateway.server import Gateway
+from abut.gateway.play.played_agent import AgentSource
+from abut.gateway.server.gateway import Gateway
 from abut.tools.environment_factory import from_environment_factory, makes_environment_for_trl
 
 EnvKind: TypeAlias = EnvFactory | EnvPool | EnvSource

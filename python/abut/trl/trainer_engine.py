@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, Processor
 from abut.records.background import BackgroundRecorder
 from abut.records.recorder import Recorder, recorder_at

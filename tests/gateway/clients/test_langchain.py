@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from tests.kit.clients.conversation import FOLLOW, QUESTION, SAYS, SYSTEM, Heard, found
 
 ENVIRONMENTS = ("openai-3",)

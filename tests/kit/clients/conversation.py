@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from abut.gateway.request import ChatRequest
-from abut.gateway.server import Gateway
-from abut.gateway.session import Session
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
 from tests.kit.stage.agents import a_call, check_tree, play_agents

@@ -23,15 +23,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from abut.gateway.answer import completion
-from abut.gateway.body import Bodies, read_body
-from abut.gateway.branch import Branch, others, row_of, seen_in
-from abut.gateway.call import Call
-from abut.gateway.matching import REWRITES, History, match
-from abut.gateway.place import find_place
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import read_request
-from abut.gateway.session import Session
+from abut.gateway.dialects.chat import completion, read_request
+from abut.gateway.ledger.agent_call import Call
+from abut.gateway.ledger.branch import Branch, find_place, seen_in
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.matching import REWRITES, History, match
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.row import others, row_of
+from abut.gateway.server.body import Bodies, read_body
 from tests.kit.clients.edits import edits, some
 from tests.kit.clients.habits import compose, rename
 from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy

@@ -17,9 +17,9 @@ import numpy as np
 
 import abut
 from abut.errors import AbutError
-from abut.gateway.processors import Shown
-from abut.gateway.refusal import over
-from abut.gateway.request import ChatRequest
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.refusal import over
+from abut.gateway.ledger.writer import Shown
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.rollout import StopReason

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.answer import Answer
-from abut.gateway.branch import Branch
-from abut.gateway.call import Call
-from abut.gateway.matching import History, match
-from abut.gateway.processors import Processors, Shown
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest, read_request
-from abut.gateway.session import Session
+from abut.gateway.dialects.chat import read_request
+from abut.gateway.ledger.agent_call import Answer, Call, ChatRequest
+from abut.gateway.ledger.branch import Branch
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.matching import History, match
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.writer import Processors, Shown
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.scripted import ScriptedSampler

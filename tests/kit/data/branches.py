@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from abut.gateway.matching import Entry, History
+from abut.gateway.ledger.matching import Entry, History
 
 Messages = list[dict[str, Any]]
 

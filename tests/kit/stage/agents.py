@@ -10,8 +10,8 @@ import aiohttp
 import numpy as np
 
 from abut.envs.task import RolloutTask
-from abut.gateway.played_agent import AgentSource
-from abut.gateway.server import Gateway
+from abut.gateway.play.played_agent import AgentSource
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest

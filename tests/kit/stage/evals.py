@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.gateway.played_agent import AgentSource
-from abut.gateway.server import Gateway
+from abut.gateway.play.played_agent import AgentSource
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.rollout import Rollout
 from tests.kit.stage.agents import RUN
 from tests.kit.stage.rollouts import Played, Recording, Stage

@@ -19,7 +19,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.envs.source import bind_all
 from abut.errors import MissingExtraError, RolloutError, text_of
-from abut.gateway.server import Gateway
+from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
-from abut.gateway.values import CallIds, CallPlace, call_ids
+from abut.gateway.ledger.comparable import CallIds, CallPlace, call_ids
 from abut.messages import Message
 
 

@@ -1,14 +1,20 @@
 """What a session asks for its samples, and what bounds it."""
 
+import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from abut._native import Tokenizer
-from abut.gateway.branch import Branch
-from abut.gateway.processors import Shown
-from abut.gateway.request import ChatRequest
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.branch import Branch
+from abut.gateway.ledger.writer import Shown
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
+
+logger = logging.getLogger(__name__)
+
+_MOST = 32
 
 
 class Follower(Protocol):
@@ -73,3 +79,34 @@ class Policy(Protocol):
     def failed(self, error: Exception) -> None:
         """Note that no rollout can go on, or that this one cannot."""
         ...
+
+
+class Notes:
+    """Of one batch, on the loop of the gateway.
+
+    Args:
+        sampling: the trainer's own settings, which win over a client's; None: the client's hold.
+    """
+
+    def __init__(self, sampling: Mapping[str, Any] | None) -> None:
+        self._sampling = sampling
+        self._said: set[str] = set()
+
+    def see(self, request: ChatRequest) -> None:
+        """Look at a request."""
+        for name in request.ignored:
+            self._say(name, f"requests have {name[:80]!r}, which the gateway ignores")
+        for name in request.unmet:
+            self._say(name, f"requests ask by {name} for what is not enforced: sampled freely")
+        for name, asked in request.sampling.items():
+            if self._sampling is None:
+                return
+            if name not in self._sampling:
+                self._say(name, f"requests have {name}={asked!r}, which the sampler decides itself")
+            elif asked != (own := self._sampling[name]):
+                self._say(name, f"requests have {name}={asked!r}; the trainer's {own!r} is used")
+
+    def _say(self, name: str, text: str) -> None:
+        if name not in self._said and len(self._said) < _MOST:
+            self._said.add(name)
+            logger.warning("%s", text)

@@ -2,13 +2,21 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
-from abut.agents import AgentResult
-from abut.gateway.branch import Which, others, row_of
-from abut.gateway.call import Call
-from abut.gateway.session import Session
+import numpy as np
+
+from abut._native import Columns
+from abut.agents.protocol import AgentResult
+from abut.gateway.ledger.agent_call import Call
+from abut.gateway.ledger.branch import Branch
+from abut.gateway.ledger.ledger import Session
 from abut.messages import container_copy
-from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+from abut.rollout.conversation import Heard
+from abut.rollout.rollout import Branch as RecordedBranch
+from abut.rollout.rollout import BranchCause, Rollout, StopReason, TurnRecord
+
+Which: TypeAlias = Literal["longest", "last"]
 
 LIMITS = (
     StopReason.MAX_TURNS,
@@ -99,3 +107,73 @@ def _record(call: Call) -> TurnRecord:
         versions=() if sample.versions is None else sample.versions,
         newest_version=sample.newest_version,
     )
+
+
+def row_of(branches: Sequence[Branch], which: Which) -> Branch | None:
+    """The branch that becomes the row: of those that somebody got a sample of."""
+    heard = [branch for branch in branches if branch.delivered]
+    if not heard:
+        return None
+    if which == "last":
+        return max(heard, key=_last_delivery)
+    return max(heard, key=lambda branch: (_heard_tokens(branch), _last_delivery(branch)))
+
+
+def _last_delivery(branch: Branch) -> int:
+    return branch.calls[branch.delivered - 1].delivered_as
+
+
+def _heard_tokens(branch: Branch) -> int:
+    return sum(call.sampled_tokens for call in branch.calls[: branch.delivered])
+
+
+def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranch]:
+    """What the row does not hold: one branch for each that sampled something of its own."""
+    owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
+    found: list[RecordedBranch] = []
+    # A branch that another one goes on from is a part of it.
+    for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
+        ends = sorted({branch.delivered, len(branch.calls)})
+        for end in ends:
+            own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
+            owned |= {id(branch.calls[k]) for k in own}
+            if any(branch.calls[k].sampled_tokens for k in own):
+                cause = branch.cause or (None if row is None else row.cause)
+                found.append(_recorded(branch, own[0], end, cause))
+    return found
+
+
+def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -> RecordedBranch:
+    """The turns from `begin` to `end`, behind what stands before them as a prompt."""
+    trajectory = branch.conversation.trajectory
+    turns = branch.conversation.turns
+    while turns[begin].start == turns[begin].end:
+        begin += 1
+    last = max(k for k in range(begin, end) if turns[k].end > turns[k].start)
+    start, stop = turns[begin].start, turns[last].end
+    ids, mask = trajectory.ids, trajectory.sampled_mask
+    logprobs: Any = np.nan_to_num(trajectory.logprobs[start:stop], nan=0.0)
+    columns = Columns(
+        prompt_ids=ids[:start],
+        completion_ids=ids[start:stop],
+        logprobs=logprobs,
+        env_mask=mask[start:stop],
+    )
+    return RecordedBranch(
+        columns,
+        provenance=trajectory.provenance[:stop],
+        cause=cause,
+        delivered=end <= branch.delivered,
+        versions=_versions(branch.calls[begin : last + 1], turns[begin : last + 1]),
+    )
+
+
+def _versions(calls: Sequence[Call], turns: Sequence[Heard]) -> Any:
+    """As `Rollout.versions`, from the first of these turns to the last."""
+    start = turns[0].start
+    of_tokens = np.full(turns[-1].end - start, -1, np.int64)
+    for call, turn in zip(calls, turns, strict=True):
+        if call.sample is None or call.sample.versions is None:
+            return ()
+        of_tokens[turn.start - start : turn.end - start] = call.sample.versions
+    return of_tokens

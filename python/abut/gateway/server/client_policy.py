@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from abut._native import Tokenizer
-from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors, Shown
-from abut.gateway.refusal import Refusal, over
-from abut.gateway.request import ChatRequest
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.refusal import Refusal, over
+from abut.gateway.ledger.writer import Processors, Shown
 from abut.processor import PartsProcessor
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation

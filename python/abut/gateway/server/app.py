@@ -14,17 +14,16 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
 from abut.address import said
-from abut.agents import AgentResult
-from abut.gateway.answer import DONE, Answer, completion, event, events
-from abut.gateway.body import Body, read_body
-from abut.gateway.call import Call
-from abut.gateway.connections import Connection
-from abut.gateway.desk import MODEL, Desk
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest, read_request
-from abut.gateway.serving import check_id, check_reward
-from abut.gateway.session import Session
-from abut.gateway.work import work_done
+from abut.agents.protocol import AgentResult
+from abut.concurrency.threads import work_done
+from abut.gateway.dialects.chat import DONE, completion, event, events, read_request
+from abut.gateway.ledger.agent_call import Answer, Call, ChatRequest
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.body import Body, read_body
+from abut.gateway.server.connections import Connection
+from abut.gateway.server.registry import MODEL, Desk
+from abut.gateway.server.standalone import check_id, check_reward
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
-from abut.gateway.body import Bodies
-from abut.gateway.connections import Connections
-from abut.gateway.ids import EndpointId, Keys
-from abut.gateway.judge import Judge
-from abut.gateway.processors import Writing
-from abut.gateway.refusal import Refusal, ended
-from abut.gateway.request import ChatRequest
-from abut.gateway.serving import Serving
-from abut.gateway.session import Session
-from abut.gateway.unnamed import Expected, Unnamed
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.refusal import Refusal, ended
+from abut.gateway.ledger.unnamed import Expected, Judge, Unnamed
+from abut.gateway.ledger.writer import Writing
+from abut.gateway.server.body import Bodies
+from abut.gateway.server.connections import Connections
+from abut.gateway.server.keys import EndpointId, Keys
+from abut.gateway.server.standalone import Serving
 from abut.rollout.config import RolloutConfig
 
 T = TypeVar("T")

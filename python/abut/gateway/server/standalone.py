@@ -19,18 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from abut._native import Tokenizer
-from abut.agents import AgentResult
+from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import THREADS
-from abut.gateway.client_policy import ClientPolicy, Upstream
-from abut.gateway.histories import Histories
-from abut.gateway.idle import IdleRollouts, said_of
-from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors
-from abut.gateway.refusal import Refusal, ended, over
-from abut.gateway.request import ChatRequest
-from abut.gateway.row import fill
-from abut.gateway.session import Session
-from abut.gateway.unnamed import who_goes_on, who_repeats
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.histories import Histories, who_goes_on, who_repeats
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.refusal import Refusal, ended, over
+from abut.gateway.ledger.row import fill
+from abut.gateway.ledger.writer import Processors
+from abut.gateway.server.client_policy import ClientPolicy, Upstream
+from abut.gateway.server.idle import IdleRollouts, said_of
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
 from abut.records.record import score_record

@@ -14,8 +14,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
-from abut.gateway.known import Known, Seen
-from abut.gateway.values import (
+from abut.gateway.ledger.comparable import (
     CallIds,
     CallPlace,
     arguments_of,
@@ -25,6 +24,7 @@ from abut.gateway.values import (
     form_of_message,
     text_of,
 )
+from abut.gateway.ledger.known_prefix import Known, Seen
 from abut.messages import Message
 
 Rewrite: TypeAlias = Literal[

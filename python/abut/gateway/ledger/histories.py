@@ -5,13 +5,14 @@ branch too; it may name others, so each is compared before it is used. To look a
 time for what the request says, and none for the rollouts that have said something else.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from abut.gateway.branch import Branch
-from abut.gateway.matching import Entry, History, forms_read, forms_returned, is_left_out
-from abut.gateway.request import ChatRequest
-from abut.gateway.session import Session
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.branch import Branch, find_place
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.matching import Entry, History, forms_read, forms_returned, is_left_out
 
 
 class _Node:
@@ -210,3 +211,47 @@ def _sort(spot: Spot) -> None:
     into, out_of = (free, taken) if spot.is_free else (taken, free)
     out_of.pop(spot, None)
     into[spot] = None
+
+
+def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Session]:
+    """Return the rollouts that a repeated request fits best; none where it is a new one."""
+    fits = [(one.fits_again(body, retried), one) for one in histories.with_body(body)]
+    best = max((fit for fit, _ in fits), default=0)
+    return [session for fit, session in fits if fit == best] if best else []
+
+
+def who_goes_on(
+    histories: Histories, request: ChatRequest, rewrites: Collection[str], most: int | None = 1
+) -> Sequence[Spot]:
+    """Return where a request may go on: of the longest histories, those that wait for a request.
+
+    Where none waits, others have gone on from there, and the request begins a branch.
+
+    Args:
+        histories: of the rollouts that it may be of.
+        request: names none.
+        rewrites: the rules by which an answer may have come back changed.
+        most: so many are enough; None: all.
+    """
+    history = History(request.messages)
+    exact: dict[Hashable, History] = {}
+    fallback: tuple[int, Spot] | None = None
+    for level in histories.levels(request.frame, history):
+        for spots in ([node.free for node in level], [node.taken for node in level]):
+            found: list[Spot] = []
+            for spot in itertools.chain.from_iterable(spots):
+                joints = spot.branch.shown.joints
+                key = tuple(joints.items())
+                if (said := exact.get(key)) is None:
+                    said = exact[key] = History(request.messages, joints=joints)
+                place = find_place([spot.branch], request.frame, said, rewrites)
+                turns = 0 if place is None else place.found.turns
+                if turns >= spot.turns:
+                    found.append(spot)
+                    if len(found) == most:
+                        return found
+                elif turns and (fallback is None or turns > fallback[0]):
+                    fallback = turns, spot
+            if found:
+                return found
+    return [] if fallback is None else [fallback[1]]

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from abut.address import Address
-from abut.agents import AgentResult, Endpoint
+from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
-from abut.gateway.desk import MODEL, Desk
-from abut.gateway.matching import REWRITES, Rewrite
-from abut.gateway.refusal import Refusal
-from abut.gateway.serving import check_reward, serving_of
-from abut.gateway.session import Session
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.matching import REWRITES, Rewrite
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.registry import MODEL, Desk
+from abut.gateway.server.standalone import check_reward, serving_of
 from abut.pickling import stays
 from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
@@ -229,8 +229,8 @@ class Gateway:
             if self._listening is not None:
                 return
             try:
-                from abut.gateway.app import make_app
-                from abut.gateway.listening import serve
+                from abut.gateway.server.app import make_app
+                from abut.gateway.server.connections import serve
             except ImportError as error:
                 raise MissingExtraError(
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"

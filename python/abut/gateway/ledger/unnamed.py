@@ -7,17 +7,18 @@ until one of the two has moved on.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from abut.gateway.histories import Histories, Spot
-from abut.gateway.matching import History
-from abut.gateway.place import find_place
-from abut.gateway.refusal import Refusal
-from abut.gateway.request import ChatRequest
-from abut.gateway.session import Session
-from abut.gateway.values import text_of
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.comparable import text_of
+from abut.gateway.ledger.histories import Histories, Spot, who_goes_on, who_repeats
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.policy import Policy
+from abut.gateway.ledger.refusal import Refusal
+from abut.rollout.rollout import StopReason
 
 Opening: TypeAlias = tuple[tuple[str, str], ...]
 """Role and text of each message, without the instructions at the beginning."""
@@ -28,6 +29,7 @@ _NAMELESS = (
     "hint: use the endpoint's base_url as it is; or name it by rollout_id in the body, by the "
     "header x-abut-rollout, or by the model policy/ID"
 )
+_NUMBERS = itertools.count()
 
 
 def opening_of(messages: Iterable[Mapping[str, Any]]) -> Opening | None:
@@ -182,45 +184,47 @@ def _last_answer(session: Session) -> str:
     return (call.answered.result().message.get("content") or "").strip()
 
 
-def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Session]:
-    """Return the rollouts that a repeated request fits best; none where it is a new one."""
-    fits = [(one.fits_again(body, retried), one) for one in histories.with_body(body)]
-    best = max((fit for fit, _ in fits), default=0)
-    return [session for fit, session in fits if fit == best] if best else []
-
-
-def who_goes_on(
-    histories: Histories, request: ChatRequest, rewrites: Collection[str], most: int | None = 1
-) -> Sequence[Spot]:
-    """Return where a request may go on: of the longest histories, those that wait for a request.
-
-    Where none waits, others have gone on from there, and the request begins a branch.
+class Judge:
+    """Answers the requests of one batch that name no rollout, on the loop of the gateway.
 
     Args:
-        histories: of the rollouts that it may be of.
-        request: names none.
-        rewrites: the rules by which an answer may have come back changed.
-        most: so many are enough; None: all.
+        policy: draws the answers.
+        rewrites: what clients may do to a message of the policy.
     """
-    history = History(request.messages)
-    exact: dict[Hashable, History] = {}
-    fallback: tuple[int, Spot] | None = None
-    for level in histories.levels(request.frame, history):
-        for spots in ([node.free for node in level], [node.taken for node in level]):
-            found: list[Spot] = []
-            for spot in itertools.chain.from_iterable(spots):
-                joints = spot.branch.shown.joints
-                key = tuple(joints.items())
-                if (said := exact.get(key)) is None:
-                    said = exact[key] = History(request.messages, joints=joints)
-                place = find_place([spot.branch], request.frame, said, rewrites)
-                turns = 0 if place is None else place.found.turns
-                if turns >= spot.turns:
-                    found.append(spot)
-                    if len(found) == most:
-                        return found
-                elif turns and (fallback is None or turns > fallback[0]):
-                    fallback = turns, spot
-            if found:
-                return found
-    return [] if fallback is None else [fallback[1]]
+
+    def __init__(self, policy: Policy, rewrites: Collection[str]) -> None:
+        self._policy = policy
+        self._rewrites = rewrites
+        self._calls = 0
+        # A request keeps its session alive for as long as it is answered.
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    def session(self) -> Session:
+        """Return what answers the next request."""
+        self._calls += 1
+        session = _Judgement(f"judge-{next(_NUMBERS)}", self._policy, self._rewrites)
+        self._sessions.add(session)
+        return session
+
+    def take_calls(self) -> int:
+        """Return how many requests came since this was asked last."""
+        calls, self._calls = self._calls, 0
+        return calls
+
+    async def close(self) -> None:
+        """Answer nothing any more, and wait for what is being sampled."""
+        for session in list(self._sessions):
+            await session.close()
+
+
+class _Judgement(Session):
+    """One request of a judge, and its answer."""
+
+    def _out_of(self, reason: StopReason, why: str) -> Refusal:
+        # NeMo Gym makes an empty answer of "maximum context length", and a judge that says nothing
+        # scores 0: a plain refusal fails the rollout instead.
+        return _refused(why)
+
+
+def _refused(why: str) -> Refusal:
+    return Refusal(f"a request that names no rollout is not answered: {why}", code="not_answered")

@@ -4,24 +4,26 @@ Invariant: every call stands in the branches that go on from it, as it was sampl
 owns it: over all branches a sampled token is trained once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-
-from abut._native import Columns
-from abut.gateway.call import Call
-from abut.gateway.known import Known, Seen
-from abut.gateway.matching import Entry, History, Match, call_at
-from abut.gateway.processors import Shown
-from abut.gateway.values import calls_of, names_of_calls
+from abut.gateway.ledger.agent_call import Call
+from abut.gateway.ledger.comparable import calls_of, names_of_calls
+from abut.gateway.ledger.known_prefix import Known, Seen
+from abut.gateway.ledger.matching import (
+    Entry,
+    History,
+    Match,
+    call_at,
+    forms_read,
+    forms_returned,
+    match,
+)
+from abut.gateway.ledger.writer import Shown
 from abut.messages import Message
-from abut.rollout.conversation import Conversation, Heard
-from abut.rollout.rollout import Branch as RecordedBranch
+from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import BranchCause
-
-Which: TypeAlias = Literal["longest", "last"]
 
 
 @dataclass(eq=False)
@@ -148,71 +150,69 @@ def _same_tokens(message: Message, call: Call) -> int:
     return 1 if said == call.sample.ids.tolist() else -1
 
 
-def row_of(branches: Sequence[Branch], which: Which) -> Branch | None:
-    """The branch that becomes the row: of those that somebody got a sample of."""
-    heard = [branch for branch in branches if branch.delivered]
-    if not heard:
+class Place(NamedTuple):
+    """Where a request goes on.
+
+    `again`: it asks once more what the branch was asked behind `found.turns` answers. `stale`: the
+    token ids that it names for the last of them are others.
+    """
+
+    branch: Branch
+    found: Match
+    again: bool
+    stale: bool
+
+
+def find_place(
+    branches: Sequence[Branch], frame: str, history: History, rewrites: Collection[str]
+) -> Place | None:
+    """The branch that has most of the history; None where none has an answer of it.
+
+    Args:
+        branches: those of the rollout.
+        frame: what the request is written with, see `ChatRequest.frame`.
+        history: its messages.
+        rewrites: the rules by which an answer may have come back changed.
+    """
+    best: tuple[tuple[int, ...], Place] | None = None
+    for branch in branches:
+        if branch.frame != frame:
+            continue
+        found = match(branch.entries, history, rewrites, branch.known)
+        whole = found.entries == len(branch.entries)
+        rest = branch.entries[found.entries :]
+        ended = found.messages == len(history.messages)
+        again = ended and (bool(rest) and rest[0].ours if not whole else branch.unanswered)
+        if not (found.turns or again):
+            continue
+        agreement = branch.agreement(history.messages, found)
+        rank = (again, found.turns, whole, *agreement)
+        if best is None or rank >= best[0]:
+            best = rank, Place(branch, found, again, agreement[0] < 0)
+    return None if best is None else best[1]
+
+
+def why_root(
+    branches: Sequence[Branch], frame: str, history: History, rewrites: Collection[str]
+) -> BranchCause | None:
+    """Return why a request begins a conversation anew; None where it is the first.
+
+    It has rewritten one where an answer of the policy stood right behind what the two have in
+    common, or comes back behind it. Example answers of a client's own say nothing.
+    """
+    if not branches:
         return None
-    if which == "last":
-        return max(heard, key=_last_delivery)
-    return max(heard, key=lambda branch: (_heard_tokens(branch), _last_delivery(branch)))
-
-
-def _last_delivery(branch: Branch) -> int:
-    return branch.calls[branch.delivered - 1].delivered_as
-
-
-def _heard_tokens(branch: Branch) -> int:
-    return sum(call.sampled_tokens for call in branch.calls[: branch.delivered])
-
-
-def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranch]:
-    """What the row does not hold: one branch for each that sampled something of its own."""
-    owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
-    found: list[RecordedBranch] = []
-    # A branch that another one goes on from is a part of it.
-    for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
-        ends = sorted({branch.delivered, len(branch.calls)})
-        for end in ends:
-            own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
-            owned |= {id(branch.calls[k]) for k in own}
-            if any(branch.calls[k].sampled_tokens for k in own):
-                cause = branch.cause or (None if row is None else row.cause)
-                found.append(_recorded(branch, own[0], end, cause))
-    return found
-
-
-def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -> RecordedBranch:
-    """The turns from `begin` to `end`, behind what stands before them as a prompt."""
-    trajectory = branch.conversation.trajectory
-    turns = branch.conversation.turns
-    while turns[begin].start == turns[begin].end:
-        begin += 1
-    last = max(k for k in range(begin, end) if turns[k].end > turns[k].start)
-    start, stop = turns[begin].start, turns[last].end
-    ids, mask = trajectory.ids, trajectory.sampled_mask
-    logprobs: Any = np.nan_to_num(trajectory.logprobs[start:stop], nan=0.0)
-    columns = Columns(
-        prompt_ids=ids[:start],
-        completion_ids=ids[start:stop],
-        logprobs=logprobs,
-        env_mask=mask[start:stop],
-    )
-    return RecordedBranch(
-        columns,
-        provenance=trajectory.provenance[:stop],
-        cause=cause,
-        delivered=end <= branch.delivered,
-        versions=_versions(branch.calls[begin : last + 1], turns[begin : last + 1]),
-    )
-
-
-def _versions(calls: Sequence[Call], turns: Sequence[Heard]) -> Any:
-    """As `Rollout.versions`, from the first of these turns to the last."""
-    start = turns[0].start
-    of_tokens = np.full(turns[-1].end - start, -1, np.int64)
-    for call, turn in zip(calls, turns, strict=True):
-        if call.sample is None or call.sample.versions is None:
-            return ()
-        of_tokens[turn.start - start : turn.end - start] = call.sample.versions
-    return of_tokens
+    alike = [branch for branch in branches if branch.frame == frame]
+    if not alike:
+        return "tools"
+    common = 0
+    for branch in alike:
+        found = match(branch.entries, history, rewrites, branch.known)
+        if found.entries < len(branch.entries) and branch.entries[found.entries].ours:
+            return "rewritten"
+        common = max(common, found.messages)
+    ours = [entry for branch in alike for entry in branch.entries if entry.ours]
+    forms = {form for entry in ours if not entry.is_empty for form in forms_returned(entry)}
+    behind = [m for m in history.messages[common:] if m["role"] == "assistant"]
+    back = any(not forms.isdisjoint(forms_read(message)) for message in behind)
+    return "rewritten" if back else "new"

@@ -5,13 +5,13 @@ policy is asked.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abut.gateway.refusal import Refusal
-from abut.gateway.values import MOST_DEPTH, is_deep, text_of
+from abut._native import Tokenizer
+from abut.gateway.ledger.agent_call import ROLES, Answer, ChatRequest
+from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
+from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message, strange_block
 
 SAMPLING = (
@@ -41,60 +41,6 @@ _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles of messages."""
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """What a client asks.
-
-    Attributes:
-        messages: as the client sent them, for comparing.
-        tools: None where there are none.
-        max_tokens: of the turn; None is no limit of the client's.
-        stop: strings that end the turn.
-        calls: whether calls are taken out of the text.
-        one_call: whether only the first call is wanted.
-        stream: whether the answer is sent as server-sent events.
-        usage: whether a stream ends with the counts.
-        logprobs: whether those of the sampled tokens are wanted.
-        token_ids: whether ids are wanted on the message.
-        token_names: whether tokens are called `token_id:N` among the logprobs.
-        template_kwargs: variables for the chat template.
-        sampling: the client's own settings.
-        ignored: names of fields that say nothing here.
-        unmet: what is asked for and sampled freely: `tool_choice`, `response_format`.
-    """
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    calls: bool = True
-    one_call: bool = False
-    stream: bool = False
-    usage: bool = False
-    logprobs: bool = False
-    token_ids: bool = False
-    token_names: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    ignored: Sequence[str] = ()
-    unmet: Sequence[str] = ()
-    model: str = ""
-    rollout_id: str | None = None
-
-    @cached_property
-    def frame(self) -> str:
-        """What the whole conversation is written with; another one is another conversation."""
-        return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
-
-    def again(self, messages: list[Message], *, token_ids: bool) -> "ChatRequest":
-        """The same with other messages; what was found of the rest, its frame, is kept."""
-        other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
-        vars(other).update(vars(self), messages=messages, token_ids=token_ids)
-        return other
 
 
 def read_request(
@@ -332,3 +278,95 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise Refusal(f"{name} must be a text", param=name)
     return value
+
+
+def completion(
+    answer: Answer, request: ChatRequest, model: str, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The body of an answer."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": {**answer.message, **_tokens_of(answer, request)},
+        "logprobs": _logprobs(answer, request, tokenizer),
+        "finish_reason": answer.finish_reason,
+    }
+    body = {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+    if request.token_ids:  # where vLLM has them
+        choice["token_ids"] = answer.ids.tolist()
+        body["prompt_token_ids"] = answer.prompt_ids.tolist()
+    return body
+
+
+def events(
+    answer: Answer, request: ChatRequest, model: str, tokenizer: Tokenizer
+) -> Iterator[bytes]:
+    """The same as server-sent events, without the last one."""
+    head = _head(answer, model, "chat.completion.chunk")
+    message = answer.message
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if thinking := message.get("reasoning_content"):
+        deltas.append({"reasoning_content": thinking, "reasoning": thinking})
+    if message["content"]:
+        deltas.append({"content": message["content"]})
+    for index, call in enumerate(message.get("tool_calls", ())):
+        deltas.append({"tool_calls": [{"index": index, **call}]})
+    logprobs = _logprobs(answer, request, tokenizer)
+    for delta in deltas:
+        yield event({**head, "choices": [_chunk(delta)]})
+    last = _chunk(_tokens_of(answer, request), answer.finish_reason, logprobs)
+    yield event({**head, "choices": [last]})
+    if request.usage:
+        yield event({**head, "choices": [], "usage": _usage(answer)})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _chunk(
+    delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None
+) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+    return {"id": answer.id, "object": kind, "created": answer.created, "model": model}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    prompt, sampled = len(answer.prompt_ids), len(answer.ids)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+    }
+
+
+def _tokens_of(answer: Answer, request: ChatRequest) -> dict[str, Any]:
+    """The three fields that NeMo Gym and others take tokens from, verbatim."""
+    if not request.token_ids:
+        return {}
+    return {
+        "prompt_token_ids": answer.prompt_ids.tolist(),
+        "generation_token_ids": answer.ids.tolist(),
+        "generation_log_probs": answer.logprobs.tolist(),
+    }
+
+
+def _logprobs(answer: Answer, request: ChatRequest, tokenizer: Tokenizer) -> Any:
+    if not request.logprobs:
+        return None
+    return {"content": list(_each_logprob(answer.ids.tolist(), answer, request, tokenizer))}
+
+
+def _each_logprob(
+    ids: Sequence[int], answer: Answer, request: ChatRequest, tokenizer: Tokenizer
+) -> Iterator[dict[str, Any]]:
+    for id_, logprob in zip(ids, answer.logprobs.tolist(), strict=True):
+        spelled = tokenizer.decode_bytes([id_])
+        text = f"token_id:{id_}" if request.token_names else spelled.decode(errors="replace")
+        yield {"token": text, "logprob": logprob, "bytes": list(spelled), "top_logprobs": []}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abut.gateway.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 
 _MOST_KEPT_BYTES = 2**28

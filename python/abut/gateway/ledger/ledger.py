@@ -15,18 +15,14 @@ from functools import partial
 from typing import Any
 
 from abut._native import Tokenizer
+from abut.concurrency.threads import work_done
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
-from abut.gateway.answer import Answer, answer_of
-from abut.gateway.branch import Branch, seen_in
-from abut.gateway.call import Asked, Call, Repeats
-from abut.gateway.matching import History, Match
-from abut.gateway.place import find_place, why_root
-from abut.gateway.policy import Follower, Policy
-from abut.gateway.processors import Shown
-from abut.gateway.refusal import Refusal, ended, over, said_to_client, unwritten
-from abut.gateway.request import ChatRequest
-from abut.gateway.shown import shown_messages, why_unwritten
-from abut.gateway.work import work_done
+from abut.gateway.ledger.agent_call import Answer, Asked, Call, ChatRequest, Repeats, answer_of
+from abut.gateway.ledger.branch import Branch, find_place, seen_in, why_root
+from abut.gateway.ledger.matching import History, Match
+from abut.gateway.ledger.policy import Follower, Policy
+from abut.gateway.ledger.refusal import Refusal, ended, over, said_to_client, unwritten
+from abut.gateway.ledger.writer import Shown, shown_messages, why_unwritten
 from abut.messages import Message
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample

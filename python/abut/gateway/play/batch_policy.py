@@ -6,16 +6,20 @@ a stream.
 """
 
 import asyncio
+import dataclasses
+import hashlib
+from collections import Counter
 from dataclasses import dataclass
 
 from abut._native import Tokenizer
+from abut.concurrency.clock import Clock
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
-from abut.gateway.clock import Clock
-from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors, Shown
-from abut.gateway.refusal import over
-from abut.gateway.request import ChatRequest
+from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.refusal import over
+from abut.gateway.ledger.unnamed import _refused
+from abut.gateway.ledger.writer import Processors, Shown
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
 from abut.rollout.conversation import Budget, Conversation
@@ -104,3 +108,74 @@ class BatchPolicy:
     async def _fail(self, error: Exception) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
+
+
+class JudgePolicy:
+    """Draws a judge's answers with the sampler, slots and limits of a batch.
+
+    Made on the loop of the batch, and asked on that of the gateway.
+
+    Attributes:
+        tokenizer: makes the tokens.
+        max_turns: None: a judge's calls are counted, and not bounded.
+        error: why the sampler failed, where it did: that ends the batch.
+    """
+
+    def __init__(self, shared: Shared, batch: Batch) -> None:
+        self.tokenizer = batch.tokenizer
+        self.max_turns: int | None = None
+        self.error: Exception | None = None
+        self._shared = shared
+        self._batch = batch
+        self._on_batch = LoopTasks(asyncio.get_running_loop())
+        self._asked: Counter[str] = Counter()
+
+    def conversation(self, processor: PartsProcessor) -> Conversation:
+        """Return a conversation in which nothing is said yet."""
+        return self._batch.conversation(processor)
+
+    def budget(self) -> Budget:
+        """Return what a conversation may have."""
+        return self._batch.budget()
+
+    def seed(self, number: int) -> int:
+        """Return a seed that `sample` replaces: only there the prompt is known."""
+        return number
+
+    async def shown(self, request: ChatRequest) -> Shown:
+        """Return what writes the conversation of a request."""
+        return await self._shared.processors.of(request)
+
+    def note(self, request: ChatRequest) -> None:
+        """See what a request asks for that it does not get."""
+        self._shared.notes.see(request)
+
+    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+        """Draw one answer; the trainer's settings win over the judge's.
+
+        Raises:
+            Refusal: not in the time that there is.
+        """
+        request = self._seeded(request)
+        seconds = self._batch.config.turn_timeout_s
+        try:
+            async with asyncio.timeout(None if self._batch.in_process else seconds):
+                return await self._on_batch.run(lambda: self._batch.sample_apart(request))
+        except TimeoutError:
+            raise _refused(f"turn_timeout_s={seconds:g} is over") from None
+
+    def failed(self, error: Exception) -> None:
+        """Keep why nothing can go on."""
+        self.error = self.error or error
+
+    def end(self) -> None:
+        """Draw nothing any more; on the loop of the batch."""
+        self._on_batch.cancel()
+
+    def _seeded(self, request: SampleRequest) -> SampleRequest:
+        """The same with a seed that follows from what is asked, and not from who was faster."""
+        asked = hashlib.blake2b(request.prompt_ids.tobytes(), digest_size=8).hexdigest()
+        self._asked[asked] += 1
+        parts = f"{self._batch.config.seed}/judge/{asked}/{self._asked[asked]}"
+        digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
+        return dataclasses.replace(request, seed=int.from_bytes(digest, "big") >> 1)

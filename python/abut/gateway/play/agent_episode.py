@@ -8,16 +8,10 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from abut import agents
-from abut.agents import (
-    Agent,
-    AgentResult,
-    Endpoint,
-    FunctionAgent,
-    kind_of,
-    place_of_agent,
-    result_of,
-)
+from abut.agents import function_agent
+from abut.agents.function_agent import FunctionAgent, kind_of, place_of_agent
+from abut.agents.protocol import Agent, AgentResult, Endpoint, result_of
+from abut.concurrency.clock import Clock
 from abut.concurrency.deadline import SparingTimeout
 from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, DaemonThread
@@ -25,11 +19,10 @@ from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, st
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
-from abut.gateway.batch_policy import BatchPolicy, Shared
-from abut.gateway.clock import Clock
-from abut.gateway.row import LIMITS, fill, limit_of
-from abut.gateway.server import Gateway
-from abut.gateway.session import Session
+from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.row import LIMITS, fill, limit_of
+from abut.gateway.play.batch_policy import BatchPolicy, Shared
+from abut.gateway.server.gateway import Gateway
 from abut.rollout.batch import Batch
 from abut.rollout.rollout import Rollout, StopReason
 
@@ -128,7 +121,7 @@ class AgentEpisode:
 
     def where(self) -> str:
         """Where its agent stands, or else where that begins."""
-        if (at := stands_at(self._thread, behind=agents.__file__)) is not None:
+        if (at := stands_at(self._thread, behind=function_agent.__file__)) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
             return at

@@ -5,18 +5,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from abut.agents import Agent, AgentResult, kind_of, name_of, result_of
+from abut.agents.function_agent import kind_of
+from abut.agents.protocol import Agent, AgentResult, name_of, result_of
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import AGENT, place_of, raised_by_env
 from abut.envs.task import RolloutTask
 from abut.errors import TemplateError
-from abut.gateway.batch_policy import Shared
-from abut.gateway.episode import AgentEpisode
-from abut.gateway.judge import Judge, JudgePolicy
-from abut.gateway.notes import Notes
-from abut.gateway.processors import Processors, Writing
-from abut.gateway.server import Gateway
+from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.unnamed import Judge
+from abut.gateway.ledger.writer import Processors, Writing
+from abut.gateway.play.agent_episode import AgentEpisode
+from abut.gateway.play.batch_policy import JudgePolicy, Shared
+from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
 from abut.rollout.player import AgentPlayer, AnyEpisode

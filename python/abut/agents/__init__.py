@@ -1,0 +1,11 @@
+"""Agents: programs that run their own loop, and ask the policy at an OpenAI-compatible endpoint.
+
+Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
+the gateway, which keeps what was said exact to the token.
+"""
+
+from abut.agents.function_agent import agent
+from abut.agents.protocol import Agent, AgentResult, Endpoint
+from abut.envs.reset_keywords import UnplayableRow
+
+__all__ = ["Agent", "AgentResult", "Endpoint", "UnplayableRow", "agent"]

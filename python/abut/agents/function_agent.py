@@ -1,0 +1,106 @@
+"""Agents: what owns its loop, and asks the policy at an endpoint that speaks OpenAI's protocol.
+
+Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
+the gateway, which keeps what was said exact to the token.
+"""
+
+import functools
+import importlib
+import inspect
+from typing import Any
+
+from abut.agents.protocol import Agent, AgentFunction, Endpoint
+from abut.envs.foreign import place_of, place_of_code
+from abut.envs.reset_keywords import (
+    accepted_by,
+    check_removed,
+    lacks_column,
+)
+from abut.envs.task import RolloutTask
+
+
+class FunctionAgent:
+    """An agent that `@agent` makes of a function.
+
+    Attributes:
+        function: it.
+        is_async: whether it is a coroutine function; else it has a thread of its own.
+    """
+
+    def __init__(self, function: AgentFunction) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__doc__ = function.__doc__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, as functions are; one that no import finds, by its function."""
+        module = getattr(self.function, "__module__", None)
+        name = getattr(self.function, "__qualname__", "")
+        if module not in (None, "__main__"):
+            try:
+                if _named(module, name) is self:
+                    return _named, (module, name)
+            except (ImportError, AttributeError):  # made in a function, or by a loader
+                pass
+        return FunctionAgent, (self.function,)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the function itself, in a test say."""
+        return self.function(*args, **keywords)
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Play one rollout."""
+        returned = self.begin(endpoint, task)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    def begin(self, endpoint: Endpoint, task: RolloutTask) -> Any:
+        """Call the function with what it names of the row; an async one gives an awaitable.
+
+        Raises:
+            UnplayableRow: the row lacks a column that it needs.
+        """
+        check_removed(self.function, self.__name__, task)
+        keywords = accepted_by(self.function, task.columns, task.episode_seed)
+        try:
+            return self.function(endpoint, **keywords)
+        except TypeError as error:
+            if lacks := lacks_column(self.function, self.__name__, task, error):
+                raise lacks from error
+            raise
+
+
+def agent(function: AgentFunction) -> FunctionAgent:
+    """Make an agent of a function, async or sync, as a decorator.
+
+    It is called with an `Endpoint`, and with those columns of the dataset's row, and
+    `episode_seed`, that it names. What it returns is the reward: a number, None for no score, or an
+    `AgentResult`. A sync function has a thread of its own, an async one shares a loop.
+
+    Raises:
+        TypeError: it is no function that takes an endpoint.
+    """
+    if not callable(function) or inspect.isclass(function):
+        raise TypeError(
+            f"@agent takes a function, got {function!r}\n"
+            "hint: async def solve(endpoint, question): …; a class with `async def run(self, "
+            "endpoint, task)` is an agent without it"
+        )
+    return FunctionAgent(function)
+
+
+def kind_of(agent: Agent) -> Any:
+    """Return what its rollouts have in common: the agent that a function became, or its class."""
+    return agent if isinstance(agent, FunctionAgent) else type(agent)
+
+
+def place_of_agent(agent: Agent) -> str:
+    """File and line where its code begins."""
+    agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
+    if isinstance(agent, FunctionAgent):
+        return place_of_code(agent.function)
+    return place_of(agent, "run")
+
+
+def _named(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,0 +1,1 @@
+"""The protocols of clients: a file for each."""

@@ -1,0 +1,314 @@
+"""One request for a chat completion: what of it counts, and what is refused.
+
+Invariant: each field is honoured, refused or named as ignored; none changes in silence what the
+policy is asked.
+"""
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.errors import TemplateError
+from abut.gateway.ledger.refusal import Refusal
+from abut.messages import Message
+from abut.processor import PartsProcessor
+from abut.rollout.conversation import Heard
+from abut.samplers.sampler import Sample
+from abut.tool_calls.parse import ParsedCalls
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles of messages."""
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a client asks.
+
+    Attributes:
+        messages: as the client sent them, for comparing.
+        tools: None where there are none.
+        max_tokens: of the turn; None is no limit of the client's.
+        stop: strings that end the turn.
+        calls: whether calls are taken out of the text.
+        one_call: whether only the first call is wanted.
+        stream: whether the answer is sent as server-sent events.
+        usage: whether a stream ends with the counts.
+        logprobs: whether those of the sampled tokens are wanted.
+        token_ids: whether ids are wanted on the message.
+        token_names: whether tokens are called `token_id:N` among the logprobs.
+        template_kwargs: variables for the chat template.
+        sampling: the client's own settings.
+        ignored: names of fields that say nothing here.
+        unmet: what is asked for and sampled freely: `tool_choice`, `response_format`.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    calls: bool = True
+    one_call: bool = False
+    stream: bool = False
+    usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    token_names: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+    unmet: Sequence[str] = ()
+    model: str = ""
+    rollout_id: str | None = None
+
+    @cached_property
+    def frame(self) -> str:
+        """What the whole conversation is written with; another one is another conversation."""
+        return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
+
+    def again(self, messages: list[Message], *, token_ids: bool) -> "ChatRequest":
+        """The same with other messages; what was found of the rest, its frame, is kept."""
+        other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
+        vars(other).update(vars(self), messages=messages, token_ids=token_ids)
+        return other
+
+
+_json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one for each call
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One turn, as a client gets it.
+
+    Attributes:
+        id: of the call.
+        message: as `choices[0].message`, without tokens.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        prompt_ids: `(P,)` int64: the request to the engine.
+        ids: `(T,)` int64: what was sampled.
+        logprobs: `(T,)` float32, nats.
+        own_ids: call ids that the policy wrote itself.
+        left_out: so many calls were sampled and not wanted.
+        created: Unix time, seconds.
+    """
+
+    id: str
+    message: Message
+    finish_reason: str
+    prompt_ids: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    own_ids: frozenset[str] = frozenset()
+    left_out: int = 0
+    created: int = 0
+
+
+def answer_of(
+    text: str,
+    processor: PartsProcessor,
+    request: ChatRequest,
+    *,
+    id: str,
+    cut: bool,
+    call_id: Callable[[str | None], str],
+    prompt_ids: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    logprobs: NDArray[np.float32],
+) -> Answer:
+    """Take a turn apart as a chat API would.
+
+    Args:
+        text: of the sample, up to what ended it.
+        processor: knows how thinking and calls are written.
+        request: says whether calls are wanted.
+        id: of the call.
+        cut: whether it was ended by length.
+        call_id: gives a call an id that no other of the rollout has, from the one that the policy
+            wrote.
+        prompt_ids: see `Answer`.
+        ids: see `Answer`.
+        logprobs: see `Answer`.
+    """
+    reasoning, action = processor.parse_agent_output(text)
+    message: Message = {"role": "assistant", "content": action}
+    if reasoning:
+        message["reasoning_content"] = message["reasoning"] = reasoning
+    own_ids: set[str] = set()
+    left_out = 0
+    parsed = _parsed(processor, action) if request.tools and request.calls else None
+    if parsed is not None and parsed.calls:
+        calls = parsed.calls[: 1 if request.one_call else None]
+        left_out = len(parsed.calls) - len(calls)
+        broken = [action[call.start : call.end] for call in parsed.malformed]
+        message["content"] = "\n".join(filter(None, [parsed.content, *broken])) or None
+        message["tool_calls"] = []
+        for call in calls:
+            given = call_id(call.id)
+            if given == call.id:
+                own_ids.add(given)
+            arguments = _json_of(call.arguments)
+            function = {"name": call.name, "arguments": arguments}
+            message["tool_calls"].append({"id": given, "type": "function", "function": function})
+    return Answer(
+        id=id,
+        message=message,
+        finish_reason="length" if cut else "tool_calls" if "tool_calls" in message else "stop",
+        prompt_ids=prompt_ids,
+        ids=ids,
+        logprobs=logprobs,
+        own_ids=frozenset(own_ids),
+        left_out=left_out,
+        created=int(time.time()),
+    )
+
+
+def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
+    parse = getattr(processor, "parse_tool_calls", None)
+    if parse is None:
+        return None
+    try:
+        parsed: ParsedCalls = parse(action)
+    except TemplateError:  # the template writes no calls
+        return None
+    return parsed
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request on its way, as who asked waits for it: that may go, and the call goes on.
+
+    Attributes:
+        request: as it was read.
+        body: what equal bodies have in common.
+        retried: whether the client says that it has asked this before.
+        is_open: whether it still listens.
+        placed: holds the call when its prompt is written, or the `Refusal` that there is instead.
+        answered: the same when the call has its answer.
+        given: the call before it whose sample it gets, where that was known at once.
+    """
+
+    request: ChatRequest
+    body: bytes
+    retried: bool
+    is_open: Callable[[], bool]
+    placed: "asyncio.Future[Call]"
+    answered: "asyncio.Future[Call]"
+    given: "Call | None" = None
+
+    def as_call(self, number: int) -> "Call":
+        """What it becomes, behind so many calls of its rollout."""
+        answered: asyncio.Future[Answer] = self.answered.get_loop().create_future()
+        return Call(number, self.body, self.request, answered, self.is_open, time.monotonic())
+
+    def is_placed(self, call: "Call") -> None:
+        """Note that its prompt is written."""
+        if not self.placed.done():  # cancelled, where who asked has gone
+            self.placed.set_result(call)
+
+    def is_answered(self, call: "Call") -> None:
+        """Note that it has its answer."""
+        if not self.answered.done():
+            self.answered.set_result(call)
+
+    def fail(self, error: BaseException) -> None:
+        """Note that it gets none."""
+        _fail(self.placed, error)
+        _fail(self.answered, error)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, from when its prompt was written.
+
+    Attributes:
+        number: how many calls of the rollout were before it.
+        body: what equal bodies have in common.
+        request: as it was read.
+        answered: holds the answer, or the `Refusal` that there is instead.
+        is_open: whether its asker still listens.
+        delivered: whether the answer was written to who asked, or has come back in a history.
+        sample: what was drawn.
+        turn: where that stands in its branch.
+        generate_s: seconds from the call to its sample.
+        asked_at: by the monotonic clock.
+        heard_at: when its answer was written.
+        env_s: seconds that its asker took from then to the next call of the branch.
+    """
+
+    number: int
+    body: bytes
+    request: ChatRequest
+    answered: asyncio.Future[Answer]
+    is_open: Callable[[], bool]
+    asked_at: float
+    delivered: bool = False
+    sample: Sample | None = None
+    turn: Heard | None = None
+    generate_s: float = 0.0
+    heard_at: float | None = None
+    env_s: float = 0.0
+    delivered_as: int = field(default=-1)
+    """How many answers of the rollout were delivered before it."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer that there is no answer."""
+        _fail(self.answered, refusal)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were drawn for it."""
+        return 0 if self.turn is None else self.turn.end - self.turn.start
+
+    @property
+    def may_be_given(self) -> bool:
+        """Whether it has a sample, or may still get one."""
+        return not self.answered.done() or self.answered.exception() is None
+
+
+class Repeats:
+    """The requests of a rollout by their bodies: a client may send one again."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[bytes, list[Call]] = defaultdict(list)
+        self._coming: dict[Asked, None] = {}
+
+    def coming(self, asked: Asked) -> None:
+        """Note a request that is not placed yet."""
+        self._coming[asked] = None
+
+    def came(self, asked: Asked, call: Call | None = None) -> None:
+        """Note that a request was placed, as a call of its own if it is one, or was refused."""
+        self._coming.pop(asked, None)
+        if call is not None:
+            self._calls[asked.body].append(call)
+
+    def before(self, body: bytes, retried: bool) -> Call | None:
+        """Return the call whose sample a request is to get, if it is no new one."""
+        same = [call for call in self._calls.get(body, ()) if call.may_be_given]
+        unheard = [call for call in same if not call.delivered]
+        for call in unheard:
+            if not call.is_open():
+                return call
+        if retried and same:
+            return (unheard or same)[-1]
+        return None
+
+    def fit(self, body: bytes, retried: bool) -> int:
+        """Return how well a request fits as one that was sent before; 0: it is a new one."""
+        if (call := self.before(body, retried)) is not None:
+            return 1 if call.delivered else 2 if call.is_open() else 3
+        same = [asked for asked in self._coming if asked.body == body]
+        return 3 if any(not asked.is_open() for asked in same) else 2 if retried and same else 0
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # one that nobody waits for is none of the loop's

@@ -1,0 +1,226 @@
+"""What writes a conversation with these tools: one processor for all requests that name them.
+
+Invariant: requests with equal tools and variables share a processor, however many come at once, and
+it is made once.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+from abut._native import Tokenizer
+from abut.concurrency.threads import THREADS
+from abut.errors import AbutError, TemplateError, TokenizerError, text_of
+from abut.gateway.ledger.agent_call import ROLES, ChatRequest
+from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
+from abut.gateway.ledger.refusal import Refusal, said_to_client, unwritten
+from abut.messages import Message
+from abut.processor import PartsProcessor
+from abut.tools.answers import ToolAnswers
+
+MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
+"""Makes one of tools and of variables for the template."""
+
+_KEPT = 64
+_QUOTED = 80
+_NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What writes a conversation.
+
+    Attributes:
+        processor: it.
+        answers: gives what tools say the form that the template takes; None where there are none.
+    """
+
+    processor: PartsProcessor
+    answers: ToolAnswers | None
+
+    @cached_property
+    def joins(self) -> bool:
+        """True if the processor is the user's own, which gets text parts joined by a newline."""
+        return not hasattr(self.processor, "text_joints")
+
+    @cached_property
+    def joints(self) -> Mapping[str, str | None]:
+        """By role, what stands in the row between two text parts.
+
+        None: what stands there does not make one string of them.
+        """
+        joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
+        return joints
+
+    def written(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages that follow a turn, those of tools in the form that the template takes."""
+        if self.answers is None:
+            return list(messages)
+        written: list[Message] = []
+        tools: list[Message] = []
+        for message in messages:
+            if message["role"] == "tool":
+                tools.append(message)
+                continue
+            if tools:
+                written += self.answers.written(tools)
+                tools = []
+            written.append(message)
+        return written + (self.answers.written(tools) if tools else [])
+
+
+class Writing(NamedTuple):
+    """The tokenizer of a run, and the processors of its template that write conversations."""
+
+    tokenizer: Tokenizer
+    processors: "Processors"
+
+
+class Processors:
+    """Those of one gateway; of one loop. The least used goes where there are too many."""
+
+    def __init__(self, make: MakeProcessor) -> None:
+        self._make = make
+        self._made: OrderedDict[str, asyncio.Future[Shown]] = OrderedDict()
+
+    async def of(self, request: ChatRequest) -> Shown:
+        """What writes the conversation of a request.
+
+        Raises:
+            Refusal: none can: the template does not take these tools, or shows them not.
+        """
+        frame = request.frame
+        made = self._made.get(frame)
+        if made is None:
+            made = self._made[frame] = asyncio.ensure_future(self._begin(request))
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(frame)
+        try:
+            return made.result() if made.done() else await asyncio.shield(made)
+        except (AbutError, TypeError, ValueError) as error:
+            self._made.pop(frame, None)
+            param = "tools" if request.tools else "chat_template_kwargs"
+            raise Refusal(
+                f"no conversation can be written with these tools and chat_template_kwargs: "
+                f"{said_to_client(error) if isinstance(error, AbutError) else text_of(error)}",
+                param=param,
+            ) from error
+
+    async def _begin(self, request: ChatRequest) -> Shown:
+        def make() -> Shown:
+            processor = self._make(request.tools, request.template_kwargs)
+            answers = ToolAnswers(processor, request.tools) if request.tools else None
+            return Shown(processor, answers)
+
+        return await THREADS.ask(make)
+
+
+def shown_messages(
+    messages: Sequence[Message],
+    names: Mapping[str, str],
+    own_ids: Collection[str] = (),
+    *,
+    joined: bool = False,
+) -> list[Message]:
+    """Messages as a chat template takes them.
+
+    Args:
+        messages: a client's.
+        names: of the tool that each call id has called.
+        own_ids: call ids that the policy itself wrote; others are the gateway's, and not shown.
+        joined: whether text parts are joined by a newline; else the template writes them.
+    """
+    shown = []
+    called: dict[str, str] = {}
+    for message in messages:
+        shown.append(_shown(message, names, own_ids, called, joined))
+        if message["role"] == "assistant":
+            called |= names_of_calls(message)
+    return shown
+
+
+def why_unwritten(
+    messages: Sequence[Message], processor: PartsProcessor, error: Exception
+) -> Refusal:
+    """Return the refusal of shown messages that could not be written.
+
+    It names the first call whose arguments are not the JSON of an object, if `{}` in the place of
+    such arguments can be written.
+    """
+    wrong = ""
+    mended: list[Message] = []
+    for place, message in enumerate(messages):
+        calls = []
+        for number, call in enumerate(calls_of(message)):
+            function = call["function"]
+            if not isinstance(function["arguments"], Mapping):
+                where = f"messages[{place}].tool_calls[{number}]"
+                wrong = wrong or f"{where}, {_described(call)}"
+                call = {**call, "function": {**function, "arguments": {}}}
+            calls.append(call)
+        mended.append({**message, "tool_calls": calls} if calls else message)
+    if wrong:
+        with suppress(TemplateError, TokenizerError):
+            processor.opening(mended)
+            return Refusal(wrong, param="messages")
+    return unwritten(error)
+
+
+def _described(call: Mapping[str, Any]) -> str:
+    name, arguments = call["function"]["name"], repr(call["function"]["arguments"])
+    id_ = f" with the id {call['id']!r}" if "id" in call else ""
+    short = arguments if len(arguments) <= _QUOTED else f"{arguments[:_QUOTED]}…"
+    return (
+        f"a call of {name!r}{id_}, has arguments that are not the JSON of an object: {short}\n"
+        "hint: send arguments as the JSON text of an object"
+    )
+
+
+def _shown(
+    message: Message,
+    names: Mapping[str, str],
+    own_ids: Collection[str],
+    called: Mapping[str, str],
+    joined: bool,
+) -> Message:
+    role, content = message["role"], message.get("content")
+    shown: Message = {
+        "role": role,
+        "content": content if isinstance(content, str) else _parts(content, joined),
+    }
+    if role == "assistant":
+        thinking = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thinking, str):
+            shown["reasoning_content"] = thinking
+        if calls := message.get("tool_calls"):
+            shown["tool_calls"] = [_shown_call(call) for call in calls]
+    elif role == "tool":
+        id_ = message.get("tool_call_id")
+        known = names.get(id_) if isinstance(id_, str) else None
+        name = message.get("name")
+        here = called.get(id_) if isinstance(id_, str) else None
+        shown["name"] = here or known or (name if isinstance(name, str) else "unknown")
+        if isinstance(id_, str) and (known is None or id_ in own_ids):
+            shown["tool_call_id"] = id_
+    return shown
+
+
+def _parts(content: Any, joined: bool) -> Any:
+    """The text of one part; several as parts, for the template to write."""
+    parts = [] if content is None else content
+    texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
+    if joined or len(texts) < 2:
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    shown = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
+    id_ = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**id_, "type": "function", "function": shown}

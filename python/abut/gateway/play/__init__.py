@@ -1,0 +1,1 @@
+"""Agents' rollouts, played for the engine behind the gateway."""

@@ -1,0 +1,1 @@
+"""The gateway's HTTP server: its routes, keys, connections and limits."""
