@@ -20,8 +20,7 @@ from datasets import concatenate_datasets
 from eval_protocol_sums import SUMS
 from trl import GRPOConfig, GRPOTrainer
 
-from abut.demo.model import build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.eval_protocol import eval_test
 from abut.trl import env_reward, make_rollout_func
 

@@ -17,8 +17,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from abut import RolloutConfig
-from abut.demo.model import build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.envs import WordGuessEnv
 from abut.trl import env_reward, make_rollout_func
 

@@ -206,8 +206,7 @@ def test_a_head_that_cannot_start_is_not_waited_for(start: Any) -> None:
 def test_it_trains(start: Any, tmp_path: Path) -> None:
     """With accelerate and TRL, and a small model that is really sampled; each step a batch."""
     pytest.importorskip("trl")
-    from abut.demo.model import build_demo_model, load_demo_tokenizer
-    from abut.demo.recipe import DemoRecipe
+    from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 
     model = tmp_path / "model"
     tokenizer = load_demo_tokenizer()

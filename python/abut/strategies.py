@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from abut._native import Tokenizer
-from abut.audit.fragments import FRAGMENTS, spellings
+from abut.audit.fuzz import FRAGMENTS, spellings
 from abut.errors import MissingExtraError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold

@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from abut._native import Tokenizer, Trajectory
-from abut.audit.difference import Difference, difference, token_text
-from abut.audit.replay import Replay
+from abut.audit.replay import Difference, Replay, difference, token_text
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.pretrained import tokenizer_of

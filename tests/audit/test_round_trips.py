@@ -7,7 +7,7 @@ import pytest
 
 import abut.template.thinking
 import abut.template.tool_calls
-from abut.audit.page import lines
+from abut.audit.printed import lines
 from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.verdict import audit
 from tests.kit.data.templates import CALLS_BEHIND_THINKING, TAGS_ALIKE, tiny_tokenizer

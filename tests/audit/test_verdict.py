@@ -10,9 +10,9 @@ import pytest
 
 import abut
 from abut.audit.fuzz import fuzz_conversations
-from abut.audit.page import lines
+from abut.audit.printed import lines
 from abut.audit.replay import Replay
-from abut.audit.seams import judge_seams
+from abut.audit.seam_verdicts import judge_seams
 from abut.audit.verdict import audit
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering

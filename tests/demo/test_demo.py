@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("trl", reason="abut demo needs the extra trl")
 
 from abut.cli.__main__ import main
-from abut.demo import recipe
-from abut.demo.recipe import LAST_REWARD, DemoRecipe
+from abut.demo import model
+from abut.demo.model import LAST_REWARD, DemoRecipe
 from abut.demo.run import Summary, load_env
 from abut.records.read import read_records
 
@@ -65,7 +65,7 @@ def test_all_that_say_where_the_reward_ends_say_the_same():
     lowest, highest = LAST_REWARD
     row = next(line for line in README.splitlines() if "mean reward of the demo" in line)
     assert f"0.00, then {lowest} to {highest}" in row
-    assert f"ends between {lowest} and {highest}" in recipe.__doc__
+    assert f"ends between {lowest} and {highest}" in str(model.__doc__)
 
 
 @pytest.mark.slow

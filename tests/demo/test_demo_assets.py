@@ -15,8 +15,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from abut.demo.model import ASSETS, build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import ASSETS, DemoRecipe, build_demo_model, load_demo_tokenizer
 
 SCRIPT = ROOT / "scripts" / "train_demo_tokenizer.py"
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from abut.eval_protocol.first_imports import import_for, imports_of
+from abut.eval_protocol.imports import import_for, imports_of
 
 
 def imports() -> Any:

@@ -11,7 +11,7 @@ pytest.importorskip("eval_protocol")
 import eval_protocol.pytest as package
 
 from abut.eval_protocol import create_openenv_vllm_rollout_func, eval_test
-from abut.eval_protocol.processors import _REFUSED
+from abut.eval_protocol.players import _REFUSED
 from tests.kit.training.example_run import blocks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "eval_protocol.md").read_text(encoding="utf-8")

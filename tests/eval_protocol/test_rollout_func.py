@@ -19,7 +19,7 @@ from openenv.core import GenericEnvClient
 
 import abut
 from abut.eval_protocol import create_openenv_vllm_rollout_func
-from abut.eval_protocol import rollout_func as ours
+from abut.eval_protocol import openenv_helper as ours
 from abut.trl import env_reward
 from tests.kit.servers.ep_server import openenv_server, start_server
 from tests.kit.servers.free_port import free_port

@@ -24,8 +24,7 @@ from eval_protocol.pytest import RolloutProcessor, SingleTurnRolloutProcessor, e
 
 import abut
 from abut.eval_protocol import eval_test, prune_logs
-from abut.eval_protocol.row_log import SAMPLE
-from abut.eval_protocol.shown_row import fitted
+from abut.eval_protocol.row_log import SAMPLE, fitted
 from tests.kit.stage.evals import play_test
 from tests.kit.stage.rollouts import Stage
 

@@ -13,8 +13,8 @@ import pytest
 
 from abut.errors import RolloutError
 from abut.gateway import Gateway
-from abut.nemo_gym import NemoGym, session
-from abut.nemo_gym.outcomes import Outcome
+from abut.nemo_gym import NemoGym, run_request
+from abut.nemo_gym.replies import Outcome
 from abut.rollout.rollout import Rollout
 from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, Run, carrier, one_turn, verified
 from tests.kit.stage.agents import check_tree, play_agents
@@ -291,7 +291,7 @@ def test_an_agent_on_a_machine_that_is_silent_fails_its_own_rows(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is sent there goes nowhere, as to a port whose backlog is full."""
-    monkeypatch.setattr(session, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(run_request, "_CONNECT_S", 0.2)
     with socket.socket() as silent, ExitStack() as stack:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -309,7 +309,7 @@ def test_an_agent_on_a_machine_that_is_silent_fails_its_own_rows(
 
 def test_connections_notice_a_machine_that_is_gone() -> None:
     """What comes of it takes a machine to be cut off: `test_nodes.py` does that."""
-    with session._watched((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as watched:
+    with run_request._watched((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as watched:
         assert watched.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
             idle_s = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)

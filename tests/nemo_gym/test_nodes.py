@@ -24,8 +24,7 @@ from tests.kit.training.job import Job
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from abut.demo.model import build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.records.read import read_records
 
 pytestmark = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from abut.nemo_gym import NemoGym
-from abut.nemo_gym.outcomes import Outcome
+from abut.nemo_gym.replies import Outcome
 from abut.nemo_gym.rows import AGENT, ROW
 from tests.kit.training.example_run import blocks_of
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.demo.model import build_demo_model
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model
 from abut.errors import SamplerError
 from abut.gateway import Gateway
 from abut.samplers.vllm import VLLMServerSampler

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from abut.records.background import BackgroundRecorder
 from abut.records.read import read_records
-from abut.records.recorder import JsonlRecorder, ParquetRecorder
+from abut.records.recorder import BackgroundRecorder, JsonlRecorder, ParquetRecorder
 from tests.kit.checkout import ROOT
 from tests.kit.data.records import a_rollout
 
@@ -83,8 +82,7 @@ def test_a_process_that_ends_has_written_all(tmp_path: Path) -> None:
 import sys
 sys.path[:0] = {[str(ROOT), *sys.path]!r}
 from tests.kit.data.records import a_rollout
-from abut.records.background import BackgroundRecorder
-from abut.records.recorder import JsonlRecorder
+from abut.records.recorder import BackgroundRecorder, JsonlRecorder
 recorder = BackgroundRecorder(JsonlRecorder({str(tmp_path / "r.jsonl")!r}))
 for k in range(50):
     recorder.write(a_rollout(f"r{{k}}"))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from abut.records.read import read_records
-from abut.records.record import from_record, to_record
+from abut.records.record import SCHEMA_VERSION, from_record, to_record
 from abut.records.recorder import JsonlRecorder
-from abut.records.schema import SCHEMA_VERSION
 from tests.kit.stage.rollouts import Stage, Talk, env, row
 
 

@@ -14,14 +14,13 @@ import pytest
 
 import abut
 from abut.records.read import read_records
-from abut.records.record import from_record, to_record
+from abut.records.record import ROLLOUT, SCORES, Type, arrow_schema, from_record, to_record
 from abut.records.recorder import (
     JsonlRecorder,
     ParquetRecorder,
     recorder_at,
     scores_path,
 )
-from abut.records.schema import ROLLOUT, SCORES, arrow_schema, type_name
 from abut.rollout.rollout import Branch
 from tests.kit.checkout import ROOT
 from tests.kit.data.records import a_rollout
@@ -364,3 +363,12 @@ def test_logprobs_and_ids_survive_in_their_types(tmp_path: Path) -> None:
     assert read["env_mask"] == [1] * 100
     assert os.listdir(tmp_path) == ["r"]
     assert scores_path(tmp_path / "r.jsonl") == tmp_path / "r.scores.jsonl"
+
+
+def type_name(type_: Type) -> str:
+    """Return the type as `docs/records.md` writes it."""
+    if isinstance(type_, str):
+        return type_.removesuffix("_")
+    if isinstance(type_, list):
+        return f"list of {type_name(type_[0])}"
+    return "{" + ", ".join(f"{name}: {type_name(inner)}" for name, inner in type_.items()) + "}"

@@ -19,9 +19,9 @@ import abut
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS as DEMO
 from abut.records.record import from_record, to_record
+from abut.records.viewer.packed import Pieces
 from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES
-from abut.records.viewer.pieces import Pieces
-from abut.records.viewer.seams import merges, placed_seams
+from abut.records.viewer.seams import merges, seam_offsets
 from abut.rollout.rollout import Rollout
 from tests.kit.data.records import a_played_rollout, a_rollout
 
@@ -247,7 +247,7 @@ def test_each_seam_has_the_place_at_which_it_was_made(cut: tuple[int, ...]) -> N
         expected.append(turn.start)
         if number < 2:
             expected += [turn.end, turn.end + 1] if number in cut else [turn.end]
-    assert placed_seams(record, length) == expected
+    assert seam_offsets(record, length) == expected
 
 
 def test_seams_behind_the_row_and_of_another_order_have_no_place() -> None:
@@ -255,15 +255,17 @@ def test_seams_behind_the_row_and_of_another_order_have_no_place() -> None:
     length = len(record["prompt_ids"]) + len(record["completion_ids"])
     seam = {"kind": "barrier", "exact": True}
     behind = {**record, "seams": [*record["seams"], seam]}
-    assert placed_seams(behind, length)[-1] is None
-    assert placed_seams(behind, length)[0] == 0
+    assert seam_offsets(behind, length)[-1] is None
+    assert seam_offsets(behind, length)[0] == 0
     strange = {**record, "seams": [*record["seams"], *[seam] * 3]}
-    assert placed_seams(strange, length) == [None] * len(strange["seams"])
+    assert seam_offsets(strange, length) == [None] * len(strange["seams"])
 
 
 def merges_of(record: dict[str, Any], tokenizer: abut.Tokenizer = TOKENIZER) -> Any:
     ids = np.asarray([*record["prompt_ids"], *record["completion_ids"]])
-    return merges(record, ids, placed_seams(record, len(ids)), Pieces("x", tokenizer))
+    return merges(
+        record, ids, seam_offsets(record, len(ids)), tokenizer, Pieces("x", tokenizer).control_ids
+    )
 
 
 def test_an_inexact_seam_has_the_tokens_on_both_sides() -> None:
@@ -290,7 +292,7 @@ def test_a_seam_that_this_tokenizer_does_not_make_again_is_not_explained() -> No
     record = of(a_played_rollout(TOKENIZER, "p", [("yes", "go"), ("b", None)]))
     record["seams"][1] = {"kind": "merged", "exact": False}  # it was exact
     assert merges_of(record) == {}
-    assert placed_seams(record, 10_000)[1] is not None
+    assert seam_offsets(record, 10_000)[1] is not None
 
 
 # ---- the command

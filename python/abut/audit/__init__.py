@@ -1,4 +1,4 @@
-"""`abut check`: what is known of a tokenizer and its chat template before anybody trains."""
+"""`abut check`: the audit of a tokenizer and its chat template, before you train with them."""
 
 from abut.audit.verdict import Audit, audit
 

@@ -1,20 +1,32 @@
-"""Random conversations against the full render, and the first that fails, made small.
+"""Random conversations, compared with the full render; the first that fails is made small.
 
-Everything follows from the seed: conversation `k` of a seed is always the same, however many are
-asked for.
+Invariant: everything follows from the seed. Conversation `k` of a seed is always the same, however
+many conversations are compared.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from abut.audit.fragments import FRAGMENTS, WORDS, spellings
 from abut.audit.replay import Replay, Replayed, control_tokens
 from abut.errors import AbutError, TemplateError
 from abut.messages import Message
 from abut.template.thinking import ThinkingFormat
+
+# Texts that tokenizers treat differently. None is newer than Unicode 13, so that every notion of
+# character class and normal form agrees on them.
+WORDS = ("a", "ab", "abc", "x", "Hello", "hello", "the", "end", "im", "12", "2024", "'t", "don't")
+SPACES = (" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\u00a0", "\u3000", "▁")
+SIGNS = ("<", ">", "|", "_", ".", ",", "'", '"', "{", "}", "[", "(", "-", "#", "`", "*", "/", "\\")
+COMBINING = ("\u0301", "e\u0301", "é", "É", "\u0302\u0323", "\u1100\u1161", "ก\u0e33", "क\u094d")
+SCRIPTS = ("한국", "中文", "ひらがな", "слово", "שלום", "مرحبا", "नमस्ते", "ไทย")
+EMOJI = ("🙂", "👩\u200d👩\u200d👧", "👍🏽", "🇩🇪", "❤\ufe0f", "\u200d")
+# Characters on which notions of space, word, letter and digit differ.
+LOOKALIKES = ("\x1c", "\x85", "ⓐ", "ﬁ", "İ", "ß", "½", "²", "\u2028", "\ufeff", "\ufffd")
+
+FRAGMENTS = (*WORDS, *SPACES, *SIGNS, *COMBINING, *SCRIPTS, *EMOJI, *LOOKALIKES)
 
 _DRAWS = 24  # of one conversation, until one can be compared
 _SHRINKS = 400  # replays that making a failure small may cost
@@ -39,26 +51,26 @@ class Failure:
 
 @dataclass(frozen=True)
 class FuzzResult:
-    """What came of the fuzz.
+    """The result of the fuzz.
 
     Attributes:
         seed: gives the same conversations again.
         conversations: how many were asked for.
-        roles: of the messages in them besides the assistant's.
-        against_render: how many were compared, in the end, with transformers' encode of the
-            template's full render, besides what was sent.
-        against_sent: how many only with transformers' encode of the text that was sent, since the
-            render is another text (`rewritten`), or nothing says where a merge ends in it.
-        against_parts: how many were compared with one `encode_parts` instead, since a content
+        roles: the roles of their messages, besides the assistant's.
+        against_render: how many were compared with transformers' encode of the template's full
+            render, in addition to the text that was sent.
+        against_sent: how many were compared only with transformers' encode of the text that was
+            sent, because the render differs (`rewritten`) or a merge has no known end in it.
+        against_parts: how many were compared with one `encode_parts` instead, because a content
             spells a control token or has whitespace that a control token would eat.
-        rewritten: in how many of all those the template writes the past otherwise than it was sent.
-        refused: draws that the processor refused; drawn again.
-        merged: in how many of all those a sample would have merged with the generation prompt, or
-            with the close of the thinking that it was cut in. It stays as it is, and what is
-            compared begins again behind it.
-        skipped: conversations of which no draw could be compared.
+        rewritten: in how many of these the template renders the past differently than it was sent.
+        refused: how many draws the processor refused; each was drawn again.
+        merged: in how many of these a sample would have merged with the generation prompt, or with
+            the end of the thinking that it was cut in. The sample stays as it is, and the
+            comparison starts again after it.
+        skipped: how many conversations could not be compared in any draw.
         refusal: the first refusal.
-        failure: the first conversation that failed, with which the fuzz ended.
+        failure: the first conversation that failed, which ended the fuzz.
     """
 
     seed: int
@@ -81,15 +93,15 @@ def fuzz_conversations(
     """Replay random conversations until one fails.
 
     Args:
-        replay: what compares them.
+        replay: compares them.
         conversations: how many.
-        seed: of the conversations.
-        roles: of the messages behind an answer; `"system"` allows a system message at the start.
+        seed: the seed of the conversations.
+        roles: the roles that may answer the model; `"system"` allows a system message at the start.
     """
     spelled = spellings(control_tokens(replay.tokenizer))
     thinking = None
     form = replay.processor.thinking
-    # Where an answer has a header of its own, thinking is no text that can stand before it.
+    # If an answer has a header of its own, thinking cannot be written as text before it.
     if replay.processor.report.history_thinking == "stripped" and not form.answer:
         thinking = form
     count = dict.fromkeys(
@@ -138,9 +150,15 @@ def fuzz_conversations(
 # ---- drawing
 
 
+def spellings(tokens: Iterable[str]) -> list[str]:
+    """Return the tokens and their halves, which meet again when texts are joined."""
+    halves = [half for t in tokens for half in (t, t[: len(t) // 2], t[len(t) // 2 :])]
+    return list(dict.fromkeys(half for half in halves if half))
+
+
 def tool_message(content: str) -> Message:
-    """What a tool says, with all keys that templates ask for."""
-    # Mistral takes ids of nine letters and digits.
+    """Return a tool's message with all keys that templates ask for."""
+    # Mistral's template takes only ids of nine letters and digits.
     return {"role": "tool", "name": "look", "tool_call_id": "abutcall0", "content": content}
 
 
@@ -152,9 +170,9 @@ def _conversation(
     *,
     thinking: ThinkingFormat | None,
 ) -> tuple[list[Message], tuple[int, ...]]:
-    """One conversation; later draws are tamer, since templates refuse what they would change.
+    """Draw one conversation; later draws are tamer, because templates refuse what they change.
 
-    `thinking` is how answers think; None: they do not.
+    `thinking` is the format of the answers' thinking; None: they do not think.
     """
 
     def said() -> str:
@@ -214,7 +232,7 @@ def _smallest(
     cut: tuple[int, ...],
     fails: Callable[[list[Message], tuple[int, ...]], bool],
 ) -> tuple[list[Message], tuple[int, ...]]:
-    """Take away what is not needed for the failure: cuts, messages, then halves of contents."""
+    """Remove what the failure does not need: cuts, then messages, then halves of contents."""
     left = _SHRINKS
     smaller = True
     while smaller and left > 0:
@@ -248,7 +266,7 @@ def _steps(
 
 
 def spelled_out(messages: Sequence[Message]) -> Iterator[str]:
-    """One line of ASCII for each message."""
+    """Yield one line of ASCII for each message."""
     keep: dict[str, Any]
     for message in messages:
         keep = {key: message[key] for key in message if key != "tool_call_id"}

@@ -1,26 +1,24 @@
-"""A conversation built turn by turn, against the chat template's own render of it.
+"""A conversation built turn by turn, compared with the chat template's own render of it.
 
-What is compared, after every turn: the ids of the trajectory with one encode of the whole text that
-the engine should have seen: the first prompt as rendered, each answer as it was sampled, and behind
-each answer what the template writes there when it renders the whole conversation so far. Where the
-template does not rewrite the past, that text *is* the render of the whole conversation, and the ids
-are compared with `apply_chat_template(tokenize=True)` too.
+After every turn the trajectory's ids are compared with one encode of the whole text that the engine
+should have seen: the first prompt as rendered, each answer as sampled, and after each answer what
+the template writes there in a render of the whole conversation so far. If the template does not
+rewrite the past, that text *is* the render of the whole conversation, and the ids are also compared
+with `apply_chat_template(tokenize=True)`.
 
-The conversation itself is played by what the engine plays it with (`abut.rollout.conversation`);
-what it is compared with is rendered and encoded here.
-
-The encode is transformers' own. It mints control tokens from contents that spell them, and lets
-tokens with lstrip or rstrip eat into contents; abut does neither. Conversations with such contents
-are compared with one `encode_parts` of the whole instead, and say so (`against="parts"`).
+`abut.rollout.conversation` builds the conversation, as in the engine; this module renders and
+encodes what it is compared with, by transformers. Transformers mints control tokens from contents
+that spell them, and lets tokens with lstrip or rstrip eat into contents; abut does neither.
+Conversations with such contents are compared with one `encode_parts` (`against="parts"`) instead.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Literal
 
 from abut._native import Tokenizer
-from abut.audit.difference import difference, token_text
 from abut.errors import TokenizerError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
@@ -30,24 +28,26 @@ from abut.template.processor import ChatTemplateProcessor
 from abut.template.quote import quote_difference
 from abut.template.rendering import Rendering
 
-_NOT_SAMPLED = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # a render of it is
+# Fields that a template renders into text: a sample has that text in its content.
+_NOT_SAMPLED = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+_BEFORE, _AFTER = 3, 4  # tokens shown around the first that differs
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of one conversation.
+    """The result of replaying one conversation.
 
     Attributes:
-        problem: what differs and where, on several lines; None where nothing does.
+        problem: what differs and where, on several lines; None if nothing differs.
         against: what the ids were compared with, besides the text that was sent: `"render"`, the
-            full render in the end; `"sent"`, nothing else, since the render is another text
-            (`rewritten`) or nothing says where a merge ends in it; `"parts"`, one `encode_parts`
-            of all that was sent, in the place of transformers' encode.
-        rewritten: the template writes the past of this conversation otherwise than it was sent, as
-            one that strips thinking does.
+            full render at the end; `"sent"`, nothing else, because the render differs
+            (`rewritten`) or a merge has no known end in it; `"parts"`, one `encode_parts` of all
+            that was sent, instead of transformers' encode.
+        rewritten: the template renders the past of this conversation differently than it was sent,
+            as one that strips thinking does.
         merged: the turns whose samples a tokenizer would have merged with the generation prompt, or
-            with the close of the thinking that they were cut in. The sampled tokens stay, so what
-            is compared begins again behind such a turn.
+            with the end of the thinking that they were cut in. The sampled tokens stay, so the
+            comparison starts again after such a turn.
     """
 
     problem: str | None = None
@@ -60,9 +60,9 @@ class Replay:
     """Replays conversations of one tokenizer and template.
 
     Attributes:
-        tokenizer: the tokenizer for abut.
-        processor: its processor.
-        render: its template.
+        tokenizer: abut's tokenizer.
+        processor: the processor of its template.
+        render: renders that template.
         hard: the ids of the hard tokens.
     """
 
@@ -73,13 +73,13 @@ class Replay:
         processor: ChatTemplateProcessor,
         **options: Any,
     ) -> None:
-        """Take the three that belong together.
+        """Take a tokenizer in both forms, and its processor.
 
         Args:
-            hf_tokenizer: a transformers tokenizer.
-            tokenizer: the same for abut.
-            processor: its processor.
-            **options: what the processor was made with, for `apply_chat_template`.
+            hf_tokenizer: the transformers tokenizer.
+            tokenizer: the same tokenizer for abut.
+            processor: the processor of its template.
+            **options: the variables of the processor, for `apply_chat_template`.
         """
         self.tokenizer = tokenizer
         self.processor = processor
@@ -97,14 +97,14 @@ class Replay:
         """Build the conversation turn by turn and compare after every turn.
 
         Args:
-            conversation: messages. Those of the assistant are what was sampled, thinking and all;
-                what stands before the first of them is the prompt.
-            cut: the turns (from 0) that were cut by a length limit: no stop token was sampled.
+            conversation: messages. The assistant's are the samples, with their thinking; the
+                messages before the first of them are the prompt.
+            cut: the turns (from 0) that were cut by a length limit, so without a stop token.
 
         Raises:
             TemplateError: the processor refuses the messages.
-            ValueError: the conversation does not begin with a prompt, an answer is not what was
-                sampled, or there is no such turn as one that is said to be cut.
+            ValueError: the conversation does not begin with a prompt, an answer is not a sample,
+                or `cut` names a turn that does not exist.
         """
         opening, turns = _split(conversation)
         if unknown := sorted(set(cut) - set(range(len(turns)))):
@@ -130,13 +130,13 @@ class Replay:
         return Replayed(problem, against, rewritten, tuple(play.merged))
 
     def encode(self, text: str, parts: Sequence[Part]) -> list[int]:
-        """One encode of the whole."""
+        """Encode the whole at once."""
         if self.against(parts) == "parts":
             return list(map(int, self.tokenizer.encode_parts(parts)))
         return list(map(int, self._hf.encode(text, add_special_tokens=False)))
 
     def against(self, parts: Sequence[Part]) -> Literal["render", "parts"]:
-        """Whether transformers is asked: not where it means something else by definition."""
+        """Return "render" if transformers encodes these parts as abut does, else "parts"."""
         contents = [part for part in parts if isinstance(part, Content)]
         if any(map(self._mints, contents)) or self._spells_beside_scaffold(parts):
             return "parts"
@@ -149,7 +149,7 @@ class Replay:
         return not self._control_ids.isdisjoint(ids)
 
     def _spells_beside_scaffold(self, parts: Sequence[Part]) -> bool:
-        """Whether a control token is spelled, of which content has a part."""
+        """Return whether content spells a control token, alone or with the text beside it."""
         text = "".join(parts)
         ends = list(itertools.accumulate(map(len, parts)))
         said = [
@@ -179,7 +179,7 @@ class Replay:
         return list(map(int, ids))
 
     def tail(self, history: list[Message], answer: Message, new: list[Message]) -> str:
-        """What the template writes behind this answer, in this conversation."""
+        """Return what the template writes after this answer in this conversation."""
         form = self.processor.thinking
         thinking, closed, _ = answer["content"].rpartition(form.close)
         if closed:
@@ -190,10 +190,10 @@ class Replay:
 
 
 class _Play:
-    """A conversation as the engine plays it, and beside it what the engine should have seen.
+    """A conversation as the engine plays it, and the text that the engine should have seen.
 
-    `text` and `parts` are what was sent. Behind a merge, ours and the canonical tokens are compared
-    from the places `ours` and `canonical` on; `lost` where nothing says what these places are.
+    `text` and `parts` hold all that was sent. After a merge, our tokens are compared from `_ours`
+    on and the canonical tokens from `_canonical` on; `lost` if these offsets are not known.
     """
 
     def __init__(self, replay: Replay, opening: list[Message]) -> None:
@@ -209,7 +209,7 @@ class _Play:
         self._answer: Message = {}
 
     def answer(self, turn: int, answer: Message, new: list[Message], *, cut: bool) -> str | None:
-        """Sample the answer, and close it where it was cut; returns what differs."""
+        """Sample the answer, and end its turn if it was cut; return what differs."""
         request = self._conversation.request()[self._ours :].tolist()
         sample = answer["content"] + ("" if cut else self._end(new))
         self._send([Scaffold(sample)])
@@ -225,7 +225,7 @@ class _Play:
             what = "canonical" if canonical else "not canonical"
             return f"turn {turn}: the sample is {what}, yet the seam before it is {seam}"
         closing = self._conversation.end_turn(new)
-        # What closes thinking stands before the end of the turn.
+        # The end of the thinking is written before the end of the turn.
         text = "" if closing is None else "".join(closing.parts)
         thinking = text[: max(0, len(text) - len(self._end(new)))]
         self._answer = {**answer, "content": answer["content"] + thinking}
@@ -234,7 +234,7 @@ class _Play:
             seam = closing.seam
             if not seam.exact and not thinking:
                 return f"turn {turn}: the seam before the close of a cut sample is {seam}"
-            if not seam.exact and canonical:  # half a thought, which no token ends, has merged
+            if not seam.exact and canonical:  # the cut thinking merged with what ends it
                 self.merged.append(turn)
                 canonical = False
         if not canonical:
@@ -244,7 +244,7 @@ class _Play:
         return self.compare(f"turn {turn}")
 
     def follow(self, turn: int, new: list[Message]) -> str | None:
-        """Append what is said to the last answer; returns what differs."""
+        """Append the reply to the last answer; return what differs."""
         parts, seam = self._conversation.say(new)
         tail = self._replay.tail(self.history, self._answer, new)
         if (ours := self._end(new) + "".join(parts)) != tail:
@@ -259,7 +259,7 @@ class _Play:
         return self.compare(f"turn {turn}: the next request")
 
     def compare(self, what: str, theirs: list[int] | None = None) -> str | None:
-        """Compare with one encode of all that was sent, or with the ids of a part of it."""
+        """Compare with `theirs` (None: one encode of all that was sent); return what differs."""
         ours = self._conversation.trajectory.ids.tolist()
         if theirs is None:
             theirs = self._encode()
@@ -277,7 +277,7 @@ class _Play:
         self.text += "".join(parts)
 
     def _end(self, new: list[Message]) -> str:
-        """What ends a turn that these messages follow."""
+        """Return what ends a turn that these messages follow."""
         return "".join(self._processor.closing(new))
 
     def _whole(self) -> list[int]:
@@ -288,11 +288,11 @@ class _Play:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The control tokens and their ids, without the model's token for what it cannot write."""
+    """Return the control tokens and their ids, without the unknown token."""
     found = {token: tokenizer.token_to_id(token) for token in tokenizer.profile()["control_tokens"]}
     try:
         unknown = tokenizer.encode_parts([Content("\U000e0fff")]).tolist()
-    except TokenizerError:  # it cannot write it at all
+    except TokenizerError:  # the tokenizer has no unknown token
         unknown = []
     return {token: i for token, i in found.items() if i is not None and i not in unknown}
 
@@ -300,7 +300,7 @@ def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def _split(
     conversation: Sequence[Message],
 ) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
-    """The prompt, and each answer with what follows it."""
+    """Return the prompt, and each answer with the messages that follow it."""
     opening: list[Message] = []
     turns: list[tuple[Message, list[Message]]] = []
     for k, message in enumerate(conversation):
@@ -327,3 +327,65 @@ def _split(
     if not opening:
         raise ValueError("the conversation has no prompt\nhint: begin with a user message")
     return opening, turns
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token that differs in two lists of ids that should be equal.
+
+    Attributes:
+        token: its index from 0; the length of the shorter list if that is a prefix.
+        left: the tokens around it on the left side, the first that differs in `»«`.
+        right: the same on the right side.
+        left_id: its id; None if the left side ends there.
+        right_id: its id; None if the right side ends there.
+    """
+
+    token: int
+    left: str
+    right: str
+    left_id: int | None
+    right_id: int | None
+
+    def lines(self, left: str, right: str) -> list[str]:
+        """Return two lines, one for each side, under these names."""
+        width = max(len(left), len(right))
+        rows = ((left, self.left_id, self.left), (right, self.right_id, self.right))
+        return [
+            f"  {name:<{width}}  {'ends' if i is None else i:<7}  {shown}"
+            for name, i, shown in rows
+        ]
+
+
+def difference(
+    left: Sequence[int], right: Sequence[int], text_of: Callable[[int], str]
+) -> Difference | None:
+    """Compare two lists of ids by the text of each; None if they are equal."""
+    left, right = list(map(int, left)), list(map(int, right))
+    if left == right:
+        return None
+    token = len(commonprefix([left, right]))
+    return Difference(
+        token,
+        _shown(left, token, text_of),
+        _shown(right, token, text_of),
+        left[token] if token < len(left) else None,
+        right[token] if token < len(right) else None,
+    )
+
+
+def token_text(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """Return what gives the text of one id; U+FFFD for a part of a character."""
+    return lambda i: tokenizer.decode([i])
+
+
+def _shown(ids: list[int], token: int, text_of: Callable[[int], str]) -> str:
+    start, end = max(0, token - _BEFORE), min(len(ids), token + _AFTER)
+    shown = [
+        f"»{text_of(ids[i])!r}«" if i == token else repr(text_of(ids[i])) for i in range(start, end)
+    ]
+    if token >= len(ids):
+        shown.append("»the end«")
+    elif end < len(ids):
+        shown.append("…")
+    return " ".join((["…"] if start else []) + shown)

@@ -1,8 +1,7 @@
-"""Samples as a template writes them, taken apart again: thinking and tool calls.
+"""Round trips: the template writes thinking and tool calls, and abut parses them again.
 
-The template is the witness: it writes thinking, answer and calls that are known, so what abut hears
-of that text is either what was written or a mistake. Tried with every switch for thinking that
-changes the generation prompt.
+The template writes a known thought, answer or call, so if abut parses anything else from that text,
+abut is wrong. Tried with every thinking switch that changes the generation prompt.
 """
 
 import re
@@ -18,14 +17,14 @@ from abut.template.rendering import Rendering
 from abut.template.thinking import after_user
 from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 
-_SWITCHES = ("enable_thinking", "thinking")  # of the templates of all families seen so far
+_SWITCHES = ("enable_thinking", "thinking")  # by the templates of all families seen so far
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
 _ANSWER = "abutAnswer"
 _THOUGHTS = (
     "abutReasoning",
     "Is a < b?\n<b>abutReasoning</b>: <answer> or <tool_call>, </answer>, <",
 )
-# The prompt has begun thinking: what follows it is no answer, whatever the template writes there.
+# The prompt has begun the thinking, so an answer cannot follow it directly.
 _OPENED = re.compile(r"<(?!/)([^<>]*think[^<>]*)>\s*\Z", re.IGNORECASE)
 _NAME, _KEY = "abutName", "abutKey"
 _ARGUMENTS = ("abutValue", ' "q\\" </tool_call>\n é\n')
@@ -34,7 +33,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class Mistaken:
-    """A sample that is taken apart otherwise than it was written."""
+    """A sample that abut parses differently than it was written."""
 
     sample: str
     written: Any
@@ -43,15 +42,15 @@ class Mistaken:
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """How samples of one kind, behind one generation prompt, are taken apart.
+    """The result for samples of one kind after one generation prompt.
 
     Attributes:
-        kind: `"thinking"`, where an answer is to be told from what precedes it, or `"calls"`.
-        variables: those of the template that were set besides the given ones.
-        tried: how many samples.
-        broken: how many came back otherwise.
-        mistaken: the first of them.
-        note: what was not tried, and why; `""` where all was.
+        kind: `"thinking"`, an answer and the thinking before it, or `"calls"`.
+        variables: the template's variables that were set besides the given ones.
+        tried: the number of samples.
+        broken: how many of them were parsed differently.
+        mistaken: the first of those.
+        note: what was not tried, and why; `""` if everything was.
     """
 
     kind: Literal["thinking", "calls"]
@@ -63,17 +62,17 @@ class RoundTrip:
 
     @property
     def name(self) -> str:
-        """What a page calls it: the kind, and the variables."""
+        """The name on the printed page: the kind and the variables."""
         given = [f"{key}={str(value).lower()}" for key, value in self.variables.items()]
         return ", ".join([self.kind, *given])
 
 
 def judge_round_trips(hf_tokenizer: Any, options: Mapping[str, Any]) -> Iterator[RoundTrip]:
-    """Judge thinking and calls behind each generation prompt that the template has.
+    """Judge thinking and calls after each generation prompt that the template has.
 
     Args:
         hf_tokenizer: a transformers tokenizer.
-        options: variables for its template; a switch that is among them stays as it is.
+        options: variables for its template; a thinking switch among them is not changed.
     """
     seen: set[str] = set()
     switched = [{key: value} for key in _SWITCHES if key not in options for value in (True, False)]
@@ -85,7 +84,7 @@ def judge_round_trips(hf_tokenizer: Any, options: Mapping[str, Any]) -> Iterator
                 continue
             seen.add(prompt)
             samples = _Samples(hf_tokenizer, with_them)
-        except TemplateError:  # the audit itself has said why, or the switch is none
+        except TemplateError:  # the audit reports why, or the template has no such switch
             continue
         yield samples.thinking(variables)
         if (calls := samples.calls(variables)) is not None:
@@ -94,7 +93,7 @@ def judge_round_trips(hf_tokenizer: Any, options: Mapping[str, Any]) -> Iterator
 
 @dataclass
 class _Samples:
-    """Samples that a template writes behind one generation prompt."""
+    """Makes the samples that a template writes after one generation prompt."""
 
     hf_tokenizer: Any
     options: Mapping[str, Any]
@@ -108,7 +107,7 @@ class _Samples:
         self.prompt = after_user(self.render([user()]))
 
     def thinking(self, variables: Mapping[str, Any]) -> RoundTrip:
-        """Thoughts, an answer without any, and thoughts that are cut at every character."""
+        """Judge thoughts, an answer without any, and thoughts that are cut at every character."""
         tried, broken, thoughtful = 0, [], False
         for sample, written in self._answers():
             tried += 1
@@ -125,7 +124,7 @@ class _Samples:
         return RoundTrip("thinking", variables, tried, len(broken), tuple(broken[:_SHOWN]), note)
 
     def calls(self, variables: Mapping[str, Any]) -> RoundTrip | None:
-        """Calls, alone and behind thoughts; None where the template writes none."""
+        """Judge calls, alone and after thoughts; None if the template writes no calls."""
         tried, broken, notes = 0, [], []
         for argument in _ARGUMENTS:
             for sample in self._calls(argument):
@@ -145,7 +144,7 @@ class _Samples:
         return RoundTrip("calls", variables, tried, len(broken), tuple(broken[:_SHOWN]), note)
 
     def _answers(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Samples, and `(reasoning, action)` that were written."""
+        """Yield samples, each with the `(reasoning, action)` that the template was given."""
         if (plain := self._plain()) is not None:
             yield plain, ("", _ANSWER)
         for thought in _THOUGHTS:
@@ -158,7 +157,7 @@ class _Samples:
                 yield sample[: begin + end], (thought[:end].strip(), "")
 
     def _cut(self) -> Iterator[tuple[str, str]]:
-        """Samples that were cut, and what the template writes between their thoughts and answer."""
+        """Yield cut samples, each with what the template writes between its thoughts and answer."""
         if (plain := self._plain()) is not None:
             yield plain[: plain.index(_ANSWER) + 1], ""
         for thought in _THOUGHTS:
@@ -180,18 +179,18 @@ class _Samples:
                 yield sample
 
     def _plain(self) -> str | None:
-        """An answer without thoughts."""
+        """Return an answer without thoughts."""
         if _OPENED.search(self.prompt):
             return None
         return self._sample({"content": _ANSWER}, _ANSWER)
 
     def _thoughtful(self, message: Message, thought: str, last: str) -> str | None:
-        """A message behind thoughts."""
+        """Return a message after thoughts."""
         sample = self._with_thoughts(message, thought, last)
         opened = _OPENED.search(self.prompt)
         if sample is not None or opened is None:
             return sample
-        # The template drops the thoughts that its prompt has begun, and the model closes them.
+        # The template drops thoughts that its prompt has begun; the model samples their end tag.
         close = f"</{opened[1]}>"
         rest = self._sample(message, last, prompt=self.prompt[: opened.start()])
         if rest is None or f"<{opened[1]}>" in rest or close in rest:
@@ -199,14 +198,14 @@ class _Samples:
         return f"{thought}\n{close}\n\n{rest}"
 
     def _with_thoughts(self, message: Message, thought: str, last: str) -> str | None:
-        """The same, as the template writes it."""
+        """Return the message after thoughts, if the template writes them."""
         sample = self._sample({**message, **dict.fromkeys(_FIELDS, thought)}, last)
         return sample if sample is not None and thought in sample else None
 
     def _sample(self, message: Message, last: str, *, prompt: str = "") -> str | None:
-        """What the model would have sampled, if the template writes the message behind its prompt.
+        """Return the message as the model would have sampled it, up to the first stop token.
 
-        Up to the stop token behind the `last` word.
+        None unless the template writes the message after its prompt, with the word `last` in it.
         """
         answer: Message = {"role": "assistant", **message}
         prompt = prompt or self.prompt
@@ -221,7 +220,7 @@ class _Samples:
         return head + last + tail[: min(ends, default=len(tail))]
 
     def _heard(self, sample: str) -> list[tuple[str, dict[str, Any]]] | None:
-        """The calls that are heard; None where the processor knows no form of them."""
+        """Return the calls that abut parses; None if the processor knows no format for them."""
         try:
             parsed = self.processor.parse_tool_calls(self.processor.parse_agent_output(sample)[1])
         except TemplateError:

@@ -1,7 +1,7 @@
-"""The audit of a tokenizer and its chat template, and what it says of them.
+"""The audit of a tokenizer and its chat template.
 
-Nothing here is assumed: seams are made and looked at, control tokens are spelled in contents and
-looked for, and with `fuzz` random conversations are compared with the template's full render.
+The audit assumes nothing: it makes seams and looks at them, spells control tokens in contents and
+looks for them in the ids, and with `fuzz` compares random conversations with the full render.
 """
 
 import copy
@@ -15,7 +15,7 @@ from abut._native import Tokenizer
 from abut.audit.fuzz import FuzzResult, fuzz_conversations, tool_message
 from abut.audit.replay import Replay, control_tokens
 from abut.audit.round_trips import RoundTrip, judge_round_trips
-from abut.audit.seams import SeamVerdict, judge_seams
+from abut.audit.seam_verdicts import SeamVerdict, judge_seams
 from abut.errors import TemplateError
 from abut.parts import Content
 from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer, tokenizer_of
@@ -29,13 +29,13 @@ _ROLES = ("user", "tool")
 
 @dataclass(frozen=True)
 class ContentVerdict:
-    """Whether what somebody says can become a control token.
+    """The verdict on contents: can a message's content become a control token?
 
     Attributes:
-        tried: how many contents were tried: each control token alone, inside a text, and cut where
-            the scaffold beside it would complete it.
-        minted: those of which a control token came.
-        render_mints: how many of the control tokens become one where the template's render is
+        tried: how many contents were tried: each control token alone, inside a text, and cut so
+            that the scaffold beside it would complete it.
+        minted: the contents that became a control token.
+        render_mints: how many spelled control tokens become one if the template's render is
             encoded as one text.
     """
 
@@ -45,23 +45,23 @@ class ContentVerdict:
 
     @property
     def safe(self) -> bool:
-        """Whether no content became a control token."""
+        """True if no content became a control token."""
         return not self.minted
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found out.
+    """The findings on one tokenizer and its chat template.
 
     Attributes:
-        source: what was audited.
+        source: the name of what was audited.
         profile: `Tokenizer.profile()`.
-        template: the processor's report; None where there is no template or it is refused.
-        refused: why the template cannot be appended to; None where it can, or there is none.
+        template: the processor's report; None if there is no template or it is refused.
+        refused: why the template cannot be appended to; None if it can, or there is none.
         seams: the verdict on each seam.
-        round_trips: whether samples are taken apart as the template writes them.
+        round_trips: whether abut parses samples as the template writes them.
         content: whether contents are safe; None without a template that can be appended to.
-        fuzz: what came of the fuzz; None where none was asked for.
+        fuzz: the result of the fuzz; None if none was asked for.
     """
 
     source: str
@@ -75,7 +75,7 @@ class Audit:
 
     @property
     def problems(self) -> list[str]:
-        """Why it is not exact, one line each; empty where it is."""
+        """The reasons why it is not exact, one line each; empty if it is."""
         found = [] if self.refused is None else ["the template cannot be appended to"]
         for seam in self.seams:
             if seam.decides and seam.exact is False:
@@ -105,11 +105,11 @@ class Audit:
 
     @property
     def exact(self) -> bool:
-        """Whether seams were judged, all that decide are exact, and nothing else was found."""
+        """True if seams were judged, all that decide are exact, and there is no other problem."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """The audit as JSON-like values."""
+        """Return the audit as JSON-like values."""
         content = (
             None if self.content is None else {**asdict(self.content), "safe": self.content.safe}
         )
@@ -130,19 +130,19 @@ def audit(
     Args:
         source: a model's name, a folder, a tokenizer.json, a transformers tokenizer or a
             multimodal processor that holds one.
-        template: the text of a chat template to take instead of the tokenizer's own.
+        template: the text of a chat template to use instead of the tokenizer's own.
         template_kwargs: variables for the template, such as `{"enable_thinking": False}`.
-        roles: of the messages that your environment says: `"user"`, `"tool"` or both. Those that
-            the template takes must be appendable.
+        roles: the roles of your environment's messages: `"user"`, `"tool"` or both. Messages of
+            these roles that the template takes must be appendable.
         fuzz: how many random conversations to compare with the full render.
-        seed: of the fuzz.
+        seed: the seed of the fuzz.
 
     Raises:
         TokenizerError: the tokenizer cannot be used exactly.
         TemplateError: a fuzz was asked for, and there is no template.
         MissingExtraError: a name, folder or template was given and transformers is not installed.
-        OSError: nothing can be read there.
-        ValueError: `roles` or `fuzz` is none that can be checked.
+        OSError: the source cannot be read.
+        ValueError: `roles` or `fuzz` has a value that cannot be checked.
         TypeError: `template_kwargs` has a key that abut decides itself.
     """
     _check_arguments(roles, fuzz)
@@ -211,10 +211,11 @@ def _check_arguments(roles: Collection[str], fuzz: int) -> None:
 
 
 def _fits(replay: Replay, role: str) -> bool:
-    """Whether messages of this role can stand in random conversations.
+    """Return whether random conversations can have messages of this role.
 
-    Not where the template takes none, nor where what it writes for them depends on what random
-    answers lack (a tool call) or on what follows (a system message that moves to the last turn).
+    They cannot if the template takes no such messages, nor if what it writes for them depends on
+    something that random answers lack (a tool call) or on what follows (a system message that
+    moves to the last turn).
     """
     if role == "system":
         conversations = [[{"role": "system", "content": "abutSystem"}, user(), assistant(), user()]]
@@ -250,7 +251,8 @@ def _content_verdict(
         found = tokenizer.encode_parts([*parts[:at], Content(content), *parts[at + 1 :]]).tolist()
         return Counter(i for i in found if i in ids)
 
-    # Each beside a text with the same edges, since a token may look at its neighbours.
+    # Each is compared with a plain text of the same first and last character, because a tokenizer
+    # may treat the scaffold beside it by these.
     contents: dict[str, str] = {}
     for token in control:
         plain = f"{token[0]}abut{token[-1]}"
@@ -266,7 +268,7 @@ def _content_verdict(
 
 
 def _completed_by(tokens: Iterable[str], before: str, after: str) -> list[str]:
-    """Contents that the scaffold beside them would complete to a control token."""
+    """Return the contents that the scaffold beside them would complete to a control token."""
     return [
         half
         for token in tokens

@@ -1,1 +1,1 @@
-"""The `abut` command: one file for each of its commands."""
+"""The `abut` command: `records.py` holds the commands that read records, each other file one."""

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from abut._native import __version__
-from abut.cli import bench, check, demo, doctor, export, gateway, show, view
-from abut.cli.output import forget_stdout
+from abut.cli import bench, check, demo, doctor, gateway, records
+from abut.cli.command import forget_stdout
 from abut.errors import AbutError, printable
 
 
@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_torch_out() -> None:
-    """Keep transformers from importing torch in this process, for commands that need none.
+    """Keep transformers from importing torch in this process, for commands that do not need it.
 
-    A tokenizer is read in a fraction of the time that torch takes to load.
+    Reading a tokenizer takes a fraction of the time that torch takes to load.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"abut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (demo, view, show, export, check, doctor, bench, gateway):
+    for command in (demo, records, check, doctor, bench, gateway):
         command.add_to(commands)
     return parser
 

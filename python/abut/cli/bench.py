@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from abut.cli.arguments import Commands
+from abut.cli.command import Commands
 
 
 def add_to(commands: Commands) -> None:

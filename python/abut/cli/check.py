@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from abut.cli.arguments import Commands, positive
-from abut.cli.output import forget_stdout
+from abut.cli.command import Commands, forget_stdout, positive
 from abut.errors import AbutError, printable, text_of
 
 
@@ -51,7 +50,7 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
-    from abut.audit.page import lines
+    from abut.audit.printed import lines
     from abut.audit.verdict import audit
 
     try:
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         sys.stdout.writelines(f"{printable(line)}\n" for line in page)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads the first lines only still gets the verdict
+    except BrokenPipeError:  # after `| head`, the exit status still tells the verdict
         forget_stdout()
     return status
 

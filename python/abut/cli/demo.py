@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from abut.cli.arguments import Commands, positive
+from abut.cli.command import Commands, positive
 
 
 def add_to(commands: Commands) -> None:
@@ -39,10 +39,10 @@ def add_to(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     began = time.monotonic()
-    from abut.demo.recipe import DemoRecipe
+    from abut.demo.model import DemoRecipe
     from abut.demo.run import run
 
-    # What suits a tiny model from random weights would ruin a trained one.
+    # The recipe of a tiny model with random weights would ruin a trained one.
     changes: dict[str, Any] = {}
     if args.model is not None:
         changes |= {"learning_rate": 1e-6, "entropy_coef": 0.0}
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(records: Path, *, shown: bool) -> str:
-    """Write the page that shows every token, and open it where that is asked for."""
-    from abut.cli.view import open_page, page_path
+    """Write the page that shows every token, open it if asked to, and return how to reach it."""
+    from abut.cli.records import open_page, page_path
     from abut.records.viewer.page import view
 
     path = view(records).save(page_path(records))

@@ -1,10 +1,10 @@
-"""`abut doctor`: look at what training is going to ask, before it does."""
+"""`abut doctor`: check the servers that training will use, before it starts."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from abut.cli.arguments import Commands
+from abut.cli.command import Commands
 from abut.errors import printable
 
 _MARKS = {"ok": "ok  ", "warning": "warn", "error": "FAIL"}
@@ -58,7 +58,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, and say what is found; returns the exit status."""
+    """Print the findings; returns the exit status."""
     from abut.nemo_gym.doctor import doctor
 
     if not args.timeout > 0:

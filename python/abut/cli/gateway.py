@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from abut.cli.arguments import Commands, positive
+from abut.cli.command import Commands, positive
 
 if TYPE_CHECKING:
     from abut.gateway.server.gateway import Gateway
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     with gateway:
         serving = gateway.desk.serving
         assert serving is not None
-        with _asked_to_stop() as stops:  # before anybody knows that there is something to stop
+        with _asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
             _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
             _show_status(serving, stops, said)
         said.write("abut gateway: stops; what is live is recorded\n")
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; behind it a second one is not held up."""
+    """Yield an event that Ctrl-C or SIGTERM sets; after the block they end the process again."""
     stops = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stops.set())
@@ -137,7 +137,7 @@ def _say_where(gateway: "Gateway", said: TextIO, *, shows_key: bool) -> None:
 
 
 def _show_status(serving: "Serving", stops: threading.Event, said: TextIO) -> None:
-    """One line, which is written over on a terminal, until it stops."""
+    """Show a status line until `stops` is set; on a terminal, each line replaces the last."""
     on_terminal = said.isatty()
     before = ""
     while not stops.wait(_ON_TERMINAL_S if on_terminal else _IN_LOG_S):

@@ -1,1 +1,1 @@
-"""What `abut demo` runs on: a tiny model, its tokenizer, and how it trains."""
+"""A tiny model, its tokenizer, and the training run of `abut demo`."""

@@ -1,4 +1,4 @@
-"""The demo's run: train a model on a multi-turn environment and say what came of it."""
+"""The demo's run: train a model on a multi-turn environment and summarize the rollouts."""
 
 import importlib
 import os
@@ -13,25 +13,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from abut.demo.model import build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.errors import MissingExtraError, TemplateError
 from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 
 _FEW_STEPS = 10
-# Where nobody watches a bar: a log of a hundred steps is read, one of ten thousand is not.
+# A log file gets every tenth step: nobody reads ten thousand lines.
 _LOGGED_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a run. Shares are of all tokens after the prompts."""
+    """The summary of a run. Shares are of all tokens after the prompts."""
 
     first_mean_reward: float | None
-    """Mean reward of the first ten steps, or of all where they are fewer."""
+    """Mean reward of the first ten steps, or of all if there are fewer."""
     last_mean_reward: float | None
-    """Mean reward of the last ten steps, or of all where they are fewer."""
+    """Mean reward of the last ten steps, or of all if there are fewer."""
     steps: int
     seconds: float
     """Wall time, imports and start included."""
@@ -40,10 +39,10 @@ class Summary:
     turns_per_rollout: float
     sampled_token_share: float
     seams: dict[str, int]
-    """How many seams there were of each verdict."""
+    """The number of seams of each kind."""
     inexact_seams: int
     records: str
-    """The file that has every rollout."""
+    """The file with every rollout."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
@@ -66,10 +65,10 @@ class Summary:
 
 
 def load_env(name: str) -> Any:
-    """Import an environment class by `MODULE:CLASS`; the working folder counts.
+    """Import an environment class by `MODULE:CLASS`, also from the working folder.
 
     Raises:
-        ValueError: the name has another form, or there is no such class.
+        ValueError: the name is not of that form, or the class does not exist.
     """
     module_name, colon, class_name = name.partition(":")
     if not colon or not module_name or not class_name:
@@ -124,20 +123,20 @@ def run(
 ) -> Summary:
     """Train, print the reward of each step to `out`, and return the summary.
 
-    Where stderr is no terminal there are no progress bars, and each tenth step is printed.
+    If stderr is not a terminal, there are no progress bars and every tenth step is printed.
 
     Args:
         recipe: how to train.
         model: a causal language model by name or folder; None builds the demo's.
         env: `MODULE:CLASS`; None is the demo's own.
         records: the JSONL file for the rollouts; must not exist.
-        out: where progress goes.
+        out: gets the progress.
         began: `time.monotonic()` at the start of the process, for the summary.
     """
     began = time.monotonic() if began is None else began
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     watched = sys.stderr.isatty()
-    if not watched:  # read when the hub's package is imported
+    if not watched:  # before the import of huggingface_hub, which reads it then
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     environment = recipe.env if env is None else load_env(env)
     try:
@@ -154,7 +153,7 @@ def run(
     if not watched:
         _turn_bars_off()
     if model is None:
-        # More threads than one only wait for each other on matrices this small.
+        # On matrices this small, threads only wait for each other.
         torch.set_num_threads(1)
         tokenizer = load_demo_tokenizer()
         policy = build_demo_model(tokenizer, recipe)
@@ -191,7 +190,7 @@ def run(
 
 
 def summarize(records: Path, rewards: Mapping[int, float], seconds: float) -> Summary:
-    """Return the summary of what was recorded, with the reward of each step."""
+    """Return the summary of the recorded rollouts, with the reward of each step."""
     rollouts = list(read_records(records))
     tokens = sum(len(record["env_mask"]) for record in rollouts)
     seams = [seam for record in rollouts for seam in record["seams"]]
@@ -212,7 +211,7 @@ def summarize(records: Path, rewards: Mapping[int, float], seconds: float) -> Su
 
 
 def _turn_bars_off() -> None:
-    """Those of models that are loaded and of datasets; TRL's own is off anyhow."""
+    """Turn off the bars of transformers and datasets; `disable_tqdm` turns off TRL's own."""
     import datasets
     from transformers.utils import logging
 
@@ -221,11 +220,11 @@ def _turn_bars_off() -> None:
 
 
 def _progress(steps: int, rewards: dict[int, float], out: TextIO, *, watched: bool) -> Any:
-    """A callback that keeps and prints the reward of each step, over a bar where it is watched."""
+    """Return a callback that keeps and prints the rewards, above a bar on a terminal."""
     from tqdm.auto import tqdm
     from transformers import TrainerCallback
 
-    class Progress(TrainerCallback):  # type: ignore[misc]
+    class RewardPrinter(TrainerCallback):  # type: ignore[misc]
         bar: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -245,7 +244,7 @@ def _progress(steps: int, rewards: dict[int, float], out: TextIO, *, watched: bo
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.bar.close()
 
-    return Progress()
+    return RewardPrinter()
 
 
 def _remove_printer(trainer: Any) -> None:

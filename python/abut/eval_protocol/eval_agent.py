@@ -13,11 +13,10 @@ from typing import Any, Literal, Protocol
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
-from abut.eval_protocol.dataset import dataset_of, row_of
-from abut.eval_protocol.loaded_test import LoadedTest, load_test
-from abut.eval_protocol.processors import Player, player_of
+from abut.eval_protocol.loaded_test import LoadedTest, dataset_of, load_test, row_of
+from abut.eval_protocol.players import Player, player_of
 from abut.eval_protocol.row_log import RowLog
-from abut.eval_protocol.scores import Score, Scorer
+from abut.eval_protocol.scorer import Score, Scorer
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)

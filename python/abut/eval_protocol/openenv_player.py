@@ -18,7 +18,7 @@ from abut.agents.protocol import Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of
-from abut.eval_protocol.first_imports import import_for
+from abut.eval_protocol.imports import import_for
 from abut.eval_protocol.live_openenv import LiveOpenEnv
 from abut.eval_protocol.openenv_source import OpenEnvSource
 

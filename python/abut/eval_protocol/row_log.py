@@ -4,7 +4,9 @@ Invariant: a log that cannot be written costs no rollout, and no loop that other
 it; what is kept is bounded, since the page's server sends its whole store at once.
 """
 
+import json
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +15,8 @@ from typing import Any, Literal, Protocol
 
 from abut.envs.task import RolloutTask
 from abut.errors import text_of
-from abut.eval_protocol.package import require_package
-from abut.eval_protocol.scores import Score
-from abut.eval_protocol.shown_row import ended_row, fitted
+from abut.eval_protocol.imports import require_package
+from abut.eval_protocol.scorer import Score
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -181,3 +182,197 @@ def prune_logs(*, keep_steps: int, experiment_id: str | None = None) -> int:
             if number not in kept:
                 pruned += store.delete_row(rollout_id)
     return pruned
+
+
+Decode = Callable[[Sequence[int]], bytes]
+
+
+def ended_row(
+    row: Any,
+    task: RolloutTask,
+    rollout: Rollout,
+    score: Score | None,
+    decode: Decode | None,
+) -> Any:
+    """The row of a rollout that has ended: a copy, with what became of it.
+
+    Args:
+        row: as the test's body left it.
+        task: of the rollout.
+        rollout: it.
+        score: None where no body has scored it.
+        decode: for the tokens, where they are to be shown.
+    """
+    from eval_protocol.models import EvaluateResult, Message, Status
+
+    row = row.model_copy(deep=True)
+    if rollout.failed:
+        row.rollout_status = Status.rollout_error((rollout.error or "failed")[:2000])
+        row.eval_metadata.status = Status.error((rollout.error or "failed")[:2000])
+        row.evaluation_result = None
+    else:
+        if not row.rollout_status.is_finished():  # its budget ended it, not its processor
+            row.rollout_status = Status.rollout_finished()
+            row.messages = [Message.model_validate(_message(m)) for m in rollout.messages]
+        row.eval_metadata.status = Status.eval_finished()
+        if score is not None and score.value is None:
+            row.eval_metadata.status = Status.score_invalid(str(score.why_not)[:2000])
+        elif score is None and rollout.reward is not None:
+            row.evaluation_result = EvaluateResult(score=rollout.reward, reason="sum of steps")
+    row.input_metadata.dataset_info = {
+        **(row.input_metadata.dataset_info or {}),
+        "step": task.step,
+        "group": task.group,
+        "generation": task.place,
+        "mode": task.mode,
+        "stop_reason": rollout.stop_reason.value,
+    }
+    metadata = row.execution_metadata
+    if metadata.rollout_duration_seconds is None:
+        metadata.rollout_duration_seconds = rollout.seconds
+    if decode is not None and rollout.columns is not None:
+        metadata.extra = {**(metadata.extra or {}), **token_debug(rollout, decode)}
+    return row
+
+
+def token_debug(rollout: Rollout, decode: Decode) -> dict[str, Any]:
+    """What the panel Token Debug shows, of our own row: `{…}` for `execution_metadata.extra`."""
+    columns = rollout.columns
+    assert columns is not None
+    ids = [*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]
+    before = len(columns.prompt_ids)
+    logprobs: list[float | None] = [None] * before
+    logprobs += [
+        value if sampled else None
+        for value, sampled in zip(columns.logprobs.tolist(), columns.env_mask.tolist(), strict=True)
+    ]
+    texts = [decode([i]).decode(errors="replace") for i in ids]
+    turn_of = [0] * len(ids)
+    traces, rewards = [], []
+    for number, turn in enumerate(rollout.turns, start=1):
+        turn_of[turn.start : turn.end] = [number] * (turn.end - turn.start)
+        rewards.append(float(turn.reward or 0.0))
+        traces.append(
+            {
+                "step_index": number,
+                "prompt_ids": ids[: turn.start],
+                "completion_ids": ids[turn.start : turn.end],
+                "completion_logprobs": logprobs[turn.start : turn.end],
+                "detokenized_tokens": texts[: turn.end],
+                "prompt_len": turn.start,
+                "completion_len": turn.end - turn.start,
+                "finish_reason": turn.finish_reason,
+                "step_reward": rewards[-1],
+            }
+        )
+    return {
+        "episode_reward": float(rollout.reward or 0.0),
+        "step_rewards": rewards,
+        "full_episode": {
+            "token_ids": ids,
+            "mask": turn_of,
+            "logprobs": logprobs,
+            "detokenized_tokens": texts,
+            "num_turns": len(rollout.turns),
+        },
+        "token_turn_traces": traces,
+    }
+
+
+def fitted(row: Any) -> tuple[Any, list[str]]:
+    """A row that fits the page's schema, and what was changed so that it does.
+
+    Args:
+        row: a copy, which this may change.
+    """
+    changed: list[str] = []
+    result = row.evaluation_result
+    if result is not None and not _is_number(result.score):
+        changed.append("evaluation_result.score")
+        row.evaluation_result = result = None
+    for name, metric in [*result.metrics.items()] if result is not None else []:
+        if not _is_number(metric.score) or not isinstance(metric.reason, str):
+            changed.append(f"evaluation_result.metrics.{name}")
+            del result.metrics[name]
+        elif not 0.0 <= metric.score <= 1.0:
+            changed.append(f"evaluation_result.metrics.{name}")
+            metric.score = min(1.0, max(0.0, float(metric.score)))
+    for message in row.messages:
+        if message.tool_calls is not None and not all(map(_is_call, message.tool_calls)):
+            changed.append("messages.tool_calls")
+            message.tool_calls = None
+    usage = row.execution_metadata.usage
+    if usage is not None and not all(
+        isinstance(getattr(usage, name, None), int)
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    ):
+        changed.append("execution_metadata.usage")
+        row.execution_metadata.usage = None
+    for owner, name in _free_parts(row):
+        if not _is_plain(getattr(owner, name)):
+            changed.append(name)
+            setattr(owner, name, None if name != "data" else {})
+    return row, changed
+
+
+def _free_parts(row: Any) -> list[tuple[Any, str]]:
+    """Where users write what they like."""
+    parts = [
+        (row.execution_metadata, "extra"),
+        (row.input_metadata, "dataset_info"),
+        (row.input_metadata, "session_data"),
+        (row, "ground_truth"),
+        (row, "tools"),
+        *((message, "logprobs") for message in row.messages),
+        *((message, "control_plane_step") for message in row.messages),
+    ]
+    if (result := row.evaluation_result) is not None:
+        parts += [(result, name) for name in ("trajectory_info", "final_control_plane_info")]
+        parts += [(result, "step_outputs")] if not _are_outputs(result.step_outputs) else []
+        parts += [(metric, "data") for metric in result.metrics.values()]
+    return parts
+
+
+def _are_outputs(outputs: Any) -> bool:
+    return all(
+        _is_number(output.base_reward) and _is_plain([output.metrics, output.control_plane_info])
+        for output in outputs or ()
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can say it: no NumPy, no NaN."""
+    from pydantic_core import to_jsonable_python
+
+    try:
+        json.dumps(to_jsonable_python(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # pydantic's own are ValueErrors
+        return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_call(call: Any) -> bool:
+    function = getattr(call, "function", None)
+    return (
+        isinstance(getattr(call, "id", None), str)
+        and getattr(call, "type", None) == "function"
+        and isinstance(getattr(function, "arguments", None), str)
+    )
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message of ours with arguments of calls as text, as that of a client has them."""
+    made = {k: v for k, v in dict(message).items() if k in ("role", "content", "tool_call_id")}
+    calls = []
+    for number, call in enumerate(dict(message).get("tool_calls") or ()):
+        function = dict(call.get("function") or {})
+        if not isinstance(function.get("arguments"), str):
+            function["arguments"] = json.dumps(function.get("arguments") or {})
+        calls.append(
+            {"id": call.get("id") or f"call{number}", "type": "function", "function": function}
+        )
+    return {**made, "tool_calls": calls} if calls else made

@@ -25,8 +25,8 @@ from abut.nemo_gym.checks import (
     server_findings,
 )
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.probe import Script, Template, probe, writing_of
 from abut.nemo_gym.rows import File, lines_of
+from abut.nemo_gym.scripted_rollout import Script, Template, probe, writing_of
 from abut.nemo_gym.servers import Servers
 from abut.pretrained import load_hf_tokenizer
 from abut.template.processor import ChatTemplateProcessor

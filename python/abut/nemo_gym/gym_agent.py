@@ -20,12 +20,10 @@ from abut.gateway.server.keys import EndpointId
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.outcomes import Outcome, settled, unheard
-from abut.nemo_gym.replies import Reply, reply_of
+from abut.nemo_gym.replies import Outcome, Reply, reply_of, settled, unheard
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
-from abut.nemo_gym.run_request import expected_of, run_request
+from abut.nemo_gym.run_request import RunSession, expected_of, run_request
 from abut.nemo_gym.servers import PlayedBy, Servers
-from abut.nemo_gym.session import RunSession
 from abut.pickling import stays
 from abut.rollout.rollout import Rollout
 

@@ -1,11 +1,11 @@
-"""Records as data for other trainers: what `SFTTrainer` takes, prompts, or records to hand on."""
+"""Records as data for other trainers: rows for `SFTTrainer`, prompts, or the records themselves."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from abut.records.schema import ROLLOUT, TOGETHER, import_pyarrow
+from abut.records.record import ROLLOUT, TOGETHER, import_pyarrow
 
 Kind = Literal["ids", "messages", "prompts", "records"]
 
@@ -17,15 +17,15 @@ def export(
 
     Args:
         records: as `read_records` yields them.
-        kind: `"ids"`: `input_ids` and `assistant_masks`, of which only sampled tokens are learnt;
+        kind: `"ids"`: `input_ids` and `assistant_masks`, so that only sampled tokens are learnt;
             `"messages"`: `messages`, and `tools` as JSON, null without any; `"prompts"`: `prompt`
-            and the dataset's columns, each prompt once; `"records"`: the records. Rollouts that
-            failed or sampled nothing make no row of the first two.
-        without: fields that are left out, `columns` and `traceback` say: answers and paths stand
-            in them.
+            and the dataset's columns, each prompt once; `"records"`: the records. A rollout that
+            failed or sampled nothing makes no row of the first two kinds.
+        without: fields to leave out, such as `columns` and `traceback`, which hold answers and
+            paths.
 
     Raises:
-        ValueError: `without` names what is no field.
+        ValueError: `without` names an unknown field.
     """
     left_out = _fields(without)
     if kind == "prompts":
@@ -39,12 +39,12 @@ def export(
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, stdout: TextIO) -> int:
-    """Write them to a file, JSON lines or Parquet by its name, or to `stdout`; returns how many.
+    """Write rows to a file, JSON lines or Parquet by its name, or to `stdout`; return how many.
 
     Raises:
-        FileExistsError: the file is there.
+        FileExistsError: the file exists.
         ValueError: its name ends in neither `.jsonl` nor `.parquet`.
-        MissingExtraError: Parquet, and pyarrow is not installed.
+        MissingExtraError: the file is Parquet, and pyarrow is not installed.
     """
     if out is None:
         return _write_lines(rows, stdout)
@@ -87,10 +87,10 @@ def _ids(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Messages and tools; these as JSON, since a column of schemas has no one type."""
+    """Return messages, and tools as JSON, because a column of schemas has no single type."""
     tools = record.get("tools")
-    shown = json.dumps(tools, ensure_ascii=False) if tools else None
-    return {"messages": record["messages"], "tools": shown}
+    as_json = json.dumps(tools, ensure_ascii=False) if tools else None
+    return {"messages": record["messages"], "tools": as_json}
 
 
 def _prompts(

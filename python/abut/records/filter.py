@@ -1,6 +1,8 @@
-"""Which records are meant: `reward<0.5 step:100 error:timeout turns>3`.
+"""The filter language of records: `reward<0.5 step:100 error:timeout turns>3`.
 
-All words must hold. `:` is "is" for a number and "has in it" for a text; `none` is what is absent.
+A record passes if every word holds. `:` means "equals" for a number and "contains" for a text;
+`none` stands for a missing value. The page of `abut view` has the same language in `filter.js`,
+and one table of cases tests both.
 """
 
 import operator
@@ -57,10 +59,10 @@ _HINT = (
 
 
 def parse_filter(words: str) -> Filter:
-    """The filter that these words are, parted by spaces; none of them lets everything pass.
+    """Return the filter for words that are separated by spaces; no words let every record pass.
 
     Raises:
-        ValueError: a word is none; says which, and what there is.
+        ValueError: a word is not a condition; names it, and the conditions that exist.
     """
     tests = [_test(word) for word in words.split()]
     return lambda record: all(test(record) for test in tests)
@@ -103,7 +105,7 @@ def _text_test(of: Callable[[Record], Any], sign: str, wanted: str, word: str) -
 
 
 def _getter(name: str, word: str) -> tuple[Callable[[Record], Any], bool | None]:
-    """What a name stands for, and whether it is a number; None: that depends."""
+    """Return what reads a name, and whether it is a number; None if that depends on the record."""
     if name in _NUMBERS:
         return _NUMBERS[name], True
     if name in _TEXTS:

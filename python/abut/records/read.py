@@ -1,4 +1,4 @@
-"""Records, read again: of files and folders, of both forms, with the scores that belong to them."""
+"""Reading records, JSON lines and Parquet, files and folders, with the scores beside them."""
 
 import json
 import os
@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abut.records.record import from_record
+from abut.records.record import SCHEMA_VERSION, from_record, import_pyarrow
 from abut.records.recorder import scores_path
-from abut.records.schema import SCHEMA_VERSION, import_pyarrow
 
 _HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
 
@@ -18,20 +17,20 @@ def read_records(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a file, a folder, or several of them.
 
-    Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are as
-    they were, not as text. `rewards`, `total` and `advantage` are those of the scores beside it,
-    None where there are none; scores among several paths are passed over, and so is a last line
-    that a killed process left.
+    Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are the
+    values that were recorded, not text. `rewards`, `total` and `advantage` come from the scores
+    beside the records and are None if there are none. Scores among the paths are skipped, and so
+    is the part of a last line that a killed process left.
 
     Raises:
-        ValueError: a line or file holds no record; names it.
-        FileNotFoundError: there is no such file or folder.
-        MissingExtraError: it is a folder, and pyarrow is not installed.
+        ValueError: a line or file does not hold records; names it.
+        FileNotFoundError: a path does not exist.
+        MissingExtraError: a path is a folder, and pyarrow is not installed.
     """
     several = list(map(Path, [path] if isinstance(path, str | os.PathLike) else path))
     beside = {scores_path(one) for one in several}
     for one in several:
-        if one in beside:  # `runs/*` names both
+        if one in beside:  # `runs/*` names records and their scores
             continue
         scores = _scores(scores_path(one))
         for record in _rows(one):
@@ -43,7 +42,7 @@ def read_records(
 
 
 def _scores(path: Path) -> dict[str, dict[str, Any]]:
-    """By rollout; where one has several, the last."""
+    """Return the scores by rollout; the last ones if a rollout was scored several times."""
     if not path.exists():
         return {}
     return {row["rollout_id"]: _scores_of(row) for row in _rows(path)}
@@ -53,7 +52,8 @@ def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
     rewards = {entry["name"]: entry["value"] for entry in row["rewards"]}
     known = [value for value in rewards.values() if value is not None]
     total = row.get("total")
-    if total is None and known:  # older records have none; TRL's default weighs all the same
+    # Older records have no total. TRL weighs all reward functions the same by default.
+    if total is None and known:
         total = sum(known)
     return {"rewards": rewards, "total": total, "advantage": row["advantage"]}
 
@@ -92,7 +92,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                 version = row["schema_version"]
             except (ValueError, KeyError, TypeError):
                 if number > 1 and not line.endswith("\n"):
-                    return  # a process was killed while it wrote, or one writes now
+                    return  # a process was killed while it wrote, or still writes
                 raise ValueError(f"{path}:{number}: not a record of a rollout\n{_HINT}") from None
             _check_version(version, f"{path}:{number}")
             yield row

@@ -1,32 +1,109 @@
-"""A rollout as a record, and a record as it is read: everything that is needed to replay it.
+"""A rollout as a record, with everything that is needed to replay it, and the schema of records.
 
 Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and sampled, and
-`env_mask`, `logprobs` and `completion_ids` are aligned.
+`env_mask`, `logprobs` and `completion_ids` are aligned. Every record has every field, each always
+of the same type or null, so a reader never has to guess; `docs/records.md` explains each field.
 """
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from abut._native import Columns
+from abut.errors import MissingExtraError
 from abut.messages import Message, json_copy
-from abut.records.schema import ROLLOUT, SCHEMA_VERSION
 from abut.rollout.rollout import Rollout
+
+SCHEMA_VERSION = 2
+
+Type: TypeAlias = "str | list[Any] | dict[str, Any]"
+"""The name of an Arrow type, a list of one, or a struct."""
+
+_COLUMNS: dict[str, Type] = {
+    "prompt_ids": ["int32"],
+    "completion_ids": ["int32"],
+    "env_mask": ["uint8"],
+    "logprobs": ["float32"],
+    "provenance": ["uint8"],
+    "versions": ["int32"],
+}
+
+_TURN: dict[str, Type] = {
+    "start": "int32",
+    "end": "int32",
+    "finish_reason": "string",
+    "generate_s": "float64",
+    "env_s": "float64",
+    "reward": "float64",
+    "stop_token": "int32",
+    "stop_string": "string",
+    "stop_inside": "bool_",
+    "model_version": "string",
+    "newest_version": "int32",
+}
+
+ROLLOUT: Mapping[str, Type] = {
+    "schema_version": "int32",
+    "run_id": "string",
+    "rollout_id": "string",
+    "time": "float64",
+    "rank": "int32",
+    "step": "int64",
+    "mode": "string",
+    "group": "int64",
+    "place": "int32",
+    "seed": "string",
+    "episode_seed": "int64",
+    "columns": "string",
+    "tokenizer": "string",
+    **_COLUMNS,
+    "turns": [_TURN],
+    "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],
+    "seams": [{"kind": "string", "exact": "bool_"}],
+    "messages": [{"role": "string", "content": "string", "extra": "string"}],
+    "tools": "string",
+    "control_spellings": [{"token": "string", "count": "int64"}],
+    "reward": "float64",
+    "stop_reason": "string",
+    "error": "string",
+    "traceback": "string",
+    "attempts": "int32",
+    "attempt_errors": ["string"],
+    "attempt_tracebacks": ["string"],
+    "seconds": "float64",
+    "extras": "string",
+    "client_rewrites": [{"rule": "string", "count": "int64"}],
+}
+"""The fields of a rollout."""
+
+SCORES: Mapping[str, Type] = {
+    "schema_version": "int32",
+    "run_id": "string",
+    "rollout_id": "string",
+    "time": "float64",
+    "rewards": [{"name": "string", "value": "float64"}],
+    "total": "float64",
+    "advantage": "float64",
+}
+"""The fields of the scores that reward functions and the trainer gave to a rollout."""
+
+TOGETHER = {"traceback": ("traceback", "attempt_tracebacks")}
+"""Fields that `without=` leaves out together, under the name that it is given."""
 
 
 def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """Return the rollout as plain JSON values, every field of `ROLLOUT` among them.
 
     Args:
-        rollout: what came of it.
+        rollout: the rollout.
         **extra: fields that say where it belongs: `run_id`, `step`, `mode`, `group`, …; `columns`
             is the dataset's row, a mapping.
 
     Raises:
-        TypeError: `extra` holds what is no field of a record.
+        TypeError: a name in `extra` is not a field of a record.
     """
     record = with_arrays(rollout, **extra)
     for of_branch in (record, *record["branches"]):
@@ -34,7 +111,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             "prompt_ids": _list(of_branch["prompt_ids"]),
             "completion_ids": _list(of_branch["completion_ids"]),
             "env_mask": _list(of_branch["env_mask"]),
-            # Six decimals of nats are more than float32 has of most.
+            # Most float32 logprobs are less precise than six decimals, and a line is half as long.
             "logprobs": np.asarray(of_branch["logprobs"], np.float64).round(6).tolist(),
             "provenance": _list(of_branch["provenance"]),
             "versions": _list(of_branch["versions"]),
@@ -43,7 +120,7 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
 
 def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
-    """As `to_record`, with the rollout's own arrays in the place of lists of numbers."""
+    """As `to_record`, but with the rollout's own arrays instead of lists of numbers."""
     if strange := sorted(extra.keys() - ROLLOUT.keys()):
         raise TypeError(
             f"{strange[0]!r} is no field of a record\nhint: docs/records.md has those that are"
@@ -61,19 +138,8 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "columns": None if row is None else _json(row),
         **of_branch,
         "turns": [
-            {
-                "start": turn.start,
-                "end": turn.end,
-                "finish_reason": turn.finish_reason,
-                "generate_s": round(turn.generate_s, 6),
-                "env_s": round(turn.env_s, 6),
-                "reward": turn.reward,
-                "stop_token": turn.stop_token,
-                "stop_string": turn.stop_string,
-                "stop_inside": turn.stop_inside,
-                "model_version": turn.model_version,
-                "newest_version": turn.newest_version,
-            }
+            {name: getattr(turn, name) for name in _TURN}
+            | {"generate_s": round(turn.generate_s, 6), "env_s": round(turn.env_s, 6)}
             for turn in rollout.turns
         ],
         "branches": [
@@ -116,11 +182,11 @@ def score_record(
     """Return the record of the scores of one rollout.
 
     Args:
-        run_id: of the run that the rollout belongs to.
-        rollout_id: of the rollout.
-        rewards: of each reward function, by name; None: it gave none.
-        total: their sum as the trainer weighs them; None: no function gave a reward.
-        advantage: None where the trainer made none of it.
+        run_id: the run that the rollout belongs to.
+        rollout_id: the rollout.
+        rewards: the reward of each reward function, by name; None if the function gave none.
+        total: their sum as the trainer weighs them; None if no function gave a reward.
+        advantage: None if the trainer did not compute one.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -134,13 +200,13 @@ def score_record(
 
 
 def total_of(record: Mapping[str, Any]) -> float | None:
-    """The reward that the trainer took of a record, or the environment's if nothing is scored."""
+    """Return the reward that the trainer used, or the environment's if the record has no scores."""
     total: float | None = record["reward"] if record.get("rewards") is None else record.get("total")
     return total
 
 
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as `read_records` yields it: messages, columns and spellings as they were."""
+    """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
     read = {**record, "rewards": None, "total": None, "advantage": None}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
@@ -159,7 +225,7 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(columns: Columns | None, provenance: Any, versions: Any) -> dict[str, Any]:
-    """The columns of a branch; empty ones where nothing was sampled."""
+    """Return the columns of a branch; empty ones if nothing was sampled."""
     return {
         "prompt_ids": columns.prompt_ids if columns else None,
         "completion_ids": columns.completion_ids if columns else [],
@@ -174,7 +240,7 @@ _ROLE_AND_TEXT = {"role", "content"}
 
 
 def _portable(message: Message) -> dict[str, Any]:
-    """A message in three texts, whatever it holds: so all messages have one type."""
+    """Return a message as three texts, so that all messages have one type in Parquet."""
     if message.keys() == _ROLE_AND_TEXT and isinstance(message["content"], str):
         return {**message, "extra": None}
     rest = json_copy(message)
@@ -196,9 +262,44 @@ def _message(portable: Mapping[str, Any]) -> Message:
 
 
 def _json(value: Any) -> str:
-    """As JSON; ASCII, so that half a surrogate pair survives as well."""
+    """Return the value as JSON; in ASCII, so that half a surrogate pair survives."""
     return json.dumps(json_copy(value), allow_nan=False)
 
 
 def _list(numbers: Sequence[int] | Any) -> list[int] | None:
     return None if numbers is None else np.asarray(numbers).tolist()
+
+
+def arrow_schema(fields: Mapping[str, Type]) -> Any:
+    """Return the schema of a Parquet file (`pyarrow.Schema`), for `datasets` and for pyarrow.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    pyarrow = import_pyarrow()
+
+    def of(type_: Type) -> Any:
+        if isinstance(type_, str):
+            return getattr(pyarrow, type_)()
+        if isinstance(type_, list):
+            return pyarrow.list_(of(type_[0]))
+        return pyarrow.struct([(name, of(inner)) for name, inner in type_.items()])
+
+    return pyarrow.schema([(name, of(type_)) for name, type_ in fields.items()])
+
+
+def import_pyarrow() -> Any:
+    """Return pyarrow, which `datasets` brings.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "records in Parquet need pyarrow: pip install 'abut[parquet]'\n"
+            "hint: a path that ends in .jsonl is written without it"
+        ) from error
+    return pyarrow

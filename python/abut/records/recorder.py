@@ -1,13 +1,14 @@
-"""What keeps rollouts: JSON lines, or a folder of Parquet files.
+"""Recorders: they write rollouts as JSON lines or as a folder of Parquet files.
 
-Invariant: a reader never sees a part of a line that ends, nor a part of a file, whenever the
-writing process was killed.
+Invariant: whenever the writing process is killed, a reader sees whole lines and whole files, and at
+most one last line without its newline.
 """
 
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,18 +16,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from abut.pickling import stays
-from abut.records.record import to_record, with_arrays
-from abut.records.schema import ROLLOUT, SCORES, Type, arrow_schema, import_pyarrow
+from abut.records.record import (
+    ROLLOUT,
+    SCORES,
+    Type,
+    arrow_schema,
+    import_pyarrow,
+    to_record,
+    with_arrays,
+)
 from abut.rollout.rollout import Rollout
 
 Path_ = str | os.PathLike[str]
 
 
 class Recorder(Protocol):
-    """What keeps rollouts.
+    """Keeps rollouts.
 
-    One may also have `flush()`, called when a batch is over, and `write_scores(records)`, which
-    gets the fields of `docs/records.md` for rollouts that were written before.
+    A recorder may also have `flush()`, called when a batch is over, and `write_scores(records)`,
+    which gets the fields of `docs/records.md` for rollouts that were written before.
     """
 
     def write(self, rollout: Rollout, /, **extra: Any) -> None:
@@ -35,16 +43,16 @@ class Recorder(Protocol):
 
 
 def recorder_at(path: Path_) -> "JsonlRecorder | ParquetRecorder":
-    """The recorder for a path: JSON lines where it ends in `.jsonl`, else a folder of Parquet.
+    """Return the recorder for a path: JSON lines if it ends in `.jsonl`, else a folder of Parquet.
 
     Raises:
-        MissingExtraError: it is a folder, and pyarrow is not installed.
+        MissingExtraError: the path is a folder, and pyarrow is not installed.
     """
     return JsonlRecorder(path) if Path(path).suffix == ".jsonl" else ParquetRecorder(path)
 
 
 def scores_path(path: Path_) -> Path:
-    """Where the scores of the records at `path` are: beside them."""
+    """Return the path of the scores of the records at `path`: beside them."""
     path = Path(path)
     if path.suffix == ".jsonl":
         return path.with_suffix(".scores.jsonl")
@@ -52,9 +60,10 @@ def scores_path(path: Path_) -> Path:
 
 
 class JsonlRecorder:
-    """Appends one line for each rollout to a file; its folder is made where it is missing.
+    """Appends one line for each rollout to a file; creates the file's folder if needed.
 
-    Processes may share the file. What a killed one left of a line goes before the next is written.
+    Several processes may share the file. The part of a line that a killed process left is cut off
+    before the next line is written.
     """
 
     def __init__(self, path: Path_) -> None:
@@ -65,13 +74,13 @@ class JsonlRecorder:
         """Append one rollout.
 
         Raises:
-            TypeError: `extra` holds what is no field of a record.
-            ValueError: a number of it is NaN or infinite, which JSON has not.
+            TypeError: a name in `extra` is not a field of a record.
+            ValueError: a number of the rollout is NaN or infinite, which JSON cannot express.
         """
         _append(self.path, [to_record(rollout, **extra)])
 
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append scores, to a file beside this one."""
+        """Append scores to a file beside this one."""
         _append(scores_path(self.path), records)
 
 
@@ -79,19 +88,19 @@ class JsonlRecorder:
 class ParquetRecorder:
     """Writes a folder of Parquet files: one for each batch that is flushed, whole or absent.
 
-    Rollouts that belong to no step are written without a flush too: so many together, or when the
-    first of them is so old.
+    Rollouts that belong to no step are also written without a flush, as soon as
+    `rollouts_per_file` of them wait or the first has waited for `seconds_per_file`.
     """
 
     def __init__(
         self, path: Path_, *, rollouts_per_file: int = 256, seconds_per_file: float = 60.0
     ) -> None:
-        """Make the folder where it is missing.
+        """Create the folder if it is missing.
 
         Args:
             path: the folder.
-            rollouts_per_file: of those without a step.
-            seconds_per_file: for those without a step.
+            rollouts_per_file: how many rollouts without a step are written together.
+            seconds_per_file: how long a rollout without a step may wait for others.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
@@ -121,7 +130,7 @@ class ParquetRecorder:
         """Keep one rollout for the next file.
 
         Raises:
-            TypeError: `extra` holds what is no field of a record.
+            TypeError: a name in `extra` is not a field of a record.
             FileExistsError: as `flush`.
         """
         record = with_arrays(rollout, **extra)
@@ -138,10 +147,10 @@ class ParquetRecorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write a file of those that wait.
+        """Write the rollouts that wait to a new file.
 
         Raises:
-            FileExistsError: there is a file of that name.
+            FileExistsError: a file of that name exists.
         """
         with self._lock:
             if self._timer is not None:
@@ -150,13 +159,13 @@ class ParquetRecorder:
             if self._waiting:
                 path = self.path / self._name(self._waiting[0])
                 _write_file(path, self._waiting, ROLLOUT)
-                self._waiting = []  # only now: what could not be written waits for the next time
+                self._waiting = []  # only now, so that a failed write is tried again
 
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write a file of scores, in a folder beside this one.
 
         Raises:
-            FileExistsError: there is a file of that name.
+            FileExistsError: a file of that name exists.
         """
         if not records:
             return
@@ -167,7 +176,7 @@ class ParquetRecorder:
             _write_file(folder / name, records, SCORES)
 
     def _name(self, first: Mapping[str, Any]) -> str:
-        """By step, rank and run; in the order of steps, or of time where there are none."""
+        """Return a file name that sorts by step, or by time if the rollouts have no step."""
         self._files += 1
         when = f"{int(first['time']):012d}" if first["step"] is None else f"{first['step']:08d}"
         rank = first["rank"] or 0
@@ -175,25 +184,99 @@ class ParquetRecorder:
         return f"{when}-{first['mode'] or 'play'}-{run}-rank{rank:04d}-{self._files:06d}.parquet"
 
 
+@stays("it writes on a thread of this process", hint="make one there, of the same path")
+class BackgroundRecorder:
+    """Writes with a recorder on a thread of its own, so that training does not wait for the disk.
+
+    Records are written in the order in which they were handed over, before the process ends. If a
+    write fails, the next call raises the error.
+    """
+
+    def __init__(self, recorder: JsonlRecorder | ParquetRecorder) -> None:
+        self._recorder = recorder
+        # At exit the interpreter waits for the threads of a pool, so nothing is lost.
+        self._pool = ThreadPoolExecutor(1, "abut-records")
+        self._batch: list[tuple[Rollout, dict[str, Any]]] = []
+        self._last: Future[None] | None = None
+
+    def write(self, rollout: Rollout, /, **extra: Any) -> None:
+        """Keep one rollout of the batch; the caller must not change it any more."""
+        self._batch.append((rollout, extra))
+
+    def flush(self) -> None:
+        """Write the batch in the background.
+
+        Raises:
+            OSError: an earlier batch could not be written.
+        """
+        batch, self._batch = self._batch, []
+        self._then(lambda: self._write(batch))
+
+    def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write scores in the background.
+
+        Raises:
+            OSError: an earlier batch could not be written.
+        """
+        self._then(lambda: self._recorder.write_scores(records))
+
+    def wait(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            OSError: something could not be written.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def _write(self, batch: Sequence[tuple[Rollout, dict[str, Any]]]) -> None:
+        errors: list[Exception] = []
+        for rollout, extra in batch:
+            try:
+                self._recorder.write(rollout, **extra)
+            except (TypeError, ValueError) as error:  # only of this rollout: go on with the rest
+                errors.append(error)
+        if isinstance(self._recorder, ParquetRecorder):
+            self._recorder.flush()
+        if errors:
+            raise errors[0]
+
+    def _then(self, write: Callable[[], None]) -> None:
+        before = self._last
+        if before is not None and before.done():
+            self._last = None
+            before.result()
+            before = None
+
+        def after() -> None:
+            if before is not None:
+                before.result()  # raises its error, which this write then hands on
+            write()
+
+        self._last = self._pool.submit(after)
+
+
 def _slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
 
 
 def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines, whole ones, behind whole ones."""
-    # JSON has no NaN or infinity: a record that holds one is a defect, not a value.
+    """Append whole lines to a file that ends in a whole line."""
+    # JSON has no NaN or infinity, and a record that holds one is a bug to report.
     lines = [json.dumps(r, ensure_ascii=False, allow_nan=False, default=str) for r in records]
     data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
     with path.open("a+b", buffering=0) as file, _locked(file):
         end = file.seek(0, os.SEEK_END)
         if end and _byte_before(file, end) != b"\n":
             file.truncate(_last_line(file, end))
-        while data:  # one call is enough unless the disk is full, which raises with the next
+        # One call writes everything unless the disk is full; then the next call raises.
+        while data:
             data = data[file.write(data) :]
 
 
 def _last_line(file: Any, end: int) -> int:
-    """Where the last line begins."""
+    """Return the offset at which the last line begins."""
     while end > 0:
         begin = max(0, end - 65536)
         file.seek(begin)
@@ -209,7 +292,7 @@ def _byte_before(file: Any, end: int) -> bytes:
 
 
 class _locked:
-    """Holds the lock of a file that processes share; where there are none, it is one's own."""
+    """Holds the lock of a file that processes share; does nothing where there are no locks."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -236,7 +319,7 @@ def _write_file(
         table = _table(records, schema)
     except UnicodeEncodeError:  # half a surrogate pair
         table = _table(_each_text(list(records), _whole), schema)
-    # Hidden, and of another name: whatever reads the folder meanwhile passes it over.
+    # Under a hidden name, so that a reader of the folder skips it until it is complete.
     begun = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with begun.open("xb") as file:
@@ -259,11 +342,11 @@ def _table(records: Sequence[Mapping[str, Any]], schema: Any) -> Any:
 
 
 def _list_column(values: Sequence[Any], type_: Any) -> Any:
-    """Lists of numbers, without an object for each."""
+    """Return a column of lists of numbers, without a Python object for each number."""
     pyarrow = import_pyarrow()
     lengths = [0 if value is None else len(value) for value in values]
     ends = np.cumsum([0, *lengths]).tolist()
-    # A null is a list that begins nowhere.
+    # Arrow marks a list as null by a null offset.
     begins = [None if value is None else end for value, end in zip(values, ends, strict=False)]
     arrays = [np.asarray(value) for value in values if value is not None and len(value)]
     numbers = pyarrow.array(np.concatenate(arrays), type=type_.value_type)
@@ -272,7 +355,7 @@ def _list_column(values: Sequence[Any], type_: Any) -> Any:
 
 
 def _publish(begun: Path, path: Path) -> None:
-    """Give a file its name, unless there is one of that name."""
+    """Give a file its final name, unless a file of that name exists."""
     try:
         os.link(begun, path)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""`abut show`: records in the terminal: a list, a summary by step, or one with all its tokens."""
+"""Records in the terminal, for `abut show`: a list, a summary by step, or one token by token."""
 
 import itertools
 from collections import Counter, deque
@@ -22,7 +22,7 @@ def pick_record(
     """Return one record: by id, or by index (negative: from the end); None: the last.
 
     Raises:
-        ValueError: there is no such record.
+        ValueError: no record has that id or index.
     """
     count = 0
 
@@ -126,7 +126,7 @@ def summarize(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def render(record: Mapping[str, Any], tokenizer: Tokenizer | None, *, color: bool) -> Iterator[str]:
     """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧.
 
-    Without a tokenizer, and where the rollout failed, the conversation is that of its messages.
+    Without a tokenizer, or if the rollout failed, the conversation is shown from its messages.
     """
     yield from _heading(record)
     ids = [*(record["prompt_ids"] or []), *record["completion_ids"]]
@@ -199,20 +199,20 @@ def _pieces(
 
 
 _AHEAD = 256
-"""So many records are read to learn which reward functions there are."""
+"""How many records are read ahead to learn the names of the reward functions."""
 
 
 def _functions_of(
     records: Iterable[Mapping[str, Any]],
 ) -> tuple[list[str], Iterator[Mapping[str, Any]]]:
-    """The reward functions of records, and the records, which are streamed."""
+    """Return the names of the reward functions, and the records, which are still streamed."""
     rest = iter(records)
     ahead = list(itertools.islice(rest, _AHEAD))
     return _names(record["rewards"] or {} for record in ahead), itertools.chain(ahead, rest)
 
 
 def _names(rewards: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names to show beside the total: none where the only reward is the environment's."""
+    """Return the names to show beside the total: none if the only reward is the environment's."""
     names = list(dict.fromkeys(_field(name) for given in rewards for name in given))
     return [] if names == ["env_reward"] else names
 
@@ -236,5 +236,5 @@ def _or_dash(value: Any) -> Any:
 
 
 def _field(value: Any) -> str:
-    """What belongs in one line, whatever somebody wrote there."""
+    """Return the value as one printable line, whatever a user or a server wrote there."""
     return printable(str(value)).replace("\n", "\\n")

@@ -19,8 +19,7 @@ from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
-from abut.records.background import BackgroundRecorder
-from abut.records.recorder import Recorder
+from abut.records.recorder import BackgroundRecorder, Recorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally

@@ -9,8 +9,7 @@ from typing import Any
 
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, Processor
-from abut.records.background import BackgroundRecorder
-from abut.records.recorder import Recorder, recorder_at
+from abut.records.recorder import BackgroundRecorder, Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler

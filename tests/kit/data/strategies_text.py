@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from abut import _reference as reference
 from abut import strategies
 from abut._reference.byte_table import BYTE_OF_CHAR
-from abut.audit.fragments import FRAGMENTS as KNOWN
-from abut.audit.fragments import WORDS
+from abut.audit.fuzz import FRAGMENTS as KNOWN
+from abut.audit.fuzz import WORDS
 from abut.errors import TokenizerError
 from tests.kit.data.oracle import Trio
 

@@ -14,6 +14,10 @@ from tests.kit.clients.page import Shown, run_copied_test
 
 Show = Callable[..., Shown]
 Records = Mapping[str, Mapping[str, Any]]
+Saved = Callable[..., Path]
+
+TABLE = Path(__file__).parents[1] / "filter_cases.json"
+CASES: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def test_it_opens_on_a_rollout_of_the_last_step(
@@ -66,33 +70,34 @@ def test_a_hovered_token_says_its_logprob_and_place(
     assert "– not sampled" in shown.text("#card")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "step:3",
-        "reward>0 step<5",
-        "inexact_seams>0 turns=3",
-        "text:say",
-        "advantage<-0.5 mode=train",
-        "rewards.env_reward>=0.02 columns.prompt:copy error:none",
-        "stop_reason!=env_done",
-        "seconds>1_0.5e-1 group!=3",
-        "columns.nothing:none tokens>60",
-    ],
-)
 def test_the_filter_is_that_of_abut_show(
-    words: str, show: Show, demo_page: Path, demo_records: Records
+    show: Show, demo_page: Path, demo_records: Records
 ) -> None:
     shown = show(demo_page)
+    for words in CASES["pass"]:
+        filter_by(shown, words)
+        wanted = parse_filter(words)
+        found = shown.ask("app.shownRows.map(row => row.rollout_id)")
+        assert found == [id_ for id_, record in demo_records.items() if wanted(record)], words
+
+
+def test_the_filter_gives_the_verdicts_of_its_table(show: Show, saved: Saved) -> None:
+    shown = show(saved([CASES["record"]]))
+    for verdict in "pass", "fail":
+        for words in CASES[verdict]:
+            filter_by(shown, words)
+            assert shown.ask("app.shownRows.length") == (verdict == "pass"), words
+    for words, _ in CASES["refused"]:
+        shown.page.fill("#filter", words)
+        assert shown.text("#filter-error") != "", words
+
+
+def filter_by(shown: Shown, words: str) -> None:
     shown.ask(
         "words => { window.done = false; app.filter(words).then(() => { window.done = true; }); }",
         words,
     )
     shown.wait("window.done")
-    found = shown.ask("app.shownRows.map(row => row.rollout_id)")
-    wanted = parse_filter(words)
-    assert found == [id_ for id_, record in demo_records.items() if wanted(record)]
 
 
 def test_what_is_no_condition_is_named(show: Show, demo_page: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 import abut
 from abut.demo.model import ASSETS as DEMO
-from abut.records.record import from_record, to_record
-from abut.records.schema import ROLLOUT
+from abut.records.record import ROLLOUT, from_record, to_record
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from tests.kit.clients.page import Shown, run_copied_test
 from tests.kit.data.records import a_played_rollout

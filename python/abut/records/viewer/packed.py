@@ -1,12 +1,12 @@
 """Rollouts as a page holds them: facts as JSON, tokens as columns of bytes, all compressed.
 
-A block is a little-endian uint32, so many bytes of JSON, and columns behind it, gzipped and written
-in base64. The columns of a chunk of rollouts, of which N tokens and S sampled ones:
+A block is a little-endian uint32, that many bytes of JSON, and columns behind them, gzipped and
+written in base64. A chunk of rollouts with N tokens, S of them sampled, has these columns:
 
     N low bytes, N middle bytes, N high bytes    numbers of pieces
     S low bytes, S high bytes                    surprisals, in thousandths of a nat; 65535: or more
 
-The bytes of one significance stand together, since they compress to a third less than numbers do.
+Bytes of one significance stand together, because they compress a third better than whole numbers.
 """
 
 import base64
@@ -20,29 +20,102 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abut._native import Merge, Tokenizer
+from abut.errors import AbutError
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
 from abut.records.record import total_of
-from abut.records.viewer.pieces import Pieces
-from abut.records.viewer.seams import merges, placed_seams
+from abut.records.viewer.seams import merges, seam_offsets
 
 _CHUNK_TOKENS = 65_536
 _CHUNK_ROLLOUTS = 256
 _CHUNK_CHARS = 1_000_000
 _SAMPLED = PROVENANCE.index("sampled")
 _MASK = 8  # in a run's code: the mask, beside who wrote it
-_SHORTEST_PLACE = 12
-"""Bytes of a message from which on its place among the tokens is shorter than itself."""
+_SHORTEST_FOUND = 12
+"""A message of at least so many bytes takes more room than its offset among the tokens."""
 
 _LATER = (
     *("turns", "columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
     *("control_spellings", "client_rewrites"),
 )
-"""Fields that go into a chunk as they are."""
+"""Fields that are copied into a chunk unchanged."""
+
+
+class Pieces:
+    """The table of one tokenizer: the bytes of each token of a page, and the token's number in it.
+
+    A token gets its number when it is first met. Frequent tokens are met early, so the high bytes
+    of most numbers are 0 and take no room once they are compressed.
+
+    Args:
+        source: the tokenizer as the records name it; None if they name none.
+        tokenizer: None if it could not be loaded: then ids have no text.
+        trouble: why there is no tokenizer.
+    """
+
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer | None, trouble: str | None = None
+    ) -> None:
+        self.source = source
+        self.tokenizer = tokenizer
+        self.trouble = trouble
+        self.texts: list[bytes] = []
+        self.control_ids = _control_ids(tokenizer)
+        self._ids: list[int] = []
+        self._numbers = np.full(1024, -1, np.int32)
+
+    def numbers(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the tokens' numbers, `(T,)` int32; new tokens are added to the table.
+
+        Args:
+            ids: `(T,)` int64.
+        """
+        if not len(ids):
+            return np.zeros(0, np.int32)
+        self._reserve(int(ids.max()))
+        numbers = self._numbers[ids]
+        if (numbers < 0).any():
+            for id_ in dict.fromkeys(ids[numbers < 0].tolist()):
+                self._numbers[id_] = len(self._ids)
+                self._ids.append(id_)
+                self.texts.append(self._text(id_))
+            numbers = self._numbers[ids]
+        return numbers
+
+    def text(self, numbers: NDArray[np.int32]) -> bytes:
+        """Return the bytes of these tokens."""
+        return b"".join([self.texts[number] for number in numbers.tolist()])
+
+    def packed(self) -> tuple[dict[str, Any], bytes]:
+        """Return the table for the page: facts, and the bytes of all pieces, joined."""
+        controls = [k for k, id_ in enumerate(self._ids) if id_ in self.control_ids]
+        facts = {
+            "source": self.source,
+            "trouble": self.trouble,
+            "ids": self._ids,
+            "lengths": [len(text) for text in self.texts],
+            "controls": controls,
+        }
+        return facts, b"".join(self.texts)
+
+    def _text(self, id_: int) -> bytes:
+        if self.tokenizer is None:
+            return b""
+        try:
+            return self.tokenizer.decode_bytes([id_])
+        except AbutError:  # an id outside the vocabulary, which the page shows as a number
+            return b""
+
+    def _reserve(self, id_: int) -> None:
+        if id_ >= len(self._numbers):
+            grown = np.full(max(id_ + 1, 2 * len(self._numbers)), -1, np.int32)
+            grown[: len(self._numbers)] = self._numbers
+            self._numbers = grown
 
 
 class Chunk:
-    """Rollouts that are inflated together: what the page needs once one of them is opened."""
+    """Rollouts that the page inflates together, as soon as one of them is opened."""
 
     def __init__(self) -> None:
         self._rollouts: list[dict[str, Any]] = []
@@ -52,7 +125,7 @@ class Chunk:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next rollout belongs into another one."""
+        """True if the next rollout must go into a new chunk."""
         return (
             self._tokens >= _CHUNK_TOKENS
             or len(self._rollouts) >= _CHUNK_ROLLOUTS
@@ -63,12 +136,12 @@ class Chunk:
         return len(self._rollouts)
 
     def add(self, record: Mapping[str, Any], pieces: Pieces) -> None:
-        """Add a rollout, and its pieces to their table."""
+        """Add a rollout, and its tokens to the table."""
         ids, row = self._columns(record, pieces)
-        places = placed_seams(record, len(ids))
+        offsets = seam_offsets(record, len(ids))
         details = {name: json_copy(record.get(name)) for name in _LATER}
         details |= row
-        details["seams"] = _seams(record, ids, places, pieces)
+        details["seams"] = _seams(record, ids, offsets, pieces)
         text = pieces.text(pieces.numbers(ids))
         details["messages"] = list(_messages(record.get("messages") or (), text))
         details["branches"] = [
@@ -83,7 +156,7 @@ class Chunk:
         )
 
     def packed(self) -> str:
-        """The chunk as the page holds it."""
+        """Return the chunk as the page holds it."""
         numbers = np.concatenate([*self._numbers, np.zeros(0, np.int32)]).astype(np.uint32)
         surprisals = np.concatenate([*self._surprisals, np.zeros(0, np.uint16)])
         columns = [
@@ -95,7 +168,7 @@ class Chunk:
     def _columns(
         self, of: Mapping[str, Any], pieces: Pieces
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        """Add the tokens of a row or a branch; returns them, and what says which they are."""
+        """Add the tokens of a row or a branch; return them, and facts that describe them."""
         prompt, completion = (
             np.asarray(of.get(name) if of.get(name) is not None else (), np.int64)
             for name in ("prompt_ids", "completion_ids")
@@ -118,14 +191,14 @@ class Chunk:
 
 
 def block(facts: Mapping[str, Any], columns: bytes = b"") -> str:
-    """JSON and columns as the page holds them."""
+    """Return JSON and columns as the page holds them."""
     said = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii")
     raw = len(said).to_bytes(4, "little") + said + columns
     return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode("ascii")
 
 
 def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the list of rollouts, the filter and the curves need of a record."""
+    """Return the fields of a record that the page's list, filter and curves need."""
     seams = record.get("seams") or ()
     prompt, mask = record["prompt_ids"], record["env_mask"]
     row = {
@@ -151,12 +224,12 @@ def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows of the same names as one list for each name, which compresses to a fifth less."""
+    """Return the rows as one list for each name, which compresses a fifth better."""
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
 def _provenance(codes: Any, mask: NDArray[np.uint8], prompt: int) -> NDArray[np.uint8]:
-    """Who wrote each token, as far as is known."""
+    """Return the provenance of each token; a guess from the mask if the record has none."""
     if codes is not None and len(codes) == len(mask):
         return np.asarray(codes, np.uint8)
     guessed = np.where(mask, _SAMPLED, PROVENANCE.index("env")).astype(np.uint8)
@@ -174,13 +247,15 @@ def _surprisals(logprobs: Any, mask: NDArray[np.uint8]) -> NDArray[np.uint16]:
 def _seams(
     record: Mapping[str, Any],
     ids: NDArray[np.int64],
-    places: Sequence[int | None],
+    offsets: Sequence[int | None],
     pieces: Pieces,
 ) -> list[dict[str, Any]]:
-    merged = merges(record, ids, places, pieces) if record.get("seams") else {}
+    merged: dict[int, Merge | None] = {}
+    if record.get("seams"):
+        merged = merges(record, ids, offsets, pieces.tokenizer, pieces.control_ids)
     said: list[dict[str, Any]] = []
-    for number, (seam, place) in enumerate(zip(record.get("seams") or (), places, strict=True)):
-        said.append({"kind": seam["kind"], "exact": seam["exact"], "token": place})
+    for number, (seam, offset) in enumerate(zip(record.get("seams") or (), offsets, strict=True)):
+        said.append({"kind": seam["kind"], "exact": seam["exact"], "token": offset})
         if number in merged:
             merge = merged[number]
             said[-1]["merge"] = merge and [
@@ -191,7 +266,7 @@ def _seams(
 
 
 def _messages(messages: Iterable[Mapping[str, Any]], text: bytes) -> Iterator[Mapping[str, Any]]:
-    """Messages; where the tokens say what one says, its place in their bytes: `at`."""
+    """Yield the messages; one whose text is in the tokens has an offset `at` instead."""
     behind = 0
     for message in messages:
         rest = {k: v for k, v in message.items() if k not in ("role", "content")}
@@ -208,7 +283,7 @@ def _messages(messages: Iterable[Mapping[str, Any]], text: bytes) -> Iterator[Ma
             spoken = content.encode()
         except UnicodeEncodeError:  # half a surrogate pair
             spoken = b""
-        at = text.find(spoken, behind) if len(spoken) >= _SHORTEST_PLACE else -1
+        at = text.find(spoken, behind) if len(spoken) >= _SHORTEST_FOUND else -1
         if at < 0:
             yield said | {"content": content}
         else:
@@ -217,7 +292,15 @@ def _messages(messages: Iterable[Mapping[str, Any]], text: bytes) -> Iterator[Ma
 
 
 def _plain(value: Any) -> Any:
-    """A value of JSON; NaN and infinity are as good as unknown."""
+    """Return a value for JSON; NaN and infinity become None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return json_copy(value)
+
+
+def _control_ids(tokenizer: Tokenizer | None) -> set[int]:
+    if tokenizer is None:
+        return set()
+    controls: Sequence[str] = tokenizer.profile()["control_tokens"]
+    ids = (tokenizer.token_to_id(token) for token in controls)
+    return {id_ for id_ in ids if id_ is not None}

@@ -1,8 +1,8 @@
 """Rollouts as one HTML file: no server, no network, nothing to install.
 
-Invariant: all that records say reaches the page as data, compressed and in base64. Markup and
-scripts are the files in `assets`, and the page's own policy lets a browser run nothing else, and
-ask nobody for anything.
+Invariant: the content of records reaches the page as data only, compressed and in base64. Markup
+and scripts are the files in `assets`, and the page's own policy keeps a browser from running
+anything else and from making any request.
 """
 
 import base64
@@ -22,8 +22,7 @@ from abut.records.export import export
 from abut.records.filter import parse_filter
 from abut.records.read import read_records
 from abut.records.show import load_tokenizer
-from abut.records.viewer.packed import Chunk, as_columns, block, row_of_list
-from abut.records.viewer.pieces import Pieces
+from abut.records.viewer.packed import Chunk, Pieces, as_columns, block, row_of_list
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("page.css", "tokens.css")
@@ -31,7 +30,7 @@ SCRIPTS = (
     *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "seams.js"),
     *("facts.js", "rollout.js", "compare.js", "curves.js", "copied_test.js", "keys.js", "page.js"),
 )
-"""In the order in which they are loaded."""
+"""In load order."""
 
 _GENERATOR = '<meta name="generator" content="abut view">'
 _NEEDED = {"rollout_id", "prompt_ids", "completion_ids", "env_mask", "schema_version"}
@@ -45,8 +44,8 @@ class Page:
 
     Attributes:
         html: the whole file.
-        rollouts: how many it shows.
-        troubles: why it shows ids in the place of texts, for each tokenizer that is not there.
+        rollouts: how many rollouts it shows.
+        troubles: for each tokenizer that could not be loaded, why: the page then shows ids.
     """
 
     def __init__(self, text: str, rollouts: int, troubles: Sequence[str] = ()) -> None:
@@ -55,10 +54,10 @@ class Page:
         self.troubles = troubles
 
     def save(self, path: Path_) -> Path:
-        """Write the file; one that an earlier call wrote is replaced.
+        """Write the file; replace a page that an earlier call wrote.
 
         Raises:
-            FileExistsError: there is a file that is no such page.
+            FileExistsError: the file exists and is not such a page.
         """
         path = Path(path)
         if path.exists() and not _is_page(path):
@@ -73,7 +72,7 @@ class Page:
         return f"<abut.view: {self.rollouts} rollouts, {len(self.html):,} characters>"
 
     def _repr_html_(self) -> str:
-        # Scripts, and nothing else: no origin, so neither the notebook nor its cookies.
+        # Without an origin of its own, the page reaches neither the notebook nor its cookies.
         return (
             '<iframe sandbox="allow-scripts" title="rollouts" '
             'style="width:100%;height:800px;border:1px solid #8888;border-radius:6px" '
@@ -92,16 +91,16 @@ def view(
 
     Args:
         records: a file, a folder, several of them, or records as `read_records` yields them.
-        where: only those, such as `"reward<0.5 step:100"`; see `abut show`.
-        without: fields that are left out, for pages that are shared: answers stand in `columns`,
-            paths in `traceback`.
-        tokenizer: name, folder or tokenizer.json; None: the one that each record names. Where that
+        where: a filter such as `"reward<0.5 step:100"`; see `abut show`.
+        without: fields to leave out of a page that you share: `columns` holds answers,
+            `traceback` holds paths.
+        tokenizer: name, folder or tokenizer.json; None: the one that each record names. If that
             cannot be loaded, the page shows ids and messages, and says why.
 
     Raises:
-        ValueError: `where` is no condition, `without` names what is no field or what the page is
-            made of, or a path holds no records.
-        FileNotFoundError: there is no such path.
+        ValueError: `where` is not a filter, `without` names an unknown field or one that the page
+            needs, or a path holds no records.
+        FileNotFoundError: a path does not exist.
     """
     left_out = [*without]
     if needed := sorted(_NEEDED & {*left_out}):
@@ -112,7 +111,7 @@ def view(
 
 
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
-    """Records, and what to call them."""
+    """Return the records, and a name for them."""
     if isinstance(records, str | os.PathLike):
         return read_records(records), Path(records).name
     several: Iterator[Any] = iter(records)
@@ -143,8 +142,8 @@ def _page(
             chunk = Chunk()
         source = tokenizer or record.get("tokenizer")
         pieces = tables.get(source) or tables.setdefault(source, _pieces(source, tokenizer))
-        place = {"chunk": len(chunks), "place_in_chunk": len(chunk)}
-        rows.append(row_of_list(record) | place | {"tokenizer": [*tables].index(source)})
+        found_at = {"chunk": len(chunks), "place_in_chunk": len(chunk)}
+        rows.append(row_of_list(record) | found_at | {"tokenizer": [*tables].index(source)})
         chunk.add(record, pieces)
     chunks.append(chunk.packed())
     head = {
@@ -167,10 +166,10 @@ def _page(
 
 
 def _pieces(source: str | None, asked: str | None) -> Pieces:
-    """The table of a tokenizer; without texts where it cannot be loaded.
+    """Return the table of a tokenizer; without texts if the tokenizer cannot be loaded.
 
     Raises:
-        AbutError: it cannot be loaded, and the caller named it.
+        AbutError: the caller named the tokenizer, and it cannot be loaded.
         OSError: the same.
         ValueError: the same.
     """

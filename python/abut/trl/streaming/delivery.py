@@ -13,9 +13,8 @@ from typing import Any
 
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
-from abut.records.background import BackgroundRecorder
 from abut.records.record import score_record
-from abut.records.recorder import Recorder
+from abut.records.recorder import BackgroundRecorder, Recorder
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout, StopReason

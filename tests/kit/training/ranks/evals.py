@@ -10,8 +10,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from abut.demo.model import build_demo_model, load_demo_tokenizer
-from abut.demo.recipe import DemoRecipe
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.eval_protocol import create_openenv_vllm_rollout_func, eval_test
 from abut.trl import env_reward, make_rollout_func
 from tests.kit.training.example_run import CPU

@@ -1,6 +1,6 @@
 "use strict";
-// The filter of `abut show`, word for word: `abut/records/filter.py` is the definition, and a test
-// compares the two.
+// The filter of `abut show`, word for word: `abut/records/filter.py` is the definition, and the table
+// `tests/records/filter_cases.json` tests both.
 
 const NUMBERS = new Set([
   "reward", "total", "advantage", "step", "group", "place", "rank", "attempts", "seconds", "episode_seed",

@@ -15,10 +15,10 @@ from abut.agents.protocol import Endpoint
 from abut.concurrency.loop import DaemonLoop, KeptLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
+from abut.eval_protocol.imports import ROUTE, Route
 from abut.eval_protocol.loaded_test import LoadedTest
 from abut.eval_protocol.openenv_player import OpenEnvPlayer
 from abut.eval_protocol.openenv_source import OpenEnvSource
-from abut.eval_protocol.package import ROUTE, Route
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
-"""The seams that assembly really makes at frozen edges, each judged by making it.
+"""Verdicts on the seams that training makes after tokens that cannot change any more.
 
-Three kinds of edges exist: a sampled stop token before what the template writes next, a cut sample
-before the close that abut writes, and the generation prompt before a sample. The last is reported
-and decides nothing: the sampled tokens stay whatever a tokenizer would have made of them. So is a
-sample that was cut inside its thinking before what closes that: both are mostly ordinary text, so
-that something merges with nearly every tokenizer.
+There are three kinds of such seams: between a sampled stop token and what the template writes next,
+between a cut sample and the end of turn that abut writes, and between the generation prompt and a
+sample. The last is reported but decides nothing: sampled tokens stay, whatever a tokenizer would
+have made of their text. The same holds for a sample that was cut inside its thinking: both sides of
+that seam are ordinary text, so with nearly every tokenizer something merges there.
 
-A seam at a hard token (`barrier`) holds for every text. Any other is judged by trying texts, so the
-verdict says how many.
+A seam at a hard token (`barrier`) holds for every text. Any other seam is judged by making it with
+many texts, so its verdict says how many.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,8 +30,8 @@ Kind = Literal["barrier", "window", "opaque", "merged"]
 _WORST: tuple[Kind, ...] = ("barrier", "window", "opaque", "merged")
 _EXAMPLES = 3  # of each seam; `broken` counts all
 
-# How texts begin and end. A space, a letter and a sign behave alike before and after a seam, so one
-# list serves both sides.
+# Texts on either side of a seam. Spaces, letters and signs behave alike before and after a seam, so
+# both sides share one list.
 EDGES = (
     *("\n", "\n\n", " \n", "\r\n", "\r", "\t", " ", "  ", "\u00a0", "\u3000", "▁"),
     *("a", "A", "s", "é", "\u0301", "\u0323", "ß", "ſ", "中", "한", "\u1161", "ا", "न", "\u0e33"),
@@ -42,12 +42,12 @@ EDGES = (
 
 @dataclass(frozen=True)
 class Break:
-    """One text for which the canonical tokens differ from what stands there.
+    """A text whose canonical tokens differ from the tokens at the seam.
 
     Attributes:
-        left: the tokens that stand before the seam, as far as they differ.
-        right: the tokens that stand behind it.
-        canonical: what a tokenizer would have written for both; empty where nothing is canonical.
+        left: the tokens before the seam, as far as they differ.
+        right: the tokens after the seam.
+        canonical: the tokens that a tokenizer would have made of both; empty if there are none.
         left_ids: the ids of `left`.
         right_ids: the ids of `right`.
         canonical_ids: the ids of `canonical`.
@@ -66,18 +66,18 @@ class SeamVerdict:
     """The verdict on one seam.
 
     Attributes:
-        left: what stands before the seam.
-        right: what follows.
-        decides: whether it decides about the tokenizer and template; the generation prompt before
-            a sample does not, nor does half a thought before its close.
-        kind: the worst that was found; None where the seam does not exist (`reason`).
-        exact: whether it held for everything that was tried; None where it does not exist.
+        left: what is before the seam.
+        right: what is after the seam.
+        decides: whether the seam counts for the verdict on tokenizer and template; the seam
+            between the generation prompt and a sample does not, nor one inside thinking.
+        kind: the worst kind that was found; None if there is no such seam (`reason`).
+        exact: whether the seam held for every text that was tried; None if there is no such seam.
         proved: whether it holds for every text.
-        tried: for how many texts it was made.
+        tried: the number of texts that it was made with.
         broken: for how many of these it was not exact.
         breaks: the first of those.
         reason: why there is no such seam: what the template or the processor refuses.
-        refused: whether it was the processor that refused.
+        refused: whether the processor refused.
     """
 
     left: str
@@ -100,13 +100,13 @@ def judge_seams(
     *,
     roles: Collection[str],
 ) -> list[SeamVerdict]:
-    """Make every seam that assembly makes behind a frozen edge, and say what came of it.
+    """Make every seam that training makes after tokens that cannot change, and judge it.
 
     Args:
         tokenizer: makes the tokens.
-        processor: writes what follows.
-        render: of the template, which says what messages it takes.
-        roles: of the messages that may follow a turn.
+        processor: writes what follows a turn.
+        render: renders the template, which decides which messages it takes.
+        roles: the roles of messages that may follow a turn.
     """
     edges = _SeamMaker(tokenizer, processor)
     kinds = {
@@ -120,7 +120,7 @@ def judge_seams(
     for kind, messages in kinds.items():
         verdict, right = verdicts[kind], f"next {kind}"
         if not verdict.appendable:
-            # That messages can be appended alone and not together is worth knowing, and no fault.
+            # Messages that can be appended alone but not together are reported, not a fault.
             alone = len(messages) == 1
             refused = _takes(render, messages) if alone else verdicts["tool"].appendable
             why = verdict.because
@@ -132,7 +132,7 @@ def judge_seams(
         for after in (None, *processor.stop_token_ids):
             if closing := processor.closing(messages, after=after):
                 closings.setdefault((after, "".join(closing)), messages)
-    # A cut sample last.
+    # Cut samples last.
     for (after, close), messages in sorted(closings.items(), key=lambda item: item[0][0] is None):
         found.append(edges.before_close(after, close, messages))
     for (after, close), messages in closings.items():
@@ -143,7 +143,7 @@ def judge_seams(
 
 
 def _takes(render: Rendering, messages: Sequence[Message]) -> bool:
-    """Whether the template itself writes such messages behind an answer or a call."""
+    """Return whether the template itself writes such messages after an answer or a call."""
     new = [{**message, "content": "abutEarlier"} for message in messages]
     for form in (PLAIN, *CALLING) if messages[0]["role"] == "tool" else (PLAIN,):
         try:
@@ -155,14 +155,14 @@ def _takes(render: Rendering, messages: Sequence[Message]) -> bool:
 
 
 def visible(token: str) -> str:
-    """The token, quoted where it would not be seen as it is."""
+    """Return the token, quoted if it would not be visible as it is."""
     plain = token.isprintable() and not any(map(str.isspace, token))
     return token if plain else repr(token)
 
 
 @dataclass(frozen=True)
 class _MadeSeam:
-    """A seam in its conversation; it lies before token `at`."""
+    """A seam in its conversation, before token `at`."""
 
     conversation: Conversation
     seam: Seam
@@ -170,7 +170,7 @@ class _MadeSeam:
 
 
 class _SeamMaker:
-    """Makes seams: each time a fresh conversation of the prompt, one sample and what follows it."""
+    """Makes seams, each in a fresh conversation of the prompt, one sample and what follows it."""
 
     def __init__(self, tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> None:
         self._tokenizer = tokenizer
@@ -180,7 +180,7 @@ class _SeamMaker:
         self._opened.open([user()])
 
     def after_stop(self, stop: int, messages: Sequence[Message], right: str) -> SeamVerdict:
-        """A sampled stop token before the increment of such messages."""
+        """Judge a sampled stop token before the text of such messages."""
 
         def make(sample: str, content: str) -> _MadeSeam:
             talk = self._hear(self._sampled(sample, stop))
@@ -189,7 +189,7 @@ class _SeamMaker:
 
         made = [make(f"abut{edge}", "abut") for edge in ("", *EDGES)]
         for edge in EDGES:
-            # A content that this template would change is refused: none is written.
+            # The processor refuses a content that this template would change.
             with suppress(TemplateError):
                 made.append(make("abut", f"{edge}abut"))
         return self._verdict(self._after(stop), right, made)
@@ -197,10 +197,10 @@ class _SeamMaker:
     def before_close(
         self, stop: int | None, close: str, messages: Sequence[Message]
     ) -> SeamVerdict:
-        """A sample that does not end as the template would, before what abut closes it with."""
+        """Judge a sample without the template's end of turn, before the end that abut writes."""
         ends = ["abut", *(f"abut{edge}" for edge in EDGES), '<tool_call>\n{"name']
         ends += [f"abut{close[:k]}" for k in range(1, len(close))]
-        if stop is not None:  # it ends the turn inside its thinking, too
+        if stop is not None:  # a stop token can also end the turn inside its thinking
             ends.append(f"{self._thinking.open}\nabut")
         elif self._thinking.opened:
             ends = [f"abut{self._thinking.between}{end}" for end in ends]
@@ -208,7 +208,7 @@ class _SeamMaker:
         return self._verdict(self._after(stop), visible(close), made)
 
     def inside_thinking(self, messages: Sequence[Message]) -> list[SeamVerdict]:
-        """A sample that was cut inside its thinking, before what closes that and the turn."""
+        """Judge a sample that was cut inside its thinking, before the end of thinking and turn."""
         thinking = self._thinking
         begun = "abut" if thinking.opened else f"{thinking.open}\nabut"
         close = self._close(self._sampled(begun, None), messages)
@@ -217,7 +217,7 @@ class _SeamMaker:
         before = thinking.between.partition(thinking.close)[0] + thinking.close
         ends = ["", *EDGES, *(before[:k] for k in range(1, len(before)))]
         samples = [self._sampled(begun + end, None) for end in ends]
-        # Some edges end the thinking: then its close is not what is missing.
+        # Leave out samples whose last text ends the thinking: abut then writes another end.
         made = self._closed(
             [ids for ids in samples if self._close(ids, messages) == close], messages
         )
@@ -225,9 +225,9 @@ class _SeamMaker:
         return [self._verdict("sample cut inside thinking", right, made, decides=False)]
 
     def inside_character(self, close: str, messages: Sequence[Message]) -> list[SeamVerdict]:
-        """A sample that was cut inside a character before the close; none where no token ends so.
+        """Judge a sample that was cut inside a character; nothing if no token ends inside one.
 
-        It decides nothing: a part of a character has no canonical tokens to differ from.
+        Such a seam decides nothing: a part of a character has no canonical tokens to differ from.
         """
         begun = f"abut{self._thinking.between}" if self._thinking.opened else ""
         samples = [self._sampled(begun + text, None) for text in ("🙂", "한", "\u0e33", "🇩🇪")]
@@ -243,7 +243,7 @@ class _SeamMaker:
         )
 
     def _closed(self, samples: Sequence[list[int]], messages: Sequence[Message]) -> list[_MadeSeam]:
-        """Each sample before what the engine would close it with."""
+        """Return each sample with the end of turn that the engine would write."""
         made = []
         for sampled in samples:
             talk = self._hear(sampled)
@@ -258,7 +258,7 @@ class _SeamMaker:
         )
 
     def generation_prompt(self) -> SeamVerdict:
-        """The generation prompt before samples that begin in many ways."""
+        """Judge the generation prompt before samples that begin in many ways."""
         begins = [text for edge in EDGES for text in (edge, f"{edge}abut")]
         begins += ["<think>\nabut", "\n</think>\n\nabut", '<tool_call>\n{"name']
         heard = [self._hear(self._sampled(begin, None)) for begin in begins]
@@ -270,7 +270,7 @@ class _SeamMaker:
         return ids if stop is None else [*ids, stop]
 
     def _hear(self, sampled: list[int]) -> Conversation:
-        """The prompt and this sample."""
+        """Return a conversation of the prompt and this sample."""
         talk = self._opened.fork(len(self._opened.trajectory))
         talk.request()
         talk.hear(sampled, [-1.0] * len(sampled))
@@ -294,14 +294,14 @@ class _SeamMaker:
         )
 
     def _break(self, made: _MadeSeam) -> Break:
-        """The tokens that differ, on both sides, or those that meet inside a character."""
+        """Return the tokens that differ on both sides, or the two that meet inside a character."""
         ids, at, merge = made.conversation.trajectory.ids.tolist(), made.at, made.seam.merge
         left, right, canonical = ids[at - 1 : at], ids[at : at + 1], []
         if merge is not None:
             right, canonical = merge.right_ids.tolist(), merge.merged_ids.tolist()
             if len(merge.left_ids):
                 left = merge.left_ids.tolist()
-            else:  # only the right side changes: the token before it shows where
+            else:  # only the right side changes: show the token before it for orientation
                 canonical = [*left, *canonical]
         return Break(
             left=self._texts(left),

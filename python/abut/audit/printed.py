@@ -1,10 +1,10 @@
-"""An audit for people: a page of text, the verdict in its last sentence."""
+"""An audit as `abut check` prints it: a page of text with the verdict in its last sentence."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from abut.audit.fuzz import FuzzResult, spelled_out
 from abut.audit.round_trips import RoundTrip
-from abut.audit.seams import Break, SeamVerdict, visible
+from abut.audit.seam_verdicts import Break, SeamVerdict, visible
 from abut.audit.verdict import Audit
 
 _NAMED = 12  # tokens of each class that are named; --json has all
@@ -54,7 +54,7 @@ def lines(audit: Audit) -> Iterator[str]:
 
 
 def _why(audit: Audit) -> str:
-    """Return why nobody should train with it, in one clause."""
+    """Return, in one clause, why you should not train with it."""
     if audit.refused is not None:
         return "abut cannot append to this chat template, as said above"
     more = len(audit.problems) - 1

@@ -20,7 +20,7 @@ from abut.concurrency.loop import is_cancelled
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS
 from abut.errors import text_of, trace_of
-from abut.eval_protocol.first_imports import import_for
+from abut.eval_protocol.imports import import_for
 from abut.eval_protocol.loaded_test import LoadedTest
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,9 @@ from abut.gateway.ledger.unnamed import Unnamed
 from abut.gateway.ledger.writer import Processors, Shown, Writing
 from abut.gateway.server.registry import Desk
 from abut.nemo_gym.checks import Finding
-from abut.nemo_gym.outcomes import unheard
-from abut.nemo_gym.replies import Reply, is_told, reply_of
-from abut.nemo_gym.run_request import expected_of, run_request
+from abut.nemo_gym.replies import Reply, is_told, reply_of, unheard
+from abut.nemo_gym.run_request import RunSession, expected_of, run_request
 from abut.nemo_gym.servers import PlayedBy, Servers
-from abut.nemo_gym.session import RunSession
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest

@@ -4,15 +4,18 @@ Invariant: its import asks no network, and it is changed for rollouts of ours al
 them each of its functions does what it did.
 """
 
+import dis
 import functools
 import importlib
 import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from abut.errors import MissingExtraError
@@ -127,3 +130,35 @@ def _keep_log() -> None:
 
     default.log = log
     setattr(default, _CHANGED, True)
+
+
+def import_for(functions: Iterable[Callable[..., Any] | None]) -> None:
+    """Import what these functions would; blocks."""
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        package = getattr(function, "__globals__", {}).get("__package__")
+        for level, module, name in imports_of(code):
+            with suppress(Exception):
+                found = importlib.import_module("." * level + module, package)
+                if name is not None:
+                    getattr(found, name, None)  # a lazy one is imported by that
+
+
+def imports_of(code: CodeType) -> Iterator[tuple[int, str, str | None]]:
+    """The imports of a function and of those inside it, as `(level, module, name)`."""
+    level, module = 0, ""
+    before: list[Any] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            level = next((value for value in reversed(before) if isinstance(value, int)), 0)
+            module = instruction.argval
+            yield level, module, None
+        elif instruction.opname == "IMPORT_FROM":
+            yield level, module, instruction.argval
+        # The level and the names are pushed just before.
+        before = [*before[-1:], instruction.argval]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from imports_of(constant)

@@ -10,12 +10,12 @@ from typing import Any
 
 from abut.envs.task import RolloutTask
 from abut.eval_protocol.eval_agent import EvalTest
+from abut.eval_protocol.imports import require_package
 from abut.eval_protocol.loaded_test import LoadedTest, load_test
 from abut.eval_protocol.openenv_player import OpenEnvPlayer
 from abut.eval_protocol.openenv_source import OpenEnvSource, browsergym_variables
-from abut.eval_protocol.package import require_package
 from abut.eval_protocol.row_log import RowLog
-from abut.eval_protocol.scores import Scorer
+from abut.eval_protocol.scorer import Scorer
 from abut.gateway.server.gateway import Gateway
 from abut.trl.rollout_func import RolloutFunc, make_rollout_func
 

@@ -1,0 +1,184 @@
+"""The commands that read recorded rollouts: `abut show`, `abut view` and `abut export`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from abut.cli.command import Commands
+from abut.errors import AbutError, printable
+
+
+def add_to(commands: Commands) -> None:
+    """Add the commands and their options."""
+    _add_view(commands)
+    _add_show(commands)
+    _add_export(commands)
+
+
+def _add_view(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "view",
+        help="make a page of recorded rollouts, token by token, and open it",
+        description="Make one HTML file that shows each token of recorded rollouts with its mask, "
+        "logprob and seam. It needs no server and no network.",
+    )
+    _add_records(parser)
+    _add_without(parser)
+    _add_tokenizer(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.html", help="default: beside the records"
+    )
+    parser.add_argument("--no-open", action="store_true", help="only write it")
+    parser.set_defaults(run=view)
+
+
+def _add_show(commands: Commands) -> None:
+    parser = commands.add_parser("show", help="print recorded rollouts")
+    _add_records(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="a line for each rollout")
+    what.add_argument("--steps", action="store_true", help="a line for each step")
+    what.add_argument("--index", type=int, help="which one, from 0; negative: from the end (-1)")
+    what.add_argument("--id", dest="rollout_id", help="which one, by its id")
+    _add_tokenizer(parser)
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    parser.set_defaults(run=show)
+
+
+def _add_export(commands: Commands) -> None:
+    parser = commands.add_parser("export", help="make training data of recorded rollouts")
+    _add_records(parser)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument(
+        "--sft",
+        nargs="?",
+        const="ids",
+        choices=("ids", "messages"),
+        help="what SFTTrainer takes: ids and a mask of what was sampled (default), or messages",
+    )
+    kind.add_argument("--prompts", action="store_true", help="a dataset of prompts, each once")
+    kind.add_argument("--records", action="store_true", help="the records, to hand on")
+    _add_without(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, help="a new file: .jsonl or .parquet; default: stdout"
+    )
+    parser.set_defaults(run=export)
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="a JSONL file of rollouts, a folder of Parquet files, or several",
+    )
+    parser.add_argument(
+        "--where",
+        default="",
+        metavar="CONDITIONS",
+        help="only those, such as 'reward<0.5 step:100 error:timeout turns>3'",
+    )
+
+
+def _add_without(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--without",
+        type=lambda names: tuple(filter(None, names.split(","))),
+        default=(),
+        metavar="FIELDS",
+        help="fields that are left out, such as columns,traceback: answers and paths are in them",
+    )
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokenizer", help="name, folder or tokenizer.json; default: the record's")
+
+
+def view(args: argparse.Namespace) -> int:
+    """Write the page and open it; returns the exit status."""
+    from abut.records.viewer.page import view
+
+    page = view(args.paths, where=args.where, without=args.without, tokenizer=args.tokenizer)
+    path = page.save(args.output or page_path(args.paths[0]))
+    megabytes = path.stat().st_size / 1e6
+    sys.stderr.write(f"abut view: {page.rollouts} rollouts, {megabytes:.1f} MB\n")
+    for trouble in page.troubles:
+        sys.stderr.write(printable(f"abut view: without its tokenizer: {trouble}\n"))
+    sys.stdout.write(f"{path}\n")
+    if not args.no_open:
+        open_page(path)
+    return 0
+
+
+def page_path(records: Path) -> Path:
+    """Return the path of the page of records: beside them."""
+    return records.with_name(f"{records.name.removesuffix('.jsonl')}.html")
+
+
+def open_page(path: Path) -> None:
+    """Open the page in a browser, if there is one."""
+    import webbrowser
+
+    if not _has_screen() or not webbrowser.open(path.resolve().as_uri()):
+        sys.stderr.write("abut view: no browser here: open the file where there is one\n")
+
+
+def _has_screen() -> bool:
+    # Without a screen, `webbrowser` would start a browser in the terminal and wait for it.
+    if os.environ.get("BROWSER") or sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print a list, a summary or one rollout; returns the exit status."""
+    for line in _lines(args):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+def _lines(args: argparse.Namespace) -> Iterator[str]:
+    from abut.records.show import list_records, load_tokenizer, pick_record, render, summarize
+
+    records = _wanted(args)
+    picked = args.index is not None or args.rollout_id is not None
+    if args.steps:
+        yield from summarize(records)
+        return
+    if args.list or (args.where and not picked):
+        yield from list_records(records)
+        return
+    record = pick_record(records, args.index, args.rollout_id)
+    tokenizer, source = None, args.tokenizer or record["tokenizer"]
+    if source:
+        try:
+            tokenizer = load_tokenizer(source)
+        except (AbutError, OSError, ValueError) as error:
+            if args.tokenizer:
+                raise
+            sys.stderr.write(printable(f"abut show: without its tokenizer: {error}\n"))
+    color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
+    yield from render(record, tokenizer, color=color)
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the rows; returns the exit status."""
+    from abut.records.export import Kind, export, write_rows
+
+    kind: Kind = args.sft or ("prompts" if args.prompts else "records")
+    rows = export(_wanted(args), kind, without=args.without)
+    count = write_rows(rows, args.output, sys.stdout)
+    if args.output is not None:
+        sys.stderr.write(f"abut export: {count} rows in {args.output}\n")
+    return 0
+
+
+def _wanted(args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
+    from abut.records.filter import parse_filter
+    from abut.records.read import read_records
+
+    return filter(parse_filter(args.where), read_records(args.paths))
