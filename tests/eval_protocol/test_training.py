@@ -17,7 +17,7 @@ pytest.importorskip("trl")
 
 import abut
 from abut.eval_protocol import eval_test
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.ledger import Ledger
 from abut.rollout.config import RolloutConfig
 from abut.trl import scored_only
 from tests.kit.servers.ep_server import ChatServer, says
@@ -59,7 +59,7 @@ GENERATIONS = 4
 def recorded_answers() -> Iterator[list[Any]]:
     """What each request of an agent was answered, as `(rollout, messages, message)`."""
     answers: list[Any] = []
-    heard = Session._heard
+    heard = Ledger._heard
 
     async def recording(self: Any, branch: Any, call: Any, *args: Any) -> Any:
         answer = await heard(self, branch, call, *args)
@@ -67,7 +67,7 @@ def recorded_answers() -> Iterator[list[Any]]:
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_heard", recording)
+        patch.setattr(Ledger, "_heard", recording)
         yield answers
 
 

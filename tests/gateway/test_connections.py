@@ -179,8 +179,8 @@ def test_a_connection_with_another_rollout_s_request_is_not_touched(
         client.send(f"/r/b{CHAT}", BODY)
         assert asked.wait(60)
         gateway.end("a")
-        passed = gateway.desk.connections.ticks
-        assert eventually(lambda: gateway.desk.connections.ticks > passed + 100)
+        passed = gateway.registry.connections.ticks
+        assert eventually(lambda: gateway.registry.connections.ticks > passed + 100)
         goes_on.set()
         answer = client.answer()
         assert answer is not None

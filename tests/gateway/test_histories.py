@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from abut.gateway.ledger import histories
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.branch import Branch, find_place
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation
 from abut.gateway.ledger.histories import Histories, who_goes_on
-from abut.gateway.ledger.matching import REWRITES, Entry, History
-from abut.gateway.ledger.writer import Shown
+from abut.gateway.ledger.matching import REWRITES, BranchEntry, History
+from abut.gateway.ledger.writer import Writer
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
 
 
@@ -18,12 +18,12 @@ class Told:
     """A rollout in which this was said, as far as the index looks at one."""
 
     def __init__(self) -> None:
-        self.branches: list[Branch] = []
+        self.branches: list[LedgerBranch] = []
         self.follower: Histories | None = None
 
-    def says(self, histories: Histories, frame: str, entries: list[Entry]) -> None:
+    def says(self, histories: Histories, frame: str, entries: list[BranchEntry]) -> None:
         """One branch, told to the index answer by answer."""
-        branch = Branch(frame, Shown(None, None), None)  # type: ignore[arg-type]
+        branch = LedgerBranch(frame, Writer(None, None), None)  # type: ignore[arg-type]
         self.branches.append(branch)
         for entry in entries:
             branch.entries.append(entry)
@@ -42,7 +42,7 @@ def _call() -> Any:
     return Call()
 
 
-def told(histories: Histories, entries: list[Entry], frame: str = "") -> Told:
+def told(histories: Histories, entries: list[BranchEntry], frame: str = "") -> Told:
     rollout = Told()
     histories.add(rollout)  # type: ignore[arg-type]
     rollout.says(histories, frame, entries)
@@ -56,14 +56,14 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def noted(branches: Any, *rest: Any) -> Any:
         seen.extend(branches)
-        return find_place(branches, *rest)
+        return find_continuation(branches, *rest)
 
-    monkeypatch.setattr(histories, "find_place", noted)
+    monkeypatch.setattr(histories, "find_continuation", noted)
     return seen
 
 
-def a_request(messages: list[Any]) -> ChatRequest:
-    return ChatRequest(messages=messages)
+def a_request(messages: list[Any]) -> AgentRequest:
+    return AgentRequest(messages=messages)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -82,10 +82,10 @@ def test_the_index_finds_the_longest_history_that_there_is(seed: int) -> None:
         if not messages:
             continue
         request = a_request(messages)
-        best = find_place(branches, frame, History(messages), REWRITES)
+        best = find_continuation(branches, frame, History(messages), REWRITES)
         turns = 0 if best is None else best.found.turns
         found = who_goes_on(histories, request, REWRITES)
-        theirs = find_place([s.branch for s in found], frame, History(messages), REWRITES)
+        theirs = find_continuation([s.branch for s in found], frame, History(messages), REWRITES)
         assert (0 if theirs is None else theirs.found.turns) == turns
 
 

@@ -62,7 +62,7 @@ def test_the_key_of_another_rollout(stage: Stage) -> None:
     gateway = Gateway()
 
     async def knock(client: Client) -> Any:
-        key = gateway.desk.key_of("r1-run0.0")
+        key = gateway.registry.key_of("r1-run0.0")
         return await client.post(BODY, Authorization=f"Bearer {key}")
 
     got: list[Any] = []

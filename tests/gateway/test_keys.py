@@ -116,7 +116,7 @@ def test_an_idle_connection_waits_for_its_next_request(
     with RawClient(gateway.base_url, gateway.key) as client:
         client.send(f"/r/a{CHAT}", BODY)
         assert client.answer() is not None
-        for connection in tuple(gateway.desk.connections._open):
+        for connection in tuple(gateway.registry.connections._open):
             for _ in range(1000):
                 connection.tick()
         client.send(f"/r/a{CHAT}", BODY)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from abut.gateway.ledger import matching
-from abut.gateway.ledger.known_prefix import Known
+from abut.gateway.ledger.known_prefix import KnownPrefix
 from abut.gateway.ledger.matching import REWRITES, History, match
 from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
 
@@ -16,7 +16,7 @@ from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_tex
 def test_what_is_known_changes_no_match(seed: int) -> None:
     rng = random.Random(seed)
     whole = a_branch(8, rng)
-    known = Known()
+    known = KnownPrefix()
     sent: list[Messages] = []
     for _ in range(25):
         entries = whole[: rng.randrange(1, len(whole) + 1)]
@@ -35,7 +35,7 @@ def test_what_is_known_changes_no_match(seed: int) -> None:
 
 def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
-    for name in ("rewrite_of", "form_of_message"):
+    for name in ("rewrite_of", "comparable_message"):
         whole = getattr(matching, name)
 
         def noted(message: Any, *rest: Any, whole: Any = whole, **named: Any) -> Any:
@@ -43,7 +43,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
             return whole(message, *rest, **named)
 
         monkeypatch.setattr(matching, name, noted)
-    entries, known = a_branch(100), Known()
+    entries, known = a_branch(100), KnownPrefix()
     for entry in entries[::2]:
         assert entry.form  # which it keeps
     for end in (101, 201):
@@ -55,14 +55,14 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("known", "other"), [(1, True), (1, 1.0), ({"a": [0]}, {"a": [False]})])
 def test_a_bool_is_no_known_number(known: Any, other: Any) -> None:
-    beginning = Known()
+    beginning = KnownPrefix()
     beginning.learn(0, {"role": "user", "content": "x", "n": known}, ours=False)
     assert beginning.common([{"role": "user", "content": "x", "n": copy.deepcopy(known)}]) == 1
     assert beginning.common([{"role": "user", "content": "x", "n": other}]) == 0
 
 
 def test_a_message_in_another_way_is_learned_anew() -> None:
-    entries, known = a_branch(3), Known()
+    entries, known = a_branch(3), KnownPrefix()
     messages = as_sent(entries)
     match(entries, History(messages), REWRITES, known)
     assert known.common(messages) == len(entries)

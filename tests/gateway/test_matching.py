@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.ledger.matching import REWRITES, Entry, History, match
+from abut.gateway.ledger.matching import REWRITES, BranchEntry, History, match
 from tests.kit.clients.random_policy import naming
 from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
 from tests.kit.stage.rollouts import Recording, Stage
@@ -15,13 +15,13 @@ def assistant(content: str, **keys: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **keys}
 
 
-def branch(*messages: dict[str, Any]) -> list[Entry]:
+def branch(*messages: dict[str, Any]) -> list[BranchEntry]:
     """Entries in which each answer is the policy's."""
     history = History(messages)
     return [
-        Entry(message, ours=True)
+        BranchEntry(message, ours=True)
         if message["role"] == "assistant"
-        else Entry(message, answers=history.answered(place))
+        else BranchEntry(message, answers=history.answered(place))
         for place, message in enumerate(messages)
     ]
 

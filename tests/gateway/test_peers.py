@@ -20,7 +20,7 @@ KEY = "the key of the run, and of all its ranks"
 def first() -> Iterator[Gateway]:
     """That of rank 0, which all agents ask."""
     gateway = Gateway(key=KEY)
-    gateway.desk.belongs_to(RUN, rank=0)
+    gateway.registry.belongs_to(RUN, rank=0)
     gateway.start()
     yield gateway
     gateway.stop()
@@ -40,7 +40,7 @@ def asks(first: Gateway, peer: str | None, answers: list[Any]) -> Any:
     @agent
     async def asks(endpoint: Any) -> float:
         own = endpoint.base_url.partition("/r/")[0]
-        first.desk.peers = {1: peer or own}
+        first.registry.peers = {1: peer or own}
         there = endpoint.base_url.replace(own, first.base_url.removesuffix("/v1"))
         async with Client(replace(endpoint, base_url=there)) as client:
             answers.append(await client.post({"model": "policy", "messages": [user("hi")]}))

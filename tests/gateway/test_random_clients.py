@@ -15,8 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from abut.gateway.ledger import branch, comparable, ledger, matching
 from abut.gateway.ledger.agent_call import Repeats
-from abut.gateway.ledger.branch import Branch
-from abut.gateway.ledger.matching import Entry, History
+from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.matching import BranchEntry, History
 from tests.kit.clients import random_clients
 from tests.kit.clients.random_clients import Clients, Request
 from tests.kit.clients.random_policy import STOPS, naming
@@ -97,7 +97,9 @@ def test_an_answer_that_comes_back_was_heard(clients: type[Clients]) -> None:
     client.teardown()
 
 
-def rewriting(change: Callable[[Any, Entry], tuple[Any, Entry]]) -> Callable[..., str | None]:
+def rewriting(
+    change: Callable[[Any, BranchEntry], tuple[Any, BranchEntry]],
+) -> Callable[..., str | None]:
     """`rewrite_of` of a message and an answer that were changed before."""
     real = matching.rewrite_of
     return lambda message, entry, rewrites: real(*change(message, entry), rewrites)
@@ -112,7 +114,7 @@ def with_bools_as_numbers(value: Any) -> Any:
     return _form(int(value) if isinstance(value, bool) else value)
 
 
-def of_one_key(message: Any, entry: Entry) -> bool:
+def of_one_key(message: Any, entry: BranchEntry) -> bool:
     """`_same_reasoning` of the older name alone."""
     return _same_reasoning({k: v for k, v in message.items() if k != "reasoning"}, entry)
 
@@ -159,7 +161,7 @@ def stripped(message: Any, **options: Any) -> Any:
     return _form_of_message(message, **options)
 
 
-_form, _form_of_message = comparable.form, comparable.form_of_message
+_form, _form_of_message = comparable.comparable, comparable.comparable_message
 _repeats, _same_reasoning = matching._repeats, matching._same_reasoning
 _with_calls = matching._with_calls
 
@@ -167,7 +169,7 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "1: inner white space counts": (matching, "text_of", without_inner_space),
     "2: thinking is compared": (matching, "_same_reasoning", lambda message, entry: True),
     "2: both names of it": (matching, "_same_reasoning", of_one_key),
-    "3: a bool is no number": (comparable, "form", with_bools_as_numbers),
+    "3: a bool is no number": (comparable, "comparable", with_bools_as_numbers),
     "4: ids say which call": (matching, "call_at", lambda history, place, stands: None),
     "5: what we never say": (matching, "_NEVER_OURS", ()),
     "6: text lost, but not ids": (matching, "_ids", lambda calls: None),
@@ -183,19 +185,23 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     ),
     "9: the code is in the text": (matching, "_repeats", of_any_code),
     "9: the line is as Python writes it": (matching, "_repeats", written_in_any_way),
-    "10: only what is empty is left out": (Entry, "is_empty", property(lambda entry: entry.ours)),
+    "10: only what is empty is left out": (
+        BranchEntry,
+        "is_empty",
+        property(lambda entry: entry.ours),
+    ),
     "10: not where another answer stands": (
         History,
         "has_answer_from",
         lambda history, place: False,
     ),
-    "11: white space of others counts": (matching, "form_of_message", stripped),
+    "11: white space of others counts": (matching, "comparable_message", stripped),
 }
 REST: dict[str, tuple[Any, str, Any]] = {
     "an undelivered sample is given": (Repeats, "before", lambda self, body, retried: None),
-    "what was said is not rendered": (ledger, "find_place", lambda *args: None),
+    "what was said is not rendered": (ledger, "find_continuation", lambda *args: None),
     "ids of a client's own are known": (
-        Branch,
+        LedgerBranch,
         "in_own_ids",
         lambda self, history, found: history.messages[found.behind_turn[1] :],
     ),

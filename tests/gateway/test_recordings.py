@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from abut.gateway.ledger import matching
-from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import arguments_of
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import REWRITES, History, match
 from tests.kit.clients.edited_histories import edits
 from tests.kit.clients.recordings import Recorded, Replay, Verdicts, recordings, verdicts
@@ -83,7 +83,7 @@ class Edited:
         self._share = share
         self._random = Random(0)
 
-    def __call__(self, session: Session, request: ChatRequest) -> None:
+    def __call__(self, session: Ledger, request: AgentRequest) -> None:
         messages = request.messages
         history = History(messages)
         for branch in session.branches:
@@ -120,7 +120,7 @@ def equal_to_python(call: Any) -> tuple[Any, Any]:
     [
         ("_NEVER_OURS", (), {"refusal added", "audio added", "function_call added"}),
         (
-            "form_of_call",
+            "comparable_call",
             equal_to_python,
             {"arguments: number to another type", "arguments: constant changed"},
         ),

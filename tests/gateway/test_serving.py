@@ -133,7 +133,7 @@ def test_a_reward_that_comes_after_an_idle_end_is_recorded(
     path = tmp_path / form
     with serving(says(stage), hf_tokenizer, path, idle_s=0.05) as gateway:
         ask(gateway, [user("a")], "a")
-        serves = gateway.desk.serving
+        serves = gateway.registry.standalone
         assert serves is not None
         assert eventually(lambda: "a" in serves._idle)
         url = gateway.endpoint("a").base_url.removesuffix("/v1")
@@ -155,7 +155,7 @@ def test_after_an_hour_a_reward_for_an_idle_rollout_is_refused(
     with serving(says(stage), hf_tokenizer, Kept(), idle_s=0.05) as gateway:
         for rollout in ("a", "b"):
             ask(gateway, [user("a")], rollout)
-        serves = gateway.desk.serving
+        serves = gateway.registry.standalone
         assert serves is not None
         assert eventually(lambda: "a" in serves._idle and "b" in serves._idle)
         url = gateway.endpoint("a").base_url.removesuffix("/v1")

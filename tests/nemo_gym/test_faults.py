@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 import abut
 from abut.gateway import Gateway
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.registry import Desk
+from abut.gateway.server.registry import Registry
 from abut.nemo_gym import NemoGym
 from abut.rollout.config import RolloutConfig
 from tests.kit.stage.agents import play_agents
@@ -96,7 +96,7 @@ def run(
             faults.happen(hf_tokenizer.decode(sampled.prompt_ids))
             return plays(sampled)
 
-        session_of = Desk.session_of
+        session_of = Registry.ledger_of
 
         async def noted(self: Any, endpoint_id: Any, *args: Any, **named: Any) -> Any:
             try:
@@ -105,7 +105,7 @@ def run(
                 faults.refused.append((endpoint_id, refusal.code))
                 raise
 
-        patch.setattr(Desk, "session_of", noted)
+        patch.setattr(Registry, "session_of", noted)
         files = [servers.file(name, servers.rows(name)[:2]) for name in NAMES]
         without = [
             {k: v for k, v in row.items() if k != "expected_count"}
@@ -236,7 +236,7 @@ def test_nothing_runs_on_afterwards(run: Any) -> None:
     assert {code for _, code in run.faults.refused} == {"context_length_exceeded"}
     later = [call[0].rollout_id.rpartition(".")[0] for call in run.calls[run.sampled :]]
     assert not first & {*later}
-    assert run.gateway.desk.sessions == {}
+    assert run.gateway.registry.sessions == {}
 
 
 @pytest.mark.parametrize("version", versions() or ["none"])

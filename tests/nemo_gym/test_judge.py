@@ -128,7 +128,7 @@ def test_without_it_such_a_request_is_refused_and_so_it_is_after_the_batch(
     rollouts = scene.play(check=None)
     assert [rollout.reward for rollout in rollouts] == [1.0, None, 1.0, None]
     assert "the request names no rollout" in str(rollouts[1].error)
-    assert gateway.desk.judge is None
+    assert gateway.registry.judge is None
 
 
 def test_a_sampler_that_fails_at_a_judge_ends_the_batch(
@@ -144,7 +144,7 @@ def test_a_sampler_that_fails_at_a_judge_ends_the_batch(
 
     with pytest.raises(SamplerError, match="the server is gone"):
         scene.play(Fails(stage.says("yes")), check=None, judge="policy")
-    assert gateway.desk.judge is None
+    assert gateway.registry.judge is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_doctor_says_so_too(tmp_path: Path) -> None:
 
 
 def test_several_processes_cannot_have_it(stage: Any, gateway: Gateway) -> None:
-    gateway.desk.belongs_to("run0", rank=1)
+    gateway.registry.belongs_to("run0", rank=1)
     with FakeGym({"a": judged}) as fake, pytest.raises(EnvError, match="a run of one process"):
         play_agents(stage, NemoGym(fake.url, judge="policy"), gateway=gateway, rank=1)
 

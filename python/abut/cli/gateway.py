@@ -13,7 +13,7 @@ from abut.cli.command import Commands, positive
 
 if TYPE_CHECKING:
     from abut.gateway.server.gateway import Gateway
-    from abut.gateway.server.standalone import Serving
+    from abut.gateway.server.standalone import Standalone
 
 _ON_TERMINAL_S = 1.0
 _IN_LOG_S = 60.0
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     )
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:
-        serving = gateway.desk.serving
+        serving = gateway.registry.standalone
         assert serving is not None
         with _asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
             _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
@@ -136,7 +136,7 @@ def _say_where(gateway: "Gateway", said: TextIO, *, shows_key: bool) -> None:
     said.flush()
 
 
-def _show_status(serving: "Serving", stops: threading.Event, said: TextIO) -> None:
+def _show_status(serving: "Standalone", stops: threading.Event, said: TextIO) -> None:
     """Show a status line until `stops` is set; on a terminal, each line replaces the last."""
     on_terminal = said.isatty()
     before = ""
@@ -149,6 +149,6 @@ def _show_status(serving: "Serving", stops: threading.Event, said: TextIO) -> No
         said.write("\r\x1b[K")
 
 
-def _status(serving: "Serving") -> str:
+def _status(serving: "Standalone") -> str:
     calls, tokens = serving.counts()
     return f"{serving.live} live, {serving.ended} ended, {calls} calls, {tokens} tokens sampled"

@@ -174,8 +174,8 @@ def _rehearsed(
             f"set {KEY_VARIABLE} where training starts, and policy_api_key of Gym to the same",
         )
         return
-    gateway.desk.belongs_to(secrets.token_hex(4))
-    gateway.desk.writing = None if template is None else writing_of(*template)
+    gateway.registry.belongs_to(secrets.token_hex(4))
+    gateway.registry.writing = None if template is None else writing_of(*template)
     try:
         gateway.start()
     except AbutError as error:
@@ -204,14 +204,14 @@ async def _probed(
     A request without a rollout's id gets what it gets in training: from the rollout whose history
     it has, from the judge where that is the policy, or a refusal.
     """
-    desk = gateway.desk
-    before = desk.judge
-    desk.judge = Judge(Script(), desk.rewrites) if judge == "policy" else None
+    registry = gateway.registry
+    before = registry.judge
+    registry.judge = Judge(Script(), registry.rewrites) if judge == "policy" else None
     try:
         return await _all_probed(gateway, servers, rows, timeout_s=timeout_s)
     finally:
-        desk.judge = before
-        desk.unnamed.matched = desk.unnamed.refused = 0
+        registry.judge = before
+        registry.unnamed.matched = registry.unnamed.refused = 0
 
 
 async def _all_probed(
@@ -224,7 +224,7 @@ async def _all_probed(
     found = await asyncio.gather(
         *(
             probe(
-                gateway.desk,
+                gateway.registry,
                 servers,
                 agent,
                 row or _a_row(number),

@@ -148,7 +148,7 @@ class NemoGym:
         Raises:
             EnvError: it cannot be asked, or training could not be right.
         """
-        if self.judge is not None and gateway.desk.rank is not None:
+        if self.judge is not None and gateway.registry.rank is not None:
             raise EnvError(
                 f'{self.name}: judge="policy" needs a run of one process: with several, a request '
                 "that names no rollout may come when the rank that is asked has nothing to sample "
@@ -160,7 +160,7 @@ class NemoGym:
         self._head.forget()
         servers = await THREADS.ask(self._head.servers)
         # With several ranks Gym asks that of rank 0, and the others are asked by that.
-        if self._check is not None and not gateway.desk.rank:
+        if self._check is not None and not gateway.registry.rank:
             await self._checked(gateway, servers)
             self._check = None
         self._session = RunSession()
@@ -211,16 +211,16 @@ class NemoGym:
             row,
             played,
             rollout_id=endpoint.rollout_id,
-            sampling=self._gateway.desk.settings,
+            sampling=self._gateway.registry.settings,
             group=task.group,
             place=task.place,
         )
-        desk = self._gateway.desk
-        expected = expected_of(servers, agent, row, desk.turn_timeout_s)
-        await desk.ask(lambda: desk.expect(endpoint.rollout_id, expected))
+        registry = self._gateway.registry
+        expected = expected_of(servers, agent, row, registry.turn_timeout_s)
+        await registry.ask(lambda: registry.expect(endpoint.rollout_id, expected))
         reply = await self._played(played, body)
         if not endpoint.calls:
-            raise unheard(played.agent, desk.unnamed)
+            raise unheard(played.agent, registry.unnamed)
         self._replies[task.rollout_id] = reply
         return AgentResult(reply.reward)
 
@@ -271,13 +271,13 @@ class NemoGym:
         """The requests that named no rollout, as a share for each of so many rollouts."""
         if self.judge is None or self._gateway is None:
             return {}
-        judge = self._gateway.desk.judge
+        judge = self._gateway.registry.judge
         return {_JUDGE_CALLS: (judge.take_calls() if judge is not None else 0) / rollouts}
 
     def _say_unnamed(self) -> None:
         """Say once for each batch what came without a rollout's id."""
         assert self._gateway is not None
-        unnamed = self._gateway.desk.unnamed
+        unnamed = self._gateway.registry.unnamed
         if unnamed.matched or unnamed.refused:
             rest = f"; the last of them was {unnamed.last}" if unnamed.refused else ""
             logger.warning(

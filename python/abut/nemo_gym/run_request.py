@@ -12,7 +12,7 @@ from typing import Any
 from abut.address import said
 from abut.envs.reset_keywords import UnplayableRow
 from abut.errors import MissingExtraError
-from abut.gateway.ledger.unnamed import Expected, opening_of
+from abut.gateway.ledger.unnamed import ExpectedRollout, opening_of
 from abut.nemo_gym.rows import PARAMS, extra_body, openings
 from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
 
@@ -73,7 +73,9 @@ def run_request(
     return body
 
 
-def expected_of(servers: Servers, agent: str, row: Mapping[str, Any], wait_s: float) -> Expected:
+def expected_of(
+    servers: Servers, agent: str, row: Mapping[str, Any], wait_s: float
+) -> ExpectedRollout:
     """Return how requests are known that an agent makes for a row without the rollout's id.
 
     Args:
@@ -83,7 +85,7 @@ def expected_of(servers: Servers, agent: str, row: Mapping[str, Any], wait_s: fl
         wait_s: how long a request waits that is as well another rollout's.
     """
     quotes = servers.kind_of(agent) in QUOTING
-    return Expected(agent, opening_of(openings(row)), quotes=quotes, wait_s=wait_s)
+    return ExpectedRollout(agent, opening_of(openings(row)), quotes=quotes, wait_s=wait_s)
 
 
 def _episode(

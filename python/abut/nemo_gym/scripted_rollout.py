@@ -16,12 +16,12 @@ import numpy as np
 from abut._native import Tokenizer
 from abut.concurrency.threads import work_done
 from abut.errors import EnvError
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.unnamed import Unnamed
-from abut.gateway.ledger.writer import Processors, Shown, Writing
-from abut.gateway.server.registry import Desk
+from abut.gateway.ledger.writer import RunWriters, Writer, Writers
+from abut.gateway.server.registry import Registry
 from abut.nemo_gym.checks import Finding
 from abut.nemo_gym.replies import Reply, is_told, reply_of, unheard
 from abut.nemo_gym.run_request import RunSession, expected_of, run_request
@@ -54,7 +54,7 @@ Template: TypeAlias = tuple[Tokenizer, ChatTemplateProcessor]
 
 
 class Script:
-    """A policy of one rollout; see `abut.gateway.policy.Policy`.
+    """A policy of one rollout; see `abut.gateway.ledger.policy.Policy`.
 
     Args:
         writing: what writes its conversations; None: the demo's template, in which it can call.
@@ -65,11 +65,11 @@ class Script:
         error: why it could not go on, if so.
     """
 
-    def __init__(self, writing: Writing | None = None, *, number: int = 0) -> None:
+    def __init__(self, writing: RunWriters | None = None, *, number: int = 0) -> None:
         self._number = number
         self.max_turns: int | None = None
         self.error: Exception | None = None
-        self.asked: list[ChatRequest] = []
+        self.asked: list[AgentRequest] = []
         self.tokenizer, self._processors = writing or _demo()
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
@@ -85,15 +85,15 @@ class Script:
         """That of the sample of one call."""
         return number
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         """What writes the conversation of a request."""
         return await self._processors.of(request)
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         """Keep what is asked."""
         self.asked.append(request)
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Say what the script says: a call of the first tool, then an answer."""
         text = f"This is probe {self._number}. The answer is A."
         if chat.tools and not any(message["role"] == "assistant" for message in chat.messages):
@@ -110,7 +110,7 @@ class Script:
 
 
 async def probe(
-    desk: Desk,
+    registry: Registry,
     servers: Servers,
     agent: str,
     row: Mapping[str, Any],
@@ -122,7 +122,7 @@ async def probe(
     """Have an agent play a row once, and say what came of it.
 
     Args:
-        desk: of the gateway that runs.
+        registry: of the gateway that runs.
         servers: of the head.
         agent: what plays it.
         row: of a dataset.
@@ -132,14 +132,14 @@ async def probe(
     """
     played = servers.of(agent)
     script = Script(number=number)
-    rollout_id = desk.probe_id(number)
-    session = Session(rollout_id, script, desk.rewrites)
-    settings = {"temperature": 1.0, "top_p": 1.0, **desk.settings}
+    rollout_id = registry.probe_id(number)
+    session = Ledger(rollout_id, script, registry.rewrites)
+    settings = {"temperature": 1.0, "top_p": 1.0, **registry.settings}
     group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
     body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
-    expected = expected_of(servers, agent, row, desk.turn_timeout_s)
-    await desk.ask(lambda: desk.open(session))
-    await desk.ask(lambda: desk.expect(rollout_id, expected))
+    expected = expected_of(servers, agent, row, registry.turn_timeout_s)
+    await registry.ask(lambda: registry.open(session))
+    await registry.ask(lambda: registry.expect(rollout_id, expected))
     posts = RunSession()
     reply: Reply | EnvError
     try:
@@ -157,19 +157,23 @@ async def probe(
         reply = EnvError(f"{played.url} cannot be asked: {error}")
     finally:
         await posts.close()
-        await desk.ask(lambda: desk.end(session))
-    found = [] if desk.writing is None else await desk.ask(lambda: _written(played, desk, script))
-    judged = _judged(played.agent, script, session, reply, settings, is_example, desk.unnamed)
+        await registry.ask(lambda: registry.end(session))
+    found = (
+        []
+        if registry.writing is None
+        else await registry.ask(lambda: _written(played, registry, script))
+    )
+    judged = _judged(played.agent, script, session, reply, settings, is_example, registry.unnamed)
     return [*found, *judged]
 
 
-async def _written(played: PlayedBy, desk: Desk, script: Script) -> list[Finding]:
+async def _written(played: PlayedBy, registry: Registry, script: Script) -> list[Finding]:
     """Check that the run's template writes what was asked: the script was said in the demo's.
 
     On the loop of the gateway, which its processors belong to.
     """
     for request in script.asked:
-        session = Session("written", Script(desk.writing), desk.rewrites)
+        session = Ledger("written", Script(registry.writing), registry.rewrites)
         try:
             await session.ask(request, body=b"", retried=False, is_open=lambda: True).answered
         except Refusal as refusal:
@@ -190,7 +194,7 @@ async def _written(played: PlayedBy, desk: Desk, script: Script) -> list[Finding
 def _judged(
     agent: str,
     script: Script,
-    session: Session,
+    session: Ledger,
     reply: Reply | EnvError,
     settings: Mapping[str, Any],
     is_example: bool,
@@ -261,13 +265,13 @@ def _sampling_findings(what: str, script: Script, settings: Mapping[str, Any]) -
             )
 
 
-def writing_of(tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> Writing:
+def writing_of(tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> RunWriters:
     """Return what writes conversations with a model's tokenizer and chat template."""
-    made = Processors(lambda tools, variables: processor.with_tools(tools, **variables))
-    return Writing(tokenizer, made)
+    made = Writers(lambda tools, variables: processor.with_tools(tools, **variables))
+    return RunWriters(tokenizer, made)
 
 
-def _demo() -> Writing:
+def _demo() -> RunWriters:
     return writing_of(*_demo_template())
 
 

@@ -83,14 +83,14 @@ def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
     """
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:
-        gateway.desk.belongs_to(run_id)
+        gateway.registry.belongs_to(run_id)
         gateway.start()
         return
     from accelerate.utils import broadcast_object_list, gather_object
 
     rank = accelerator.process_index
     (key,) = broadcast_object_list([gateway.key])
-    gateway.desk.belongs_to(run_id, rank=rank, key=key)
+    gateway.registry.belongs_to(run_id, rank=rank, key=key)
     error: Exception | None = None
     try:
         gateway.start()
@@ -98,7 +98,7 @@ def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
         error = raised
     said = (rank, gateway.base_url.removesuffix("/v1") if error is None else "", str(error or ""))
     told = gather_object([said])
-    gateway.desk.peers = {other: url for other, url, _ in told if other != rank}
+    gateway.registry.peers = {other: url for other, url, _ in told if other != rank}
     if error is not None:
         raise error
     for other, _, trouble in told:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.server.gateway import Gateway
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import Sample, SampleRequest
@@ -85,17 +85,17 @@ class Heard:
     ) -> None:
         self.stage = stage
         self.says = says
-        self.asked: list[ChatRequest] = []
-        self.sessions: list[Session] = []
-        place = Session.ask
+        self.asked: list[AgentRequest] = []
+        self.sessions: list[Ledger] = []
+        place = Ledger.ask
 
-        def ask(session: Session, request: ChatRequest, **how: Any) -> Any:
+        def ask(session: Ledger, request: AgentRequest, **how: Any) -> Any:
             self.asked.append(request)
             if session not in self.sessions:
                 self.sessions.append(session)
             return place(session, request, **how)
 
-        monkeypatch.setattr(Session, "ask", ask)
+        monkeypatch.setattr(Ledger, "ask", ask)
         played = play_agents(
             stage,
             agent,

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 )
 
 from abut.gateway.dialects.chat import completion, read_request
-from abut.gateway.ledger.agent_call import Call
-from abut.gateway.ledger.branch import Branch, find_place, seen_in
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import REWRITES, History, match
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.row import others, row_of
@@ -67,7 +67,7 @@ class Asked:
     """What a client asked, and whether it still listens."""
 
     request: Request
-    call: Call
+    call: AgentCall
     is_open: Callable[[], bool]
     hang_up: Callable[[], None]
 
@@ -87,11 +87,11 @@ class Clients(RuleBasedStateMachine):
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
         self.policy = RandomPolicy(self.hf, random.Random(seed))
-        self.session = Session("r0", self.policy, REWRITES)
+        self.session = Ledger("r0", self.policy, REWRITES)
         self.bodies = Bodies()
         self.tree = Tree(self.hf)
         self.asked: list[Asked] = []
-        self.node_of: dict[Call, Node] = {}
+        self.node_of: dict[AgentCall, Node] = {}
         self.tools_of: dict[str, Any] = {}
         """As who first named them wrote them: keys may come in any order."""
 
@@ -273,7 +273,7 @@ class Clients(RuleBasedStateMachine):
         self.asked.append(asked)
         return asked
 
-    def given_again(self, text: bytes, retried: bool) -> Call | None:
+    def given_again(self, text: bytes, retried: bool) -> AgentCall | None:
         """Whose sample an equal body gets, if any."""
         last = {asked.call: asked for asked in self.asked if asked.request.text == text}
         same = [asked for call, asked in last.items() if call.may_be_given]
@@ -369,19 +369,19 @@ class Clients(RuleBasedStateMachine):
         seen = seen_in(self.session.branches, messages)
         for branch in self.session.branches:
             if branch.frame == frame:
-                history = History(messages, seen, branch.shown.joints)
+                history = History(messages, seen, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
                 found = match(branch.entries, history, REWRITES)
                 wanted, _ = agreed(path, items, self.unanswered(branch))
                 got = path[: found.turns]
                 assert got == wanted, differ(name, messages, got, wanted, path)
-        place = find_place(self.session.branches, frame, history, REWRITES)
+        place = find_continuation(self.session.branches, frame, history, REWRITES)
         path = [self.node_of[call] for call in place.branch.calls] if place else []
         found_path = path[: place.found.turns] if place else []
         candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items)]
         assert _solid(found_path) in candidates, f"{name}: {json.dumps(messages)}"
 
-    def unanswered(self, branch: Branch) -> list[Item]:
+    def unanswered(self, branch: LedgerBranch) -> list[Item]:
         """What was said at the end of a branch."""
         if not branch.unanswered:
             return []

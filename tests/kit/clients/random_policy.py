@@ -17,9 +17,9 @@ import numpy as np
 
 import abut
 from abut.errors import AbutError
-from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import over
-from abut.gateway.ledger.writer import Shown
+from abut.gateway.ledger.writer import Writer
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.rollout import StopReason
@@ -91,7 +91,7 @@ class Heard:
     request: SampleRequest
     prompt: list[int]
     """As it was then."""
-    chat: ChatRequest
+    chat: AgentRequest
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     sample: Sample | None = None
     fails: bool = False
@@ -109,7 +109,7 @@ class RandomPolicy:
         self.words = Words()
         self.heard: list[Heard] = []
         self.failures: list[Exception] = []
-        self.shown_of: dict[str, Shown] = {}
+        self.shown_of: dict[str, Writer] = {}
         self.closes = processor_of(hf_tokenizer, "null").close_token_id
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
@@ -121,17 +121,17 @@ class RandomPolicy:
     def seed(self, number: int) -> int:
         return number
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         if request.frame not in self.shown_of:
             processor = processor_of(self.hf, json.dumps(request.tools))
             answers = ToolAnswers(processor, request.tools) if request.tools else None
-            self.shown_of[request.frame] = Shown(processor, answers)
+            self.shown_of[request.frame] = Writer(processor, answers)
         return self.shown_of[request.frame]
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         pass
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         heard = Heard(request, request.prompt_ids.tolist(), chat)
         self.heard.append(heard)
         await heard.go_on.wait()

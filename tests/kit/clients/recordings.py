@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from abut.gateway.dialects.chat import read_request
-from abut.gateway.ledger.agent_call import Answer, Call, ChatRequest
-from abut.gateway.ledger.branch import Branch
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
+from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.ledger.writer import Processors, Shown
+from abut.gateway.ledger.writer import Writer, Writers
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.scripted import ScriptedSampler
 from tests.kit.stage.rollouts import Stage
 
-Seen = Callable[[Session, ChatRequest], None]
+Seen = Callable[[Ledger, AgentRequest], None]
 """Looks at a session before a request is placed in it."""
 
 RULES = {
@@ -116,7 +116,7 @@ class Replay:
         self.rewrites = rewrites
         self.seen = seen or (lambda session, request: None)
         self.requests = 0
-        self._processors = Processors(
+        self._processors = Writers(
             lambda tools, _: stage.processor.with_tools(tools) if tools else stage.processor
         )
 
@@ -154,7 +154,7 @@ def _open() -> bool:
     return True
 
 
-async def _is_answered(call: Call) -> bool:
+async def _is_answered(call: AgentCall) -> bool:
     try:
         await call.answered
     except Refusal:
@@ -162,7 +162,9 @@ async def _is_answered(call: Call) -> bool:
     return True
 
 
-def _agreed(branches: Sequence[Branch], request: ChatRequest, rewrites: Sequence[str]) -> int:
+def _agreed(
+    branches: Sequence[LedgerBranch], request: AgentRequest, rewrites: Sequence[str]
+) -> int:
     """How many messages of a request stand before an answer that there was."""
     history = History(request.messages)
     most = 0
@@ -173,7 +175,7 @@ def _agreed(branches: Sequence[Branch], request: ChatRequest, rewrites: Sequence
     return most
 
 
-def _mark(session: Session, before: Sequence[Branch], agreed: int) -> str:
+def _mark(session: Ledger, before: Sequence[LedgerBranch], agreed: int) -> str:
     """Where a request went: the sign of the table."""
     if len(session.branches) == len(before):
         return "E"
@@ -187,12 +189,12 @@ def _mark(session: Session, before: Sequence[Branch], agreed: int) -> str:
     return f"F@{agreed}" if agreed else "R"
 
 
-class _AsRecorded(Session):
+class _AsRecorded(Ledger):
     """Answers with the message that was recorded, whatever was sampled."""
 
     _policy: "_Policy"
 
-    async def _heard(self, *args: Any) -> Answer:
+    async def _heard(self, *args: Any) -> PolicyAnswer:
         answer = await super()._heard(*args)
         assert self._policy.message is not None
         return dataclasses.replace(answer, message=self._policy.message)
@@ -203,7 +205,7 @@ class _Policy:
 
     max_turns = None
 
-    def __init__(self, stage: Stage, processors: Processors) -> None:
+    def __init__(self, stage: Stage, processors: Writers) -> None:
         self.tokenizer = stage.tokenizer
         self.message: dict[str, Any] | None = None
         self.may_sample = asyncio.Semaphore(0)
@@ -220,13 +222,13 @@ class _Policy:
     def seed(self, number: int) -> int:
         return number
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         return await self._processors.of(request)
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         pass
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         await self.may_sample.acquire()
         if self.message is None:
             raise Refusal("as it was recorded")

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from abut.gateway.ledger.matching import Entry, History
+from abut.gateway.ledger.matching import BranchEntry, History
 
 Messages = list[dict[str, Any]]
 
@@ -27,20 +27,20 @@ def a_result(number: int, text: str = "found") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call{number}x0", "content": text}
 
 
-def a_branch(turns: int, rng: random.Random | None = None) -> list[Entry]:
+def a_branch(turns: int, rng: random.Random | None = None) -> list[BranchEntry]:
     """A question, then answers and results; with `rng` some say nothing and call nothing."""
-    entries = [Entry({"role": "user", "content": "Why?"})]
+    entries = [BranchEntry({"role": "user", "content": "Why?"})]
     for number in range(turns):
         empty = rng is not None and rng.random() < 0.2
         answer = an_answer(number, "" if empty else f"text {number}", calls=not empty)
-        entries.append(Entry(answer, ours=True))
+        entries.append(BranchEntry(answer, ours=True))
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
         history, at = History([*(entry.message for entry in entries), said]), len(entries)
-        entries.append(Entry(said, answers=history.answered(at)))
+        entries.append(BranchEntry(said, answers=history.answered(at)))
     return entries
 
 
-def as_sent(entries: list[Entry]) -> Messages:
+def as_sent(entries: list[BranchEntry]) -> Messages:
     """What a client sends back, every value an object of its own."""
     return copy.deepcopy([entry.message for entry in entries])
 

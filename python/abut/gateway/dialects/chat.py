@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from abut._native import Tokenizer
-from abut.gateway.ledger.agent_call import ROLES, Answer, ChatRequest
+from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message, strange_block
@@ -47,8 +47,8 @@ def read_request(
     body: Mapping[str, Any],
     *,
     unenforced: str = "refuse",
-    like: ChatRequest | None = None,
-) -> ChatRequest:
+    like: AgentRequest | None = None,
+) -> AgentRequest:
     """What a request asks.
 
     Args:
@@ -77,7 +77,7 @@ def read_request(
     options = _object(body, "stream_options")
     names = _flag(body, "return_tokens_as_token_ids")
     messages = _messages(body)
-    return ChatRequest(
+    return AgentRequest(
         messages=messages,
         tools=_tools(body),
         max_tokens=_max_tokens(body),
@@ -281,7 +281,7 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def completion(
-    answer: Answer, request: ChatRequest, model: str, tokenizer: Tokenizer
+    answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """The body of an answer."""
     choice: dict[str, Any] = {
@@ -298,7 +298,7 @@ def completion(
 
 
 def events(
-    answer: Answer, request: ChatRequest, model: str, tokenizer: Tokenizer
+    answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
 ) -> Iterator[bytes]:
     """The same as server-sent events, without the last one."""
     head = _head(answer, model, "chat.completion.chunk")
@@ -333,11 +333,11 @@ def _chunk(
     return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+def _head(answer: PolicyAnswer, model: str, kind: str) -> dict[str, Any]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": model}
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: PolicyAnswer) -> dict[str, int]:
     prompt, sampled = len(answer.prompt_ids), len(answer.ids)
     return {
         "prompt_tokens": prompt,
@@ -346,7 +346,7 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-def _tokens_of(answer: Answer, request: ChatRequest) -> dict[str, Any]:
+def _tokens_of(answer: PolicyAnswer, request: AgentRequest) -> dict[str, Any]:
     """The three fields that NeMo Gym and others take tokens from, verbatim."""
     if not request.token_ids:
         return {}
@@ -357,14 +357,14 @@ def _tokens_of(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     }
 
 
-def _logprobs(answer: Answer, request: ChatRequest, tokenizer: Tokenizer) -> Any:
+def _logprobs(answer: PolicyAnswer, request: AgentRequest, tokenizer: Tokenizer) -> Any:
     if not request.logprobs:
         return None
     return {"content": list(_each_logprob(answer.ids.tolist(), answer, request, tokenizer))}
 
 
 def _each_logprob(
-    ids: Sequence[int], answer: Answer, request: ChatRequest, tokenizer: Tokenizer
+    ids: Sequence[int], answer: PolicyAnswer, request: AgentRequest, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
     for id_, logprob in zip(ids, answer.logprobs.tolist(), strict=True):
         spelled = tokenizer.decode_bytes([id_])

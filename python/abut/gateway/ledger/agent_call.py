@@ -29,7 +29,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class ChatRequest:
+class AgentRequest:
     """What a client asks.
 
     Attributes:
@@ -73,7 +73,7 @@ class ChatRequest:
         """What the whole conversation is written with; another one is another conversation."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
-    def again(self, messages: list[Message], *, token_ids: bool) -> "ChatRequest":
+    def again(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
         """The same with other messages; what was found of the rest, its frame, is kept."""
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
         vars(other).update(vars(self), messages=messages, token_ids=token_ids)
@@ -84,7 +84,7 @@ _json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """One turn, as a client gets it.
 
     Attributes:
@@ -113,7 +113,7 @@ class Answer:
 def answer_of(
     text: str,
     processor: PartsProcessor,
-    request: ChatRequest,
+    request: AgentRequest,
     *,
     id: str,
     cut: bool,
@@ -121,7 +121,7 @@ def answer_of(
     prompt_ids: NDArray[np.int64],
     ids: NDArray[np.int64],
     logprobs: NDArray[np.float32],
-) -> Answer:
+) -> PolicyAnswer:
     """Take a turn apart as a chat API would.
 
     Args:
@@ -132,9 +132,9 @@ def answer_of(
         cut: whether it was ended by length.
         call_id: gives a call an id that no other of the rollout has, from the one that the policy
             wrote.
-        prompt_ids: see `Answer`.
-        ids: see `Answer`.
-        logprobs: see `Answer`.
+        prompt_ids: see `PolicyAnswer`.
+        ids: see `PolicyAnswer`.
+        logprobs: see `PolicyAnswer`.
     """
     reasoning, action = processor.parse_agent_output(text)
     message: Message = {"role": "assistant", "content": action}
@@ -156,7 +156,7 @@ def answer_of(
             arguments = _json_of(call.arguments)
             function = {"name": call.name, "arguments": arguments}
             message["tool_calls"].append({"id": given, "type": "function", "function": function})
-    return Answer(
+    return PolicyAnswer(
         id=id,
         message=message,
         finish_reason="length" if cut else "tool_calls" if "tool_calls" in message else "stop",
@@ -181,7 +181,7 @@ def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingRequest:
     """A request on its way, as who asked waits for it: that may go, and the call goes on.
 
     Attributes:
@@ -194,25 +194,25 @@ class Asked:
         given: the call before it whose sample it gets, where that was known at once.
     """
 
-    request: ChatRequest
+    request: AgentRequest
     body: bytes
     retried: bool
     is_open: Callable[[], bool]
-    placed: "asyncio.Future[Call]"
-    answered: "asyncio.Future[Call]"
-    given: "Call | None" = None
+    placed: "asyncio.Future[AgentCall]"
+    answered: "asyncio.Future[AgentCall]"
+    given: "AgentCall | None" = None
 
-    def as_call(self, number: int) -> "Call":
+    def as_call(self, number: int) -> "AgentCall":
         """What it becomes, behind so many calls of its rollout."""
-        answered: asyncio.Future[Answer] = self.answered.get_loop().create_future()
-        return Call(number, self.body, self.request, answered, self.is_open, time.monotonic())
+        answered: asyncio.Future[PolicyAnswer] = self.answered.get_loop().create_future()
+        return AgentCall(number, self.body, self.request, answered, self.is_open, time.monotonic())
 
-    def is_placed(self, call: "Call") -> None:
+    def is_placed(self, call: "AgentCall") -> None:
         """Note that its prompt is written."""
         if not self.placed.done():  # cancelled, where who asked has gone
             self.placed.set_result(call)
 
-    def is_answered(self, call: "Call") -> None:
+    def is_answered(self, call: "AgentCall") -> None:
         """Note that it has its answer."""
         if not self.answered.done():
             self.answered.set_result(call)
@@ -224,7 +224,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Call:
+class AgentCall:
     """One call, from when its prompt was written.
 
     Attributes:
@@ -244,8 +244,8 @@ class Call:
 
     number: int
     body: bytes
-    request: ChatRequest
-    answered: asyncio.Future[Answer]
+    request: AgentRequest
+    answered: asyncio.Future[PolicyAnswer]
     is_open: Callable[[], bool]
     asked_at: float
     delivered: bool = False
@@ -276,20 +276,20 @@ class Repeats:
     """The requests of a rollout by their bodies: a client may send one again."""
 
     def __init__(self) -> None:
-        self._calls: defaultdict[bytes, list[Call]] = defaultdict(list)
-        self._coming: dict[Asked, None] = {}
+        self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
+        self._coming: dict[PendingRequest, None] = {}
 
-    def coming(self, asked: Asked) -> None:
+    def coming(self, asked: PendingRequest) -> None:
         """Note a request that is not placed yet."""
         self._coming[asked] = None
 
-    def came(self, asked: Asked, call: Call | None = None) -> None:
+    def came(self, asked: PendingRequest, call: AgentCall | None = None) -> None:
         """Note that a request was placed, as a call of its own if it is one, or was refused."""
         self._coming.pop(asked, None)
         if call is not None:
             self._calls[asked.body].append(call)
 
-    def before(self, body: bytes, retried: bool) -> Call | None:
+    def before(self, body: bytes, retried: bool) -> AgentCall | None:
         """Return the call whose sample a request is to get, if it is no new one."""
         same = [call for call in self._calls.get(body, ()) if call.may_be_given]
         unheard = [call for call in same if not call.delivered]

@@ -8,30 +8,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from abut.gateway.ledger.agent_call import Call
+from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.comparable import calls_of, names_of_calls
-from abut.gateway.ledger.known_prefix import Known, Seen
+from abut.gateway.ledger.known_prefix import KnownPrefix, SeenMessages
 from abut.gateway.ledger.matching import (
-    Entry,
+    BranchEntry,
     History,
     Match,
     call_at,
-    forms_read,
-    forms_returned,
+    keys_read,
+    keys_returned,
     match,
 )
-from abut.gateway.ledger.writer import Shown
+from abut.gateway.ledger.writer import Writer
 from abut.messages import Message
 from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import BranchCause
 
 
 @dataclass(eq=False)
-class Branch:
+class LedgerBranch:
     """One conversation of a rollout.
 
     Attributes:
-        frame: what it is written with, see `ChatRequest.frame`.
+        frame: what it is written with, see `AgentRequest.frame`.
         shown: what writes it.
         conversation: its tokens.
         cause: why it is a branch of its own; None for the first.
@@ -41,23 +41,25 @@ class Branch:
     """
 
     frame: str
-    shown: Shown
+    writer: Writer
     conversation: Conversation
     cause: BranchCause | None = None
-    entries: list[Entry] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    entries: list[BranchEntry] = field(default_factory=list)
+    calls: list[AgentCall] = field(default_factory=list)
     sampling: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """Of the tool that each call id has called."""
-    known: Known = field(default_factory=Known)
+    known: KnownPrefix = field(default_factory=KnownPrefix)
     """How a client writes its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
 
-    def forked(self, entries: int, conversation: Conversation, cause: BranchCause) -> "Branch":
+    def forked(
+        self, entries: int, conversation: Conversation, cause: BranchCause
+    ) -> "LedgerBranch":
         """A branch that begins with so many entries of this one."""
         calls = sum(entry.ours for entry in self.entries[:entries])
-        other = Branch(self.frame, self.shown, conversation, cause, calls=self.calls[:calls])
+        other = LedgerBranch(self.frame, self.writer, conversation, cause, calls=self.calls[:calls])
         for entry in self.entries[:entries]:
             other._note(entry)
         other.own_ids, other.known = set(self.own_ids), self.known.first(entries)
@@ -73,7 +75,7 @@ class Branch:
             message = history.messages[place]
             if place == len(self.entries) == len(self.known.messages):
                 self.known.learn(place, message, ours=False)
-            self._note(Entry(message, answers=call, joints=self.shown.joints))
+            self._note(BranchEntry(message, answers=call, joints=self.writer.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
         """What a client said behind the last answer that was found, with the ids of our calls.
@@ -90,15 +92,15 @@ class Branch:
                 messages[k] = message | {"tool_call_id": call.get("id")}
         return messages
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: AgentCall) -> None:
         """Note what the policy answered."""
         answer = call.answered.result()
         self.calls.append(call)
         self.own_ids |= answer.own_ids
-        joints = self.shown.joints
-        self._note(Entry(answer.message, ours=True, stop=call.request.stop, joints=joints))
+        joints = self.writer.joints
+        self._note(BranchEntry(answer.message, ours=True, stop=call.request.stop, joints=joints))
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: BranchEntry) -> None:
         self.entries.append(entry)
         if entry.message.get("role") == "assistant":
             self.names |= names_of_calls(entry.message)
@@ -128,7 +130,7 @@ class Branch:
         return tokens, found.same_ids, delivery
 
 
-def seen_in(branches: Sequence[Branch], messages: list[Message]) -> Seen:
+def seen_in(branches: Sequence[LedgerBranch], messages: list[Message]) -> SeenMessages:
     """Return what of a request was seen before, and put the messages that were in its place.
 
     So a rollout holds each message once, however many requests repeat it.
@@ -138,43 +140,43 @@ def seen_in(branches: Sequence[Branch], messages: list[Message]) -> Seen:
         if (common := branch.known.common(messages)) and common >= count:
             count, known = common, branch.known
     if known is None:
-        return Seen()
+        return SeenMessages()
     messages[:count] = known.messages[:count]
     return known.seen(count)
 
 
-def _same_tokens(message: Message, call: Call) -> int:
+def _same_tokens(message: Message, call: AgentCall) -> int:
     said = message.get("generation_token_ids")
     if not isinstance(said, list) or not said or call.sample is None:
         return 0
     return 1 if said == call.sample.ids.tolist() else -1
 
 
-class Place(NamedTuple):
+class Continuation(NamedTuple):
     """Where a request goes on.
 
     `again`: it asks once more what the branch was asked behind `found.turns` answers. `stale`: the
     token ids that it names for the last of them are others.
     """
 
-    branch: Branch
+    branch: LedgerBranch
     found: Match
     again: bool
     stale: bool
 
 
-def find_place(
-    branches: Sequence[Branch], frame: str, history: History, rewrites: Collection[str]
-) -> Place | None:
+def find_continuation(
+    branches: Sequence[LedgerBranch], frame: str, history: History, rewrites: Collection[str]
+) -> Continuation | None:
     """The branch that has most of the history; None where none has an answer of it.
 
     Args:
         branches: those of the rollout.
-        frame: what the request is written with, see `ChatRequest.frame`.
+        frame: what the request is written with, see `AgentRequest.frame`.
         history: its messages.
         rewrites: the rules by which an answer may have come back changed.
     """
-    best: tuple[tuple[int, ...], Place] | None = None
+    best: tuple[tuple[int, ...], Continuation] | None = None
     for branch in branches:
         if branch.frame != frame:
             continue
@@ -188,12 +190,12 @@ def find_place(
         agreement = branch.agreement(history.messages, found)
         rank = (again, found.turns, whole, *agreement)
         if best is None or rank >= best[0]:
-            best = rank, Place(branch, found, again, agreement[0] < 0)
+            best = rank, Continuation(branch, found, again, agreement[0] < 0)
     return None if best is None else best[1]
 
 
 def why_root(
-    branches: Sequence[Branch], frame: str, history: History, rewrites: Collection[str]
+    branches: Sequence[LedgerBranch], frame: str, history: History, rewrites: Collection[str]
 ) -> BranchCause | None:
     """Return why a request begins a conversation anew; None where it is the first.
 
@@ -212,7 +214,9 @@ def why_root(
             return "rewritten"
         common = max(common, found.messages)
     ours = [entry for branch in alike for entry in branch.entries if entry.ours]
-    forms = {form for entry in ours if not entry.is_empty for form in forms_returned(entry)}
+    forms = {
+        comparable for entry in ours if not entry.is_empty for comparable in keys_returned(entry)
+    }
     behind = [m for m in history.messages[common:] if m["role"] == "assistant"]
-    back = any(not forms.isdisjoint(forms_read(message)) for message in behind)
+    back = any(not forms.isdisjoint(keys_read(message)) for message in behind)
     return "rewritten" if back else "new"

@@ -18,7 +18,7 @@ MOST_DEPTH = 100
 """How deeply the fields of a message may be nested."""
 
 
-def form(value: Any) -> Hashable:
+def comparable(value: Any) -> Hashable:
     """The form of a JSON value; the order of keys is none of it."""
     if value is None or isinstance(value, bool):
         return ("constant", value)
@@ -27,8 +27,8 @@ def form(value: Any) -> Hashable:
     if isinstance(value, int | float):
         return ("number", _number(value))
     if isinstance(value, list | tuple):
-        return ("list", tuple(map(form, value)))
-    return ("object", frozenset((key, form(item)) for key, item in value.items()))
+        return ("list", tuple(map(comparable, value)))
+    return ("object", frozenset((key, comparable(item)) for key, item in value.items()))
 
 
 def _number(value: float) -> Any:
@@ -119,7 +119,7 @@ def names_of_calls(message: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-CallPlace: TypeAlias = tuple[int, int]
+CallPosition: TypeAlias = tuple[int, int]
 """Of a call: the place of its message, and the how many-th of that message it is."""
 
 
@@ -132,7 +132,7 @@ class CallIds:
 
     def __init__(self, before: "CallIds | None" = None) -> None:
         self._before = {} if before is None else before._places
-        self._places: dict[Any, CallPlace | None] = {}
+        self._places: dict[Any, CallPosition | None] = {}
 
     def add(self, message: Mapping[str, Any], at: int) -> None:
         """Note the calls of a message, the `at`-th of all, if it is an assistant's."""
@@ -144,7 +144,7 @@ class CallIds:
                 is_new = id_ not in self._places and id_ not in self._before
                 self._places[id_] = (at, number) if is_new else None
 
-    def place(self, message: Message) -> CallPlace | None:
+    def place(self, message: Message) -> CallPosition | None:
         """Of the call that a tool's message answers; None where that is none, or more than one."""
         id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
         if not isinstance(id_, str):
@@ -160,7 +160,7 @@ def call_ids(messages: Iterable[Message]) -> CallIds:
     return ids
 
 
-def form_of_message(
+def comparable_message(
     message: Message, *, has_place: bool = False, joint: str | None = None
 ) -> Hashable:
     """The form of a message that is none of the policy's.
@@ -185,15 +185,15 @@ def form_of_message(
         theirs = calls_of(said)
         if len(theirs) == len(said.get("tool_calls") or ()):
             said.pop("tool_calls", None)
-            calls = tuple(map(form_of_call, theirs))
+            calls = tuple(map(comparable_call, theirs))
     if has_place:
         del said["tool_call_id"]
     if len(said) == 2 and not calls and not has_place and isinstance(said.get("content"), str):
         return (said.get("role"), said["content"])
-    return ("message", form(said), calls)
+    return ("message", comparable(said), calls)
 
 
-def form_of_call(call: Mapping[str, Any]) -> Hashable:
+def comparable_call(call: Mapping[str, Any]) -> Hashable:
     """The form of a call, without its id."""
     function = call["function"]
-    return (form(function.get("name")), form(arguments_of(function.get("arguments"))))
+    return (comparable(function.get("name")), comparable(arguments_of(function.get("arguments"))))

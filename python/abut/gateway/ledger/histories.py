@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.branch import Branch, find_place
-from abut.gateway.ledger.ledger import Session
-from abut.gateway.ledger.matching import Entry, History, forms_read, forms_returned, is_left_out
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation
+from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.matching import BranchEntry, History, is_left_out, keys_read, keys_returned
 
 
 class _Node:
@@ -23,16 +23,16 @@ class _Node:
         self.forms = forms
         self.by_form: dict[Hashable, list[_Node]] = {}
         self.by_forms: dict[frozenset[Hashable], _Node] = {}
-        self.free: dict[Spot, None] = {}  # an ordered set
-        self.taken: dict[Spot, None] = {}
+        self.free: dict[OpenEnd, None] = {}  # an ordered set
+        self.taken: dict[OpenEnd, None] = {}
 
     def child(self, forms: frozenset[Hashable]) -> "_Node":
         """The node behind one more message; makes it where there is none."""
         child = self.by_forms.get(forms)
         if child is None:
             child = self.by_forms[forms] = _Node(self, forms)
-            for form in forms:
-                self.by_form.setdefault(form, []).append(child)
+            for comparable in forms:
+                self.by_form.setdefault(comparable, []).append(child)
         return child
 
     def prune(self) -> None:
@@ -40,15 +40,15 @@ class _Node:
         node = self
         while node.parent is not None and not (node.by_forms or node.free or node.taken):
             del node.parent.by_forms[node.forms]
-            for form in node.forms:
-                node.parent.by_form[form].remove(node)
-                if not node.parent.by_form[form]:
-                    del node.parent.by_form[form]
+            for comparable in node.forms:
+                node.parent.by_form[comparable].remove(node)
+                if not node.parent.by_form[comparable]:
+                    del node.parent.by_form[comparable]
             node = node.parent
 
 
 @dataclass(eq=False)
-class Spot:
+class OpenEnd:
     """The end of an answer, where a request may go on.
 
     Attributes:
@@ -61,8 +61,8 @@ class Spot:
         claims: how many requests were given it and are still being placed.
     """
 
-    session: Session
-    branch: Branch
+    ledger: Ledger
+    branch: LedgerBranch
     entries: int
     turns: int
     node: _Node
@@ -81,7 +81,7 @@ class _Path:
 
     node: _Node
     entries: int = 0
-    spots: list[Spot] = field(default_factory=list)
+    open_ends: list[OpenEnd] = field(default_factory=list)
 
 
 class Histories:
@@ -91,26 +91,26 @@ class Histories:
         self.on_change: Callable[[], object] = lambda: None
         """Called where a rollout has moved on: was asked, has answered, or has ended."""
         self._roots: dict[str, _Node] = {}
-        self._paths: dict[Session, dict[Branch, _Path]] = {}
-        self._bodies: dict[bytes, dict[Session, None]] = {}
-        self._bodies_of: dict[Session, set[bytes]] = {}
-        self._claims: dict[int, tuple[ChatRequest, Spot]] = {}  # by the identity of the request
+        self._paths: dict[Ledger, dict[LedgerBranch, _Path]] = {}
+        self._bodies: dict[bytes, dict[Ledger, None]] = {}
+        self._bodies_of: dict[Ledger, set[bytes]] = {}
+        self._claims: dict[int, tuple[AgentRequest, OpenEnd]] = {}  # by the identity of the request
 
-    def add(self, session: Session) -> None:
+    def add(self, ledger: Ledger) -> None:
         """Follow a rollout from here on."""
-        self._paths[session], self._bodies_of[session] = {}, set()
-        session.follower = self
+        self._paths[ledger], self._bodies_of[ledger] = {}, set()
+        ledger.observer = self
 
-    def remove(self, session: Session) -> None:
+    def remove(self, ledger: Ledger) -> None:
         """Forget a rollout."""
-        session.follower = None
-        for path in self._paths.pop(session, {}).values():
-            for spot in path.spots:
-                spot.node.free.pop(spot, None)
-                spot.node.taken.pop(spot, None)
-                spot.node.prune()
-        for body in self._bodies_of.pop(session, ()):
-            del self._bodies[body][session]
+        ledger.observer = None
+        for path in self._paths.pop(ledger, {}).values():
+            for open_end in path.open_ends:
+                open_end.node.free.pop(open_end, None)
+                open_end.node.taken.pop(open_end, None)
+                open_end.node.prune()
+        for body in self._bodies_of.pop(ledger, ()):
+            del self._bodies[body][ledger]
             if not self._bodies[body]:
                 del self._bodies[body]
         for frame in [frame for frame, root in self._roots.items() if not root.by_forms]:
@@ -119,14 +119,14 @@ class Histories:
 
     # ---- what happens in a rollout
 
-    def asked(self, session: Session, body: bytes) -> None:
+    def asked(self, ledger: Ledger, body: bytes) -> None:
         """Note that a rollout was asked with a body."""
-        self._bodies.setdefault(body, {})[session] = None
-        self._bodies_of[session].add(body)
+        self._bodies.setdefault(body, {})[ledger] = None
+        self._bodies_of[ledger].add(body)
 
-    def heard(self, session: Session, branch: Branch) -> None:
+    def heard(self, ledger: Ledger, branch: LedgerBranch) -> None:
         """Note that a branch has an answer at its end."""
-        paths = self._paths[session]
+        paths = self._paths[ledger]
         if (path := paths.get(branch)) is None:
             root = self._roots.setdefault(branch.frame, _Node(None, frozenset()))
             path = paths[branch] = _Path(root)
@@ -134,43 +134,43 @@ class Histories:
             if (forms := _forms_of(entry)) is not None:
                 path.node = path.node.child(forms)
         path.entries = len(branch.entries)
-        spot = Spot(session, branch, path.entries, len(branch.calls), path.node)
-        path.spots.append(spot)
-        _sort(spot)
+        open_end = OpenEnd(ledger, branch, path.entries, len(branch.calls), path.node)
+        path.open_ends.append(open_end)
+        _sort(open_end)
         self.on_change()
 
-    def passed(self, session: Session, branch: Branch, entries: int) -> None:
+    def passed(self, ledger: Ledger, branch: LedgerBranch, entries: int) -> None:
         """Note that a request goes on behind so many messages of a branch."""
-        path = self._paths[session].get(branch)
-        for spot in reversed(path.spots if path is not None else []):
-            if spot.entries == entries:
-                spot.is_passed = True
-                _sort(spot)
-            if spot.entries <= entries:
+        path = self._paths[ledger].get(branch)
+        for open_end in reversed(path.open_ends if path is not None else []):
+            if open_end.entries == entries:
+                open_end.is_passed = True
+                _sort(open_end)
+            if open_end.entries <= entries:
                 break
 
-    def claim(self, request: ChatRequest, spot: Spot) -> None:
+    def claim(self, request: AgentRequest, open_end: OpenEnd) -> None:
         """Give a spot to a request, until that is placed or refused."""
-        self._claims[id(request)] = request, spot
-        spot.claims += 1
-        _sort(spot)
+        self._claims[id(request)] = request, open_end
+        open_end.claims += 1
+        _sort(open_end)
 
-    def settled(self, request: ChatRequest) -> None:
+    def settled(self, request: AgentRequest) -> None:
         """Note that a request was placed or refused."""
-        _, spot = self._claims.pop(id(request), (None, None))
-        if spot is not None:
-            spot.claims -= 1
-            if spot.session in self._paths:
-                _sort(spot)
+        _, open_end = self._claims.pop(id(request), (None, None))
+        if open_end is not None:
+            open_end.claims -= 1
+            if open_end.ledger in self._paths:
+                _sort(open_end)
         self.on_change()
 
     # ---- who has a history
 
-    def is_new(self, session: Session) -> bool:
+    def is_new(self, ledger: Ledger) -> bool:
         """Return whether a rollout was asked nothing yet."""
-        return not self._bodies_of[session]
+        return not self._bodies_of[ledger]
 
-    def with_body(self, body: bytes) -> Iterable[Session]:
+    def with_body(self, body: bytes) -> Iterable[Ledger]:
         """The rollouts that were asked with this body."""
         return self._bodies.get(body, ())
 
@@ -184,8 +184,8 @@ class Histories:
             forms: list[Hashable] = [("said", history.coarse(place))]
             is_answer = message.get("role") == "assistant"
             if is_answer:
-                forms += [("ours", form) for form in forms_read(message)]
-            ways = [node.by_form.get(form, ()) for node in levels[-1] for form in forms]
+                forms += [("ours", comparable) for comparable in keys_read(message)]
+            ways = [node.by_form.get(comparable, ()) for node in levels[-1] for comparable in forms]
             found = [child for way in ways for child in way]
             if is_answer and is_left_out(message):
                 found += levels[-1]
@@ -196,33 +196,33 @@ class Histories:
             seen.update(level)
 
 
-def _forms_of(entry: Entry) -> frozenset[Hashable] | None:
+def _forms_of(entry: BranchEntry) -> frozenset[Hashable] | None:
     """The forms in which a message may come back; None where it may not come back at all."""
     if not entry.ours:
         return frozenset([("said", entry.coarse)])
     if entry.is_empty:
         return None
-    return frozenset(("ours", form) for form in forms_returned(entry))
+    return frozenset(("ours", comparable) for comparable in keys_returned(entry))
 
 
-def _sort(spot: Spot) -> None:
+def _sort(open_end: OpenEnd) -> None:
     """Keep a spot with those that are as free as it is."""
-    free, taken = spot.node.free, spot.node.taken
-    into, out_of = (free, taken) if spot.is_free else (taken, free)
-    out_of.pop(spot, None)
-    into[spot] = None
+    free, taken = open_end.node.free, open_end.node.taken
+    into, out_of = (free, taken) if open_end.is_free else (taken, free)
+    out_of.pop(open_end, None)
+    into[open_end] = None
 
 
-def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Session]:
+def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Ledger]:
     """Return the rollouts that a repeated request fits best; none where it is a new one."""
     fits = [(one.fits_again(body, retried), one) for one in histories.with_body(body)]
     best = max((fit for fit, _ in fits), default=0)
-    return [session for fit, session in fits if fit == best] if best else []
+    return [ledger for fit, ledger in fits if fit == best] if best else []
 
 
 def who_goes_on(
-    histories: Histories, request: ChatRequest, rewrites: Collection[str], most: int | None = 1
-) -> Sequence[Spot]:
+    histories: Histories, request: AgentRequest, rewrites: Collection[str], most: int | None = 1
+) -> Sequence[OpenEnd]:
     """Return where a request may go on: of the longest histories, those that wait for a request.
 
     Where none waits, others have gone on from there, and the request begins a branch.
@@ -235,23 +235,23 @@ def who_goes_on(
     """
     history = History(request.messages)
     exact: dict[Hashable, History] = {}
-    fallback: tuple[int, Spot] | None = None
+    fallback: tuple[int, OpenEnd] | None = None
     for level in histories.levels(request.frame, history):
-        for spots in ([node.free for node in level], [node.taken for node in level]):
-            found: list[Spot] = []
-            for spot in itertools.chain.from_iterable(spots):
-                joints = spot.branch.shown.joints
+        for open_ends in ([node.free for node in level], [node.taken for node in level]):
+            found: list[OpenEnd] = []
+            for open_end in itertools.chain.from_iterable(open_ends):
+                joints = open_end.branch.writer.joints
                 key = tuple(joints.items())
                 if (said := exact.get(key)) is None:
                     said = exact[key] = History(request.messages, joints=joints)
-                place = find_place([spot.branch], request.frame, said, rewrites)
+                place = find_continuation([open_end.branch], request.frame, said, rewrites)
                 turns = 0 if place is None else place.found.turns
-                if turns >= spot.turns:
-                    found.append(spot)
+                if turns >= open_end.turns:
+                    found.append(open_end)
                     if len(found) == most:
                         return found
                 elif turns and (fallback is None or turns > fallback[0]):
-                    fallback = turns, spot
+                    fallback = turns, open_end
             if found:
                 return found
     return [] if fallback is None else [fallback[1]]

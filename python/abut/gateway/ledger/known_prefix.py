@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
-from abut.gateway.ledger.comparable import CallIds, CallPlace, call_ids
+from abut.gateway.ledger.comparable import CallIds, CallPosition, call_ids
 from abut.messages import Message
 
 
-class Seen(NamedTuple):
+class SeenMessages(NamedTuple):
     """What of a request was seen before."""
 
     messages: int = 0
     """So many of the first."""
     ids: CallIds | None = None
     """Of the calls in them; it grows with what is learned."""
-    answers: Sequence[CallPlace | None] = ()
+    answers: Sequence[CallPosition | None] = ()
     """For each of them, the call that it answers."""
 
 
-class Compared(NamedTuple):
+class PrefixMatch(NamedTuple):
     """What came of comparing the beginning of a branch."""
 
     turns: int
@@ -39,7 +39,7 @@ class Compared(NamedTuple):
     """So many answers whose calls have our ids."""
 
 
-class Known:
+class KnownPrefix:
     """How a client writes the beginning of a branch, as it was found to be that.
 
     Attributes:
@@ -53,7 +53,7 @@ class Known:
         self._answers: list[int] = []
         self._same_ids: list[int] = []  # of the answers up to each
         self._ids = CallIds()
-        self._places: list[CallPlace | None] = []
+        self._places: list[CallPosition | None] = []
 
     def common(self, messages: Sequence[Any]) -> int:
         """How many of the first messages are known."""
@@ -63,12 +63,12 @@ class Known:
         equal = list(map(eq, messages, keys))
         return equal.index(False) if False in equal else len(equal)
 
-    def seen(self, count: int) -> Seen:
+    def seen(self, count: int) -> SeenMessages:
         """What the first messages are, so many of them."""
         ids = self._ids if count == len(self.messages) else call_ids(self.messages[:count])
-        return Seen(count, ids, self._places)
+        return SeenMessages(count, ids, self._places)
 
-    def compared(self, count: int) -> Compared:
+    def compared(self, count: int) -> PrefixMatch:
         """What came of comparing so many of them."""
         turns = bisect_left(self._answers, count)
         rewrites: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Known:
                 rewrites[rule] = rewrites.get(rule, 0) + 1
         behind_turn = self._answers[turns - 1] + 1 if turns else 0
         same_ids = self._same_ids[turns - 1] if turns else 0
-        return Compared(turns, behind_turn, rewrites, same_ids)
+        return PrefixMatch(turns, behind_turn, rewrites, same_ids)
 
     def learn(
         self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
@@ -104,9 +104,9 @@ class Known:
             self._answers.append(place)
             self._same_ids.append(before + same_ids)
 
-    def first(self, count: int) -> "Known":
+    def first(self, count: int) -> "KnownPrefix":
         """What is known of so many entries."""
-        other = Known()
+        other = KnownPrefix()
         other.messages, other._keys = self.messages[:], self._keys[:]
         other._rules, other._answers = {**self._rules}, self._answers[:]
         other._same_ids, other._places = self._same_ids[:], self._places[:]

@@ -17,18 +17,25 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.concurrency.threads import work_done
 from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
-from abut.gateway.ledger.agent_call import Answer, Asked, Call, ChatRequest, Repeats, answer_of
-from abut.gateway.ledger.branch import Branch, find_place, seen_in, why_root
+from abut.gateway.ledger.agent_call import (
+    AgentCall,
+    AgentRequest,
+    PendingRequest,
+    PolicyAnswer,
+    Repeats,
+    answer_of,
+)
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
 from abut.gateway.ledger.matching import History, Match
-from abut.gateway.ledger.policy import Follower, Policy
+from abut.gateway.ledger.policy import LedgerObserver, Policy
 from abut.gateway.ledger.refusal import Refusal, ended, over, said_to_client, unwritten
-from abut.gateway.ledger.writer import Shown, shown_messages, why_unwritten
+from abut.gateway.ledger.writer import Writer, template_messages, why_unwritten
 from abut.messages import Message
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
 
-class Session:
+class Ledger:
     """One rollout, on the loop of the gateway.
 
     Attributes:
@@ -45,8 +52,8 @@ class Session:
 
     def __init__(self, rollout_id: str, policy: Policy, rewrites: Collection[str]) -> None:
         self.rollout_id = rollout_id
-        self.branches: list[Branch] = []
-        self.calls: list[Call] = []
+        self.branches: list[LedgerBranch] = []
+        self.calls: list[AgentCall] = []
         self.refused: StopReason | None = None
         self.refusal: str | None = None
         self.client_rewrites: Counter[str] = Counter()
@@ -55,7 +62,7 @@ class Session:
         self.left_out_calls = 0
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
-        self.follower: Follower | None = None
+        self.observer: LedgerObserver | None = None
         """Finds it by what was said in it, where requests may not name it."""
         self._repeats = Repeats()
         self._policy = policy
@@ -65,7 +72,9 @@ class Session:
         self._asking: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
         self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
-        self._undelivered: set[Call] = set()  # mostly none, and so no look at all that were before
+        self._undelivered: set[AgentCall] = (
+            set()
+        )  # mostly none, and so no look at all that were before
         self._call_ids: set[str] = set()
         self._numbers = itertools.count()
 
@@ -105,8 +114,8 @@ class Session:
             pass
 
     def ask(
-        self, request: ChatRequest, *, body: bytes, retried: bool, is_open: Callable[[], bool]
-    ) -> Asked:
+        self, request: AgentRequest, *, body: bytes, retried: bool, is_open: Callable[[], bool]
+    ) -> PendingRequest:
         """Place a request and draw its sample, in a task that goes on where nobody waits for it.
 
         In one task: each more would be some turns of the loop for every call.
@@ -118,18 +127,20 @@ class Session:
             is_open: whether it still listens.
         """
         loop = asyncio.get_running_loop()
-        asked = Asked(request, body, retried, is_open, loop.create_future(), loop.create_future())
+        asked = PendingRequest(
+            request, body, retried, is_open, loop.create_future(), loop.create_future()
+        )
         # At once: another client that sends the same body meanwhile is not given the same sample.
         asked.given = self._given_again(asked)
         self._repeats.coming(asked)
-        if self.follower is not None:
-            self.follower.asked(self, body)
+        if self.observer is not None:
+            self.observer.asked(self, body)
         task = loop.create_task(self._answer(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         return asked
 
-    def delivered(self, call: Call) -> None:
+    def delivered(self, call: AgentCall) -> None:
         """Note that an answer was written to who asked."""
         if not call.delivered:
             self._undelivered.discard(call)
@@ -139,7 +150,7 @@ class Session:
 
     # ---- a call
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: PendingRequest) -> None:
         try:
             call, turn = await self._call(asked)
             asked.is_placed(call)
@@ -154,12 +165,14 @@ class Session:
         else:
             asked.is_answered(call)
 
-    def _settled(self, asked: Asked, call: Call | None = None) -> None:
+    def _settled(self, asked: PendingRequest, call: AgentCall | None = None) -> None:
         self._repeats.came(asked, call)
-        if self.follower is not None:
-            self.follower.settled(asked.request)
+        if self.observer is not None:
+            self.observer.settled(asked.request)
 
-    async def _call(self, asked: Asked) -> tuple[Call, tuple[Branch, SampleRequest] | None]:
+    async def _call(
+        self, asked: PendingRequest
+    ) -> tuple[AgentCall, tuple[LedgerBranch, SampleRequest] | None]:
         """The call of a request, and the turn that is to be sampled for it.
 
         None: it gets the sample of a call that was before it.
@@ -173,14 +186,14 @@ class Session:
             self._settled(asked)
             return asked.given, None
         request = asked.request
-        shown = await self._policy.shown(request)
+        writer = await self._policy.writer_of(request)
         self._policy.note(request)
         async with self._lock:
             self._require_open()
             if (call := self._given_again(asked)) is not None:
                 self._settled(asked)
                 return call, None
-            branch = await self._placed(request, shown)
+            branch = await self._placed(request, writer)
             turn = SampleRequest(
                 prompt_ids=branch.conversation.request(),
                 max_tokens=self._tokens_left(branch, request),
@@ -199,21 +212,21 @@ class Session:
 
     # ---- where a request goes on
 
-    def _given_again(self, asked: Asked) -> Call | None:
+    def _given_again(self, asked: PendingRequest) -> AgentCall | None:
         """Give a request the sample of a call before it, if it is no new one."""
         if (call := self._repeats.before(asked.body, asked.retried)) is not None:
             call.is_open, call.delivered = asked.is_open, False
             self._undelivered.add(call)
         return call
 
-    async def _placed(self, request: ChatRequest, shown: Shown) -> Branch:
+    async def _placed(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
         """The branch at whose end the request is answered, with all that it says."""
         seen = seen_in(self.branches, request.messages)
-        history = History(request.messages, seen, shown.joints)
-        place = find_place(self.branches, request.frame, history, self._rewrites)
+        history = History(request.messages, seen, writer.joints)
+        place = find_continuation(self.branches, request.frame, history, self._rewrites)
         if place is None:
             why = why_root(self.branches, request.frame, history, self._rewrites)
-            return await self._root(request, shown, history, why)
+            return await self._root(request, writer, history, why)
         branch, found, again, stale = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
@@ -225,8 +238,8 @@ class Session:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
         entries = found.behind_turn[0]
-        if self.follower is not None:
-            self.follower.passed(self, branch, entries)
+        if self.observer is not None:
+            self.observer.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
         # A turn may have been begun behind it and never sampled, though nobody said anything.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
@@ -243,13 +256,13 @@ class Session:
                     f"{said_to_client(error)}",
                     param="messages",
                 ) from error
-            return await self._root(request, shown, history, "template")
+            return await self._root(request, writer, history, "template")
         target.say(history, found)
         if target is not branch:
             self.branches.append(target)
         return target
 
-    def _asked_again(self, branch: Branch, found: Match) -> Branch:
+    def _asked_again(self, branch: LedgerBranch, found: Match) -> LedgerBranch:
         """A branch that is asked once more what `branch` was asked."""
         self._require_turns(found.turns)
         if found.entries == len(branch.entries):  # nobody has answered yet
@@ -263,36 +276,36 @@ class Session:
         return other
 
     async def _root(
-        self, request: ChatRequest, shown: Shown, history: History, cause: BranchCause | None
-    ) -> Branch:
+        self, request: AgentRequest, writer: Writer, history: History, cause: BranchCause | None
+    ) -> LedgerBranch:
         """A conversation from its beginning, as the template renders it."""
-        conversation = self._policy.conversation(shown.processor)
-        branch = Branch(request.frame, shown, conversation, cause)
+        conversation = self._policy.conversation(writer.processor)
+        branch = LedgerBranch(request.frame, writer, conversation, cause)
         names = {id_: name for other in self.branches for id_, name in other.names.items()}
         ids = {id_ for other in self.branches for id_ in other.names}
-        messages = shown_messages(request.messages, names, ids, joined=shown.joins)
+        messages = template_messages(request.messages, names, ids, joined=writer.joins)
         try:
             await work_done(False, lambda: conversation.open(messages))
         except (TemplateError, TokenizerError) as error:
-            why = partial(why_unwritten, messages, shown.processor, error)
+            why = partial(why_unwritten, messages, writer.processor, error)
             raise await work_done(False, why) from error
         branch.say(history)
         self.branches.append(branch)
         return branch
 
-    async def _say(self, branch: Branch, messages: Sequence[Message]) -> None:
+    async def _say(self, branch: LedgerBranch, messages: Sequence[Message]) -> None:
         """Write what follows the last turn of a branch."""
         conversation = branch.conversation
-        joined, names, ids = branch.shown.joins, branch.names, branch.own_ids
-        shown = branch.shown.written(shown_messages(messages, names, ids, joined=joined))
-        quick = bool(shown) and conversation.is_quick(messages=shown)
+        joined, names, ids = branch.writer.joins, branch.names, branch.own_ids
+        writer = branch.writer.written(template_messages(messages, names, ids, joined=joined))
+        quick = bool(writer) and conversation.is_quick(messages=writer)
         try:
-            await work_done(quick, lambda: conversation.reply(shown))
+            await work_done(quick, lambda: conversation.reply(writer))
         except TokenizerError as error:
             raise unwritten(error) from error
 
     @staticmethod
-    def _note_time(branch: Branch) -> None:
+    def _note_time(branch: LedgerBranch) -> None:
         """Note how long the agent took since the last answer of a branch."""
         last = branch.calls[-1]
         if last.heard_at is not None and not last.env_s:
@@ -309,7 +322,7 @@ class Session:
         if limit is not None and turns >= limit:
             raise self._out_of(StopReason.MAX_TURNS, f"max_turns={limit} calls were answered")
 
-    def _tokens_left(self, branch: Branch, request: ChatRequest) -> int:
+    def _tokens_left(self, branch: LedgerBranch, request: AgentRequest) -> int:
         branch.conversation.budget = self._policy.budget()
         left, reason = branch.conversation.allowance
         if left < 1:
@@ -324,7 +337,7 @@ class Session:
 
     # ---- samples
 
-    async def _sample(self, call: Call, branch: Branch, request: SampleRequest) -> None:
+    async def _sample(self, call: AgentCall, branch: LedgerBranch, request: SampleRequest) -> None:
         """Draw a turn and write it, whether or not who asked still listens."""
         task = asyncio.current_task()
         assert task is not None
@@ -339,8 +352,8 @@ class Session:
             call.generate_s = time.monotonic() - call.asked_at
             call.answered.set_result(answer)
             branch.hear(call)
-            if self.follower is not None:
-                self.follower.heard(self, branch)
+            if self.observer is not None:
+                self.observer.heard(self, branch)
         except asyncio.CancelledError:  # by `end`, and who asked is told so
             call.refuse(self._over() if self._over else ended())
         except Refusal as refusal:
@@ -355,16 +368,16 @@ class Session:
             self._sampling.discard(task)
 
     async def _heard(
-        self, branch: Branch, call: Call, request: SampleRequest, sample: Sample
-    ) -> Answer:
+        self, branch: LedgerBranch, call: AgentCall, request: SampleRequest, sample: Sample
+    ) -> PolicyAnswer:
         conversation, chat = branch.conversation, call.request
 
-        def hear() -> Answer:
+        def hear() -> PolicyAnswer:
             turn = conversation.hear(sample.ids, sample.logprobs, stop_string=sample.stop_string)
             call.turn, call.sample = turn, sample
             return answer_of(
                 turn.text,
-                branch.shown.processor,
+                branch.writer.processor,
                 chat,
                 id=f"chatcmpl-{self.rollout_id}-{call.number}",
                 cut=sample.finish_reason == "length",

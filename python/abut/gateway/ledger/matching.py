@@ -16,15 +16,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from abut.gateway.ledger.comparable import (
     CallIds,
-    CallPlace,
+    CallPosition,
     arguments_of,
     calls_of,
-    form,
-    form_of_call,
-    form_of_message,
+    comparable,
+    comparable_call,
+    comparable_message,
     text_of,
 )
-from abut.gateway.ledger.known_prefix import Known, Seen
+from abut.gateway.ledger.known_prefix import KnownPrefix, SeenMessages
 from abut.messages import Message
 
 Rewrite: TypeAlias = Literal[
@@ -41,36 +41,36 @@ Rewrite: TypeAlias = Literal[
 
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 
-_NOTHING = Seen()
+_NOTHING = SeenMessages()
 _NO_JOINTS: Mapping[str, str | None] = {}
 _NEVER_OURS = ("refusal", "audio", "function_call")
 _CALLS = "\nCalling tools:\n"
 
 
 @dataclass
-class Entry:
+class BranchEntry:
     """One message of a branch: the policy's answer, or what a client said."""
 
     message: Message
     ours: bool = False
     stop: Sequence[str] = ()
     """The stop strings of the request that it answers."""
-    answers: CallPlace | None = None
+    answers: CallPosition | None = None
     """The call that a tool's message answers: the place of its entry, and its number there."""
     joints: Mapping[str, str | None] = field(default_factory=dict)
-    """By role, what stands in the row between two text parts, see `Shown.joints`."""
+    """By role, what stands in the row between two text parts, see `Writer.joints`."""
 
     # Made when a request is first compared with it: most that come back are known or the same.
 
     @cached_property
-    def form(self) -> Hashable:
+    def comparable(self) -> Hashable:
         """Of a message that is not the policy's."""
         joint = self.joints.get(str(self.message.get("role")))
-        return form_of_message(self.message, has_place=self.answers is not None, joint=joint)
+        return comparable_message(self.message, has_place=self.answers is not None, joint=joint)
 
     @cached_property
     def coarse(self) -> Hashable:
-        """Equal where `form` is, in whatever way parts are joined."""
+        """Equal where `comparable` is, in whatever way parts are joined."""
         return _coarse(self.message)
 
     @cached_property
@@ -86,7 +86,7 @@ class Entry:
     @cached_property
     def calls(self) -> tuple[Hashable, ...]:
         """The forms of an answer's calls."""
-        return tuple(map(form_of_call, calls_of(self.message)))
+        return tuple(map(comparable_call, calls_of(self.message)))
 
     @cached_property
     def call_ids(self) -> Sequence[Any]:
@@ -105,7 +105,7 @@ class History:
     def __init__(
         self,
         messages: Sequence[Message],
-        seen: Seen = _NOTHING,
+        seen: SeenMessages = _NOTHING,
         joints: Mapping[str, str | None] = _NO_JOINTS,
     ) -> None:
         """Look at what is new.
@@ -113,19 +113,19 @@ class History:
         Args:
             messages: of the request.
             seen: what of them was seen before.
-            joints: by role, what stands in the row between two text parts, see `Shown.joints`.
+            joints: by role, what stands in the row between two text parts, see `Writer.joints`.
         """
         self.messages = messages
         self._joints = joints
         self._forms: dict[int, Hashable] = {}
         ids = CallIds(seen.ids)
         self._seen = seen
-        self._answers: list[CallPlace | None] = []
+        self._answers: list[CallPosition | None] = []
         for at, message in enumerate(islice(messages, seen.messages, None), seen.messages):
             self._answers.append(ids.place(message))
             ids.add(message, at)
 
-    def answered(self, place: int) -> CallPlace | None:
+    def answered(self, place: int) -> CallPosition | None:
         """The call that a message of a tool answers, in the ids of this request."""
         seen = self._seen
         if place < seen.messages:
@@ -136,11 +136,11 @@ class History:
         """Whether a message from there on is an assistant's."""
         return any(message.get("role") == "assistant" for message in self.messages[place:])
 
-    def form(self, place: int) -> Hashable:
+    def comparable(self, place: int) -> Hashable:
         """Of a message that is not the policy's; answers may come with thousands of token ids."""
         if place not in self._forms:
             message = self.messages[place]
-            self._forms[place] = form_of_message(
+            self._forms[place] = comparable_message(
                 message,
                 has_place=self.answered(place) is not None,
                 joint=self._joints.get(str(message.get("role"))),
@@ -148,7 +148,7 @@ class History:
         return self._forms[place]
 
     def coarse(self, place: int) -> Hashable:
-        """Equal to that of an entry where `form` is, in whatever way parts are joined."""
+        """Equal to that of an entry where `comparable` is, in whatever way parts are joined."""
         return _coarse(self.messages[place])
 
 
@@ -174,10 +174,10 @@ class Match:
 
 
 def match(
-    entries: Sequence[Entry],
+    entries: Sequence[BranchEntry],
     history: History,
     rewrites: Collection[str],
-    known: Known | None = None,
+    known: KnownPrefix | None = None,
 ) -> Match:
     """Find how far a branch is the beginning of a request.
 
@@ -188,7 +188,7 @@ def match(
         known: how this client writes the beginning of the branch, which is not compared again;
             what is found is added to it.
     """
-    messages, known = history.messages, Known() if known is None else known
+    messages, known = history.messages, KnownPrefix() if known is None else known
     at = place = known.common(messages)
     turns, behind, found, same_ids = known.compared(place)
     behind_turn, last = (behind, behind), (turns - 1, behind - 1) if turns else None
@@ -202,7 +202,9 @@ def match(
         how: str | None = None
         if entry.ours:
             how = rewrite_of(message, entry, rewrites)
-        elif history.form(place) == entry.form and entry.answers == call_at(history, place, stands):
+        elif history.comparable(place) == entry.comparable and entry.answers == call_at(
+            history, place, stands
+        ):
             how = ""
         if how is not None:
             same = entry.ours and bool(entry.call_ids) and _ids(calls_of(message)) == entry.call_ids
@@ -232,13 +234,13 @@ def match(
     return Match(at, place, turns, behind_turn, rewrites_of, stands, same_ids, last)
 
 
-def call_at(history: History, place: int, stands: Sequence[int]) -> CallPlace | None:
+def call_at(history: History, place: int, stands: Sequence[int]) -> CallPosition | None:
     """The call that a message answers, where `stands` are the places of those before it."""
     call = history.answered(place)
     return None if call is None else (stands[call[0]], call[1])
 
 
-def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str | None:
+def rewrite_of(message: Message, entry: BranchEntry, rewrites: Collection[str]) -> str | None:
     """How a message is this answer of the policy: `""` as it is, else by which rule; None: not."""
     if message == entry.message:  # there are only texts in ours: nothing equals a bool
         return ""
@@ -272,8 +274,8 @@ def rewrite_of(message: Message, entry: Entry, rewrites: Collection[str]) -> str
     return None
 
 
-def forms_returned(entry: Entry) -> Iterator[Hashable]:
-    """The forms in which `rewrite_of` may find an answer: it shares one with `forms_read`."""
+def keys_returned(entry: BranchEntry) -> Iterator[Hashable]:
+    """The forms in which `rewrite_of` may find an answer: it shares one with `keys_read`."""
     text, calls = entry.text, tuple(map(_call_form, calls_of(entry.message)))
     yield _solid(text), calls
     if calls:
@@ -284,7 +286,7 @@ def forms_returned(entry: Entry) -> Iterator[Hashable]:
         yield _solid(said + stop), calls
 
 
-def forms_read(message: Message) -> Iterator[Hashable]:
+def keys_read(message: Message) -> Iterator[Hashable]:
     """The forms in which a message may be an answer, coarser than `rewrite_of`."""
     if (text := text_of(message.get("content"))) is None:
         return
@@ -315,10 +317,10 @@ def _call_form(call: Mapping[str, Any]) -> Hashable:
     read = arguments_of(arguments)
     if isinstance(read, Mapping) and [*read] == ["INVALID_JSON"]:
         read = read["INVALID_JSON"]
-    return form(name), form(read)
+    return comparable(name), comparable(read)
 
 
-def _same_reasoning(message: Message, entry: Entry) -> bool:
+def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
     """Whether what it says of the thinking, if anything, is ours."""
     for key in ("reasoning_content", "reasoning"):
         said = message.get(key)
@@ -327,14 +329,14 @@ def _same_reasoning(message: Message, entry: Entry) -> bool:
     return True
 
 
-def _same_calls(theirs: Sequence[Mapping[str, Any]], entry: Entry) -> bool:
+def _same_calls(theirs: Sequence[Mapping[str, Any]], entry: BranchEntry) -> bool:
     if len(theirs) != len(entry.calls):
         return False
     for own, call, known in zip(calls_of(entry.message), theirs, entry.calls, strict=True):
         mine, function = own["function"], call["function"]
         if function == mine and isinstance(function.get("arguments"), str):
             continue  # two texts: nothing in them is a bool
-        if form_of_call(call) != known and not _wraps(function, mine):
+        if comparable_call(call) != known and not _wraps(function, mine):
             return False
     return True
 
@@ -344,14 +346,14 @@ def _wraps(function: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
     text = arguments_of(mine.get("arguments"))
     if not isinstance(text, str) or function.get("name") != mine.get("name"):
         return False
-    return form(arguments_of(function.get("arguments"))) == form({"INVALID_JSON": text})
+    return comparable(arguments_of(function.get("arguments"))) == comparable({"INVALID_JSON": text})
 
 
 def _ids(calls: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [call.get("id") for call in calls]
 
 
-def _with_calls(entry: Entry) -> str:
+def _with_calls(entry: BranchEntry) -> str:
     """What smolagents' `ToolCallingAgent` makes of an answer that calls tools."""
     calls = [
         {

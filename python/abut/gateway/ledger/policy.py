@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from abut._native import Tokenizer
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.branch import Branch
-from abut.gateway.ledger.writer import Shown
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.writer import Writer
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
@@ -17,22 +17,22 @@ logger = logging.getLogger(__name__)
 _MOST = 32
 
 
-class Follower(Protocol):
+class LedgerObserver(Protocol):
     """A follower that hears of all that happens in a session, on its loop."""
 
-    def asked(self, session: Any, body: bytes) -> None:
+    def asked(self, ledger: Any, body: bytes) -> None:
         """A request came, with a body that equal ones share."""
         ...
 
-    def settled(self, request: ChatRequest) -> None:
+    def settled(self, request: AgentRequest) -> None:
         """A request was placed, or refused."""
         ...
 
-    def passed(self, session: Any, branch: Branch, entries: int) -> None:
+    def passed(self, ledger: Any, branch: LedgerBranch, entries: int) -> None:
         """A request goes on behind so many messages of a branch."""
         ...
 
-    def heard(self, session: Any, branch: Branch) -> None:
+    def heard(self, ledger: Any, branch: LedgerBranch) -> None:
         """A branch has an answer at its end."""
         ...
 
@@ -56,7 +56,7 @@ class Policy(Protocol):
         """That of the sample of one call."""
         ...
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         """What writes the conversation of a request.
 
         Raises:
@@ -64,11 +64,11 @@ class Policy(Protocol):
         """
         ...
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         """See what a request asks for that it does not get."""
         ...
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one turn.
 
         Raises:
@@ -81,7 +81,7 @@ class Policy(Protocol):
         ...
 
 
-class Notes:
+class ClientWarnings:
     """Of one batch, on the loop of the gateway.
 
     Args:
@@ -92,7 +92,7 @@ class Notes:
         self._sampling = sampling
         self._said: set[str] = set()
 
-    def see(self, request: ChatRequest) -> None:
+    def see(self, request: AgentRequest) -> None:
         """Look at a request."""
         for name in request.ignored:
             self._say(name, f"requests have {name[:80]!r}, which the gateway ignores")

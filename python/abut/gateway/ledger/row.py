@@ -8,13 +8,12 @@ import numpy as np
 
 from abut._native import Columns
 from abut.agents.protocol import AgentResult
-from abut.gateway.ledger.agent_call import Call
-from abut.gateway.ledger.branch import Branch
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.conversation import Heard
-from abut.rollout.rollout import Branch as RecordedBranch
-from abut.rollout.rollout import BranchCause, Rollout, StopReason, TurnRecord
+from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
 
 Which: TypeAlias = Literal["longest", "last"]
 
@@ -27,21 +26,21 @@ LIMITS = (
 """For which an agent is told that there is no more."""
 
 
-def limit_of(session: Session) -> StopReason | None:
+def limit_of(ledger: Ledger) -> StopReason | None:
     """The limit that the agent of a session ran into last, by a refusal or by a cut answer.
 
     Clients raise at both (openai's `.parse()`, instructor), so neither is a failure of the agent.
     """
-    if session.refused in LIMITS:
-        return session.refused
-    for branch in session.branches:
+    if ledger.refused in LIMITS:
+        return ledger.refused
+    for branch in ledger.branches:
         allowance = branch.conversation.allowance
-        if branch.calls and allowance.tokens < 1 and _was_cut(branch.calls[-1], session.calls):
+        if branch.calls and allowance.tokens < 1 and _was_cut(branch.calls[-1], ledger.calls):
             return allowance.reason
     return None
 
 
-def _was_cut(call: Call, calls: Sequence[Call]) -> bool:
+def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
     """Return whether an answer was cut, and the agent asked nothing since it heard that.
 
     What an agent raises after it went on has another cause. Calls that were asked at the same time
@@ -53,26 +52,26 @@ def _was_cut(call: Call, calls: Sequence[Call]) -> bool:
     return is_last and call.sample.finish_reason == "length"
 
 
-def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentResult) -> None:
+def fill(rollout: Rollout, ledger: Ledger | None, which: Which, result: AgentResult) -> None:
     """Fill a rollout with what was said.
 
     Args:
         rollout: has its id, and the messages that there were before any call.
-        session: that changes no more; None where it may.
+        ledger: that changes no more; None where it may.
         which: of its branches becomes the row.
         result: the agent's.
     """
     rollout.reward, rollout.extras = result.reward, result.extras
     rollout.measured = result.measured
-    if session is not None:
-        rollout.client_rewrites = dict(session.client_rewrites)
-        rollout.tool_choice_unmet = session.tool_choice_unmet
-        row = row_of(session.branches, which)
-        rollout.branches = others(session.branches, row)
+    if ledger is not None:
+        rollout.client_rewrites = dict(ledger.client_rewrites)
+        rollout.tool_choice_unmet = ledger.tool_choice_unmet
+        row = row_of(ledger.branches, which)
+        rollout.branches = others(ledger.branches, row)
         rollout.stop_reason = StopReason.ENV_DONE
-        if session.refused is StopReason.EMPTY_SAMPLE:
-            rollout.stop_reason = session.refused
-        elif (limit := limit_of(session)) is not None:
+        if ledger.refused is StopReason.EMPTY_SAMPLE:
+            rollout.stop_reason = ledger.refused
+        elif (limit := limit_of(ledger)) is not None:
             rollout.stop_reason = limit
         if row is not None:
             calls = row.calls[: row.delivered]
@@ -90,7 +89,7 @@ def fill(rollout: Rollout, session: Session | None, which: Which, result: AgentR
         rollout.messages = container_copy([dict(message) for message in result.messages])
 
 
-def _record(call: Call) -> TurnRecord:
+def _record(call: AgentCall) -> TurnRecord:
     turn, sample = call.turn, call.sample
     assert turn is not None
     assert sample is not None
@@ -109,7 +108,7 @@ def _record(call: Call) -> TurnRecord:
     )
 
 
-def row_of(branches: Sequence[Branch], which: Which) -> Branch | None:
+def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | None:
     """The branch that becomes the row: of those that somebody got a sample of."""
     heard = [branch for branch in branches if branch.delivered]
     if not heard:
@@ -119,18 +118,18 @@ def row_of(branches: Sequence[Branch], which: Which) -> Branch | None:
     return max(heard, key=lambda branch: (_heard_tokens(branch), _last_delivery(branch)))
 
 
-def _last_delivery(branch: Branch) -> int:
+def _last_delivery(branch: LedgerBranch) -> int:
     return branch.calls[branch.delivered - 1].delivered_as
 
 
-def _heard_tokens(branch: Branch) -> int:
+def _heard_tokens(branch: LedgerBranch) -> int:
     return sum(call.sampled_tokens for call in branch.calls[: branch.delivered])
 
 
-def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranch]:
+def others(branches: Sequence[LedgerBranch], row: LedgerBranch | None) -> list[Branch]:
     """What the row does not hold: one branch for each that sampled something of its own."""
     owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
-    found: list[RecordedBranch] = []
+    found: list[Branch] = []
     # A branch that another one goes on from is a part of it.
     for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
         ends = sorted({branch.delivered, len(branch.calls)})
@@ -143,7 +142,7 @@ def others(branches: Sequence[Branch], row: Branch | None) -> list[RecordedBranc
     return found
 
 
-def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -> RecordedBranch:
+def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | None) -> Branch:
     """The turns from `begin` to `end`, behind what stands before them as a prompt."""
     trajectory = branch.conversation.trajectory
     turns = branch.conversation.turns
@@ -159,7 +158,7 @@ def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -
         logprobs=logprobs,
         env_mask=mask[start:stop],
     )
-    return RecordedBranch(
+    return Branch(
         columns,
         provenance=trajectory.provenance[:stop],
         cause=cause,
@@ -168,7 +167,7 @@ def _recorded(branch: Branch, begin: int, end: int, cause: BranchCause | None) -
     )
 
 
-def _versions(calls: Sequence[Call], turns: Sequence[Heard]) -> Any:
+def _versions(calls: Sequence[AgentCall], turns: Sequence[Heard]) -> Any:
     """As `Rollout.versions`, from the first of these turns to the last."""
     start = turns[0].start
     of_tokens = np.full(turns[-1].end - start, -1, np.int64)

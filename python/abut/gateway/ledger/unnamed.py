@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import text_of
-from abut.gateway.ledger.histories import Histories, Spot, who_goes_on, who_repeats
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.histories import Histories, OpenEnd, who_goes_on, who_repeats
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.policy import Policy
 from abut.gateway.ledger.refusal import Refusal
 from abut.rollout.rollout import StopReason
@@ -42,7 +42,7 @@ def opening_of(messages: Iterable[Mapping[str, Any]]) -> Opening | None:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedRollout:
     """A rollout whose agent may leave out its id.
 
     Attributes:
@@ -71,29 +71,29 @@ class Unnamed:
         self.matched = self.refused = 0
         self.last = ""
         self._rewrites = rewrites
-        self._expected: dict[Session, Expected] = {}
+        self._expected: dict[Ledger, ExpectedRollout] = {}
         self._histories = Histories()
         self._histories.on_change = self._has_changed
         self._change: asyncio.Future[None] | None = None
 
-    def expect(self, session: Session, expected: Expected) -> None:
+    def expect(self, ledger: Ledger, expected: ExpectedRollout) -> None:
         """Match requests with a rollout from here on."""
-        self._expected[session] = expected
-        self._histories.add(session)
+        self._expected[ledger] = expected
+        self._histories.add(ledger)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, ledger: Ledger) -> None:
         """Match no request with a rollout any more."""
-        if self._expected.pop(session, None) is not None:
-            self._histories.remove(session)
+        if self._expected.pop(ledger, None) is not None:
+            self._histories.remove(ledger)
 
-    async def session_of(
+    async def ledger_of(
         self,
-        request: ChatRequest,
+        request: AgentRequest,
         body: bytes,
         *,
         retried: bool,
-        otherwise: Callable[[], Session] | None = None,
-    ) -> Session:
+        otherwise: Callable[[], Ledger] | None = None,
+    ) -> Ledger:
         """Return the rollout that a request belongs to.
 
         Args:
@@ -110,17 +110,17 @@ class Unnamed:
         while True:
             found = self._candidates(request, body, retried)
             if len(found) == 1:
-                ((session, spot),) = found.items()
-                if spot is not None:
-                    self._histories.claim(request, spot)
+                ((ledger, open_end),) = found.items()
+                if open_end is not None:
+                    self._histories.claim(request, open_end)
                 self.matched += 1
-                return session
+                return ledger
             if not found and otherwise is not None:
                 return otherwise()
             if not found:
                 why = "" if not self._expected else ", and its history is that of none in flight"
                 raise self._refusal(request, f"the request names no rollout{why}", _NAMELESS)
-            wait_s = min(self._expected[session].wait_s for session in found)
+            wait_s = min(self._expected[ledger].wait_s for ledger in found)
             if self._change is None:
                 self._change = loop.create_future()
             try:
@@ -130,22 +130,22 @@ class Unnamed:
                 raise self._refusal(request, self._ambiguous(found), _NAMELESS) from None
 
     def _candidates(
-        self, request: ChatRequest, body: bytes, retried: bool
-    ) -> dict[Session, Spot | None]:
+        self, request: AgentRequest, body: bytes, retried: bool
+    ) -> dict[Ledger, OpenEnd | None]:
         """The rollouts that a request may belong to, and where it may go on."""
         if again := who_repeats(self._histories, body, retried):
             return dict.fromkeys(again)
-        if spots := who_goes_on(self._histories, request, self._rewrites, most=None):
-            return {spot.session: spot for spot in spots}
+        if open_ends := who_goes_on(self._histories, request, self._rewrites, most=None):
+            return {open_end.ledger: open_end for open_end in open_ends}
         return dict.fromkeys(self._beginning(request) or self._quoted(request))
 
-    def _beginning(self, request: ChatRequest) -> Sequence[Session]:
+    def _beginning(self, request: AgentRequest) -> Sequence[Ledger]:
         """The rollouts that begin so: those that were asked nothing yet, else all."""
         opening = opening_of(request.messages)
         fit = [s for s, one in self._expected.items() if opening and one.opening == opening]
-        return [session for session in fit if self._histories.is_new(session)] or fit
+        return [ledger for ledger in fit if self._histories.is_new(ledger)] or fit
 
-    def _quoted(self, request: ChatRequest) -> Sequence[Session]:
+    def _quoted(self, request: AgentRequest) -> Sequence[Ledger]:
         """The rollouts whose last answer a message repeats: those with the longest."""
         last = request.messages[-1]
         if any(message["role"] == "assistant" for message in request.messages):
@@ -154,14 +154,14 @@ class Unnamed:
         answers = {s: _last_answer(s) for s, one in self._expected.items() if one.quotes}
         fit = {s: len(said) for s, said in answers.items() if said and said in text}
         longest = max(fit.values(), default=0)
-        return [session for session, length in fit.items() if length == longest]
+        return [ledger for ledger, length in fit.items() if length == longest]
 
-    def _ambiguous(self, found: Collection[Session]) -> str:
-        agents = " and ".join(sorted({self._expected[session].agent for session in found}))
+    def _ambiguous(self, found: Collection[Ledger]) -> str:
+        agents = " and ".join(sorted({self._expected[ledger].agent for ledger in found}))
         many, none = ("two", "neither") if len(found) == 2 else (str(len(found)), "none of them")
         return f"{many} rollouts of {agents} have this history, and the request names {none}"
 
-    def _refusal(self, request: ChatRequest, why: str, hint: str) -> Refusal:
+    def _refusal(self, request: AgentRequest, why: str, hint: str) -> Refusal:
         self.refused += 1
         first = request.messages[0]
         text = text_of(first.get("content")) or ""
@@ -176,9 +176,9 @@ class Unnamed:
             change.set_result(None)
 
 
-def _last_answer(session: Session) -> str:
+def _last_answer(ledger: Ledger) -> str:
     """The text of a rollout's last answer, if somebody got it and nothing was asked since."""
-    call = session.calls[-1] if session.calls else None
+    call = ledger.calls[-1] if ledger.calls else None
     if call is None or not call.delivered:
         return ""
     return (call.answered.result().message.get("content") or "").strip()
@@ -197,14 +197,14 @@ class Judge:
         self._rewrites = rewrites
         self._calls = 0
         # A request keeps its session alive for as long as it is answered.
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
-    def session(self) -> Session:
+    def ledger(self) -> Ledger:
         """Return what answers the next request."""
         self._calls += 1
-        session = _Judgement(f"judge-{next(_NUMBERS)}", self._policy, self._rewrites)
-        self._sessions.add(session)
-        return session
+        ledger = _JudgeLedger(f"judge-{next(_NUMBERS)}", self._policy, self._rewrites)
+        self._sessions.add(ledger)
+        return ledger
 
     def take_calls(self) -> int:
         """Return how many requests came since this was asked last."""
@@ -213,11 +213,11 @@ class Judge:
 
     async def close(self) -> None:
         """Answer nothing any more, and wait for what is being sampled."""
-        for session in list(self._sessions):
-            await session.close()
+        for ledger in list(self._sessions):
+            await ledger.close()
 
 
-class _Judgement(Session):
+class _JudgeLedger(Ledger):
     """One request of a judge, and its answer."""
 
     def _out_of(self, reason: StopReason, why: str) -> Refusal:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, TemplateError, TokenizerError, text_of
-from abut.gateway.ledger.agent_call import ROLES, ChatRequest
+from abut.gateway.ledger.agent_call import ROLES, AgentRequest
 from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
 from abut.gateway.ledger.refusal import Refusal, said_to_client, unwritten
 from abut.messages import Message
@@ -31,7 +31,7 @@ _NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
 
 
 @dataclass(frozen=True)
-class Shown:
+class Writer:
     """What writes a conversation.
 
     Attributes:
@@ -73,21 +73,21 @@ class Shown:
         return written + (self.answers.written(tools) if tools else [])
 
 
-class Writing(NamedTuple):
+class RunWriters(NamedTuple):
     """The tokenizer of a run, and the processors of its template that write conversations."""
 
     tokenizer: Tokenizer
-    processors: "Processors"
+    processors: "Writers"
 
 
-class Processors:
+class Writers:
     """Those of one gateway; of one loop. The least used goes where there are too many."""
 
     def __init__(self, make: MakeProcessor) -> None:
         self._make = make
-        self._made: OrderedDict[str, asyncio.Future[Shown]] = OrderedDict()
+        self._made: OrderedDict[str, asyncio.Future[Writer]] = OrderedDict()
 
-    async def of(self, request: ChatRequest) -> Shown:
+    async def of(self, request: AgentRequest) -> Writer:
         """What writes the conversation of a request.
 
         Raises:
@@ -111,16 +111,16 @@ class Processors:
                 param=param,
             ) from error
 
-    async def _begin(self, request: ChatRequest) -> Shown:
-        def make() -> Shown:
+    async def _begin(self, request: AgentRequest) -> Writer:
+        def make() -> Writer:
             processor = self._make(request.tools, request.template_kwargs)
             answers = ToolAnswers(processor, request.tools) if request.tools else None
-            return Shown(processor, answers)
+            return Writer(processor, answers)
 
         return await THREADS.ask(make)
 
 
-def shown_messages(
+def template_messages(
     messages: Sequence[Message],
     names: Mapping[str, str],
     own_ids: Collection[str] = (),
@@ -135,13 +135,13 @@ def shown_messages(
         own_ids: call ids that the policy itself wrote; others are the gateway's, and not shown.
         joined: whether text parts are joined by a newline; else the template writes them.
     """
-    shown = []
+    writer = []
     called: dict[str, str] = {}
     for message in messages:
-        shown.append(_shown(message, names, own_ids, called, joined))
+        writer.append(_shown(message, names, own_ids, called, joined))
         if message["role"] == "assistant":
             called |= names_of_calls(message)
-    return shown
+    return writer
 
 
 def why_unwritten(
@@ -189,25 +189,25 @@ def _shown(
     joined: bool,
 ) -> Message:
     role, content = message["role"], message.get("content")
-    shown: Message = {
+    writer: Message = {
         "role": role,
         "content": content if isinstance(content, str) else _parts(content, joined),
     }
     if role == "assistant":
         thinking = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thinking, str):
-            shown["reasoning_content"] = thinking
+            writer["reasoning_content"] = thinking
         if calls := message.get("tool_calls"):
-            shown["tool_calls"] = [_shown_call(call) for call in calls]
+            writer["tool_calls"] = [_shown_call(call) for call in calls]
     elif role == "tool":
         id_ = message.get("tool_call_id")
         known = names.get(id_) if isinstance(id_, str) else None
         name = message.get("name")
         here = called.get(id_) if isinstance(id_, str) else None
-        shown["name"] = here or known or (name if isinstance(name, str) else "unknown")
+        writer["name"] = here or known or (name if isinstance(name, str) else "unknown")
         if isinstance(id_, str) and (known is None or id_ in own_ids):
-            shown["tool_call_id"] = id_
-    return shown
+            writer["tool_call_id"] = id_
+    return writer
 
 
 def _parts(content: Any, joined: bool) -> Any:
@@ -221,6 +221,6 @@ def _parts(content: Any, joined: bool) -> Any:
 
 def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    shown = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
+    writer = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
     id_ = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**id_, "type": "function", "function": shown}
+    return {**id_, "type": "function", "function": writer}

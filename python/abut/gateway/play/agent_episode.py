@@ -19,7 +19,7 @@ from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, st
 from abut.envs.reset_keywords import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.row import LIMITS, fill, limit_of
 from abut.gateway.play.batch_policy import BatchPolicy, Shared
 from abut.gateway.server.gateway import Gateway
@@ -45,9 +45,9 @@ class AgentEpisode:
         self._batch = batch
         self._task = task
         self._gateway = gateway
-        self._id = str(gateway.desk.id_of(task.rollout_id, attempt))
+        self._id = str(gateway.registry.id_of(task.rollout_id, attempt))
         self._policy = BatchPolicy(shared, batch, task, attempt)
-        self.session = Session(self._id, self._policy, gateway.desk.rewrites)
+        self.ledger = Ledger(self._id, self._policy, gateway.registry.rewrites)
         self._thread: DaemonThread | None = None
         self._call: asyncio.Future[Any] | None = None
         self._clock: Clock | None = None
@@ -76,13 +76,13 @@ class AgentEpisode:
         """
         self._clock = self._policy.clock = Clock(clock, self._time_is_over)
         endpoint = dataclasses.replace(
-            self._gateway.endpoint(self._id), counted=lambda: self.session.answered
+            self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered
         )
         if is_pool(self._agent):
             with self._clock.stopped():  # that is the time of other rollouts
                 self._lent = await lent_by(self._agent, self._task)
-        desk = self._gateway.desk
-        await desk.ask(lambda: desk.open(self.session))
+        registry = self._gateway.registry
+        await registry.ask(lambda: registry.open(self.ledger))
         try:
             self._call = self._begin(endpoint)
             failed = self._policy.failure
@@ -90,7 +90,7 @@ class AgentEpisode:
             if not failed.done():
                 result = self._result(self._call)
         finally:
-            await desk.ask(lambda: desk.end(self.session))
+            await registry.ask(lambda: registry.end(self.ledger))
             self._is_settled = True
         if failed.done():  # an agent may well have ended of that
             failed.result()
@@ -157,17 +157,17 @@ class AgentEpisode:
         except UnplayableRow:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
-            if limit_of(self.session) is not None:
+            if limit_of(self.ledger) is not None:
                 return AgentResult(None)  # it was told that there is no more, and ended of that
             raise self._raised(error) from error
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
 
     def _raised(self, error: BaseException) -> EnvError:
         raised = raised_by_env(self._name, error, runs=AGENT)
-        if not self.session.calls:
+        if not self.ledger.calls:
             return raised
         text, hint, rest = str(raised).partition("\nhint: ")
-        after = EnvError(f"{text} (after {self.session.answered} calls){hint}{rest}")
+        after = EnvError(f"{text} (after {self.ledger.answered} calls){hint}{rest}")
         after.may_pass = raised.may_pass
         return placed(after, raised.trace)
 
@@ -175,26 +175,26 @@ class AgentEpisode:
         seconds = self._batch.config.rollout_timeout_s
 
         async def expire() -> None:
-            self.session.end(f"rollout_timeout_s={seconds:g} is over", StopReason.DEADLINE)
+            self.ledger.end(f"rollout_timeout_s={seconds:g} is over", StopReason.DEADLINE)
 
-        self._gateway.desk.submit(expire)
+        self._gateway.registry.submit(expire)
 
     def _finish(self, result: AgentResult) -> Rollout:
         """The row; a session that is over no more changes."""
-        session, name = self.session, self._name
-        if not session.calls and session.refused in LIMITS:
+        ledger, name = self.ledger, self._name
+        if not ledger.calls and ledger.refused in LIMITS:
             refused = EnvError(
-                f"the first call of {name} was refused, for {session.refused}: its prompt alone is "
+                f"the first call of {name} was refused, for {ledger.refused}: its prompt alone is "
                 "too long\nhint: leave such rows out, or raise the limit"
             )
             refused.may_pass = False
             raise placed(refused, self.where())
-        if not session.calls and session.refusal is not None:
+        if not ledger.calls and ledger.refusal is not None:
             raise placed(
-                EnvError(f"every call of {name} was refused; the last one: {session.refusal}"),
+                EnvError(f"every call of {name} was refused; the last one: {ledger.refusal}"),
                 self.where(),
             )
-        if not session.calls:
+        if not ledger.calls:
             raise placed(
                 EnvError(
                     f"{name} made no call\nhint: it has to ask endpoint.base_url with "
@@ -206,8 +206,8 @@ class AgentEpisode:
         if row.columns is None:
             raise placed(
                 EnvError(
-                    f"none of the {len(session.calls)} calls of {name} was answered"
-                    + (f"; the last refusal: {session.refusal}" if session.refusal else "")
+                    f"none of the {len(ledger.calls)} calls of {name} was answered"
+                    + (f"; the last refusal: {ledger.refusal}" if ledger.refusal else "")
                 ),
                 self.where(),
             )
@@ -216,5 +216,5 @@ class AgentEpisode:
     def _row(self, result: AgentResult) -> Rollout:
         """What was said, as a rollout."""
         row = Rollout(self.rollout.rollout_id, self.rollout.index, messages=[*self._task.messages])
-        fill(row, self.session if self._is_settled else None, self._batch.config.branch, result)
+        fill(row, self.ledger if self._is_settled else None, self._batch.config.branch, result)
         return row

@@ -15,11 +15,11 @@ from abut._native import Tokenizer
 from abut.concurrency.clock import Clock
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import over
 from abut.gateway.ledger.unnamed import _refused
-from abut.gateway.ledger.writer import Processors, Shown
+from abut.gateway.ledger.writer import Writer, Writers
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
 from abut.rollout.conversation import Budget, Conversation
@@ -32,8 +32,8 @@ from abut.samplers.sampler import Sample, SampleRequest
 class Shared:
     """What the rollouts of an agent share."""
 
-    processors: Processors
-    notes: Notes
+    processors: Writers
+    notes: ClientWarnings
 
 
 class BatchPolicy:
@@ -68,15 +68,15 @@ class BatchPolicy:
         """That of the sample of one call."""
         return sample_seed(self._batch.config.seed, self._task, self._attempt, number)
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         """What writes the conversation of a request."""
         return await self._shared.processors.of(request)
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         """See what a request asks for that it does not get."""
         self._shared.notes.see(request)
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one turn; the trainer's settings win over the client's.
 
         Raises:
@@ -142,15 +142,15 @@ class JudgePolicy:
         """Return a seed that `sample` replaces: only there the prompt is known."""
         return number
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         """Return what writes the conversation of a request."""
         return await self._shared.processors.of(request)
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         """See what a request asks for that it does not get."""
         self._shared.notes.see(request)
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one answer; the trainer's settings win over the judge's.
 
         Raises:

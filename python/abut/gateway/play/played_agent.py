@@ -12,9 +12,9 @@ from abut.concurrency.threads import THREADS
 from abut.envs.foreign import AGENT, place_of, raised_by_env
 from abut.envs.task import RolloutTask
 from abut.errors import TemplateError
-from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.unnamed import Judge
-from abut.gateway.ledger.writer import Processors, Writing
+from abut.gateway.ledger.writer import RunWriters, Writers
 from abut.gateway.play.agent_episode import AgentEpisode
 from abut.gateway.play.batch_policy import JudgePolicy, Shared
 from abut.gateway.server.gateway import Gateway
@@ -65,22 +65,20 @@ class PlayedAgent(AgentPlayer):
     def loop(self) -> LoopTasks:
         """That of the gateway: a call crosses from one to the other and back otherwise."""
         self._gateway.start()
-        assert self._gateway.desk.loop is not None
-        return self._gateway.desk.loop.tasks()
+        assert self._gateway.registry.loop is not None
+        return self._gateway.registry.loop.tasks()
 
     @asynccontextmanager
     async def _for_batch(self, batch: Batch) -> AsyncIterator[None]:
         await THREADS.ask(self._gateway.start)
         # Of this batch: they live on the gateway's loop, which one batch uses after the other.
-        processors = (
-            Processors(self._processor) if self._shared is None else self._shared.processors
-        )
+        processors = Writers(self._processor) if self._shared is None else self._shared.processors
         sampling = self._sampling()
-        self._shared = Shared(processors, Notes(sampling))
-        self._gateway.desk.writing = Writing(batch.tokenizer, processors)
+        self._shared = Shared(processors, ClientWarnings(sampling))
+        self._gateway.registry.writing = RunWriters(batch.tokenizer, processors)
         most = batch.budget().max_completion_tokens
-        self._gateway.desk.settings = {**sampling, "max_tokens": most}
-        self._gateway.desk.turn_timeout_s = batch.config.turn_timeout_s
+        self._gateway.registry.settings = {**sampling, "max_tokens": most}
+        self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
         start = getattr(self._agent, "start", None)
         stop = getattr(self._agent, "stop", None)
         if start is not None:
@@ -99,15 +97,15 @@ class PlayedAgent(AgentPlayer):
             yield
             return
         assert self._shared is not None
-        desk, before = self._gateway.desk, self._gateway.desk.judge
+        registry, before = self._gateway.registry, self._gateway.registry.judge
         policy = self._judge = JudgePolicy(self._shared, batch)
-        judge = desk.judge = Judge(policy, desk.rewrites)
+        judge = registry.judge = Judge(policy, registry.rewrites)
         try:
             yield
         finally:
-            desk.judge = before
+            registry.judge = before
             policy.end()
-            await desk.ask(judge.close)
+            await registry.ask(judge.close)
 
     def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
         """Start the gateway and the agent, and stop that after the batch."""

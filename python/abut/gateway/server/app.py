@@ -17,12 +17,12 @@ from abut.address import said
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import work_done
 from abut.gateway.dialects.chat import DONE, completion, event, events, read_request
-from abut.gateway.ledger.agent_call import Answer, Call, ChatRequest
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Body, read_body
 from abut.gateway.server.connections import Connection
-from abut.gateway.server.registry import MODEL, Desk
+from abut.gateway.server.registry import MODEL, Registry
 from abut.gateway.server.standalone import check_id, check_reward
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
 _PASSED_ON = ("authorization", "content-type", ROLLOUT_HEADER, "x-stainless-retry-count")
 _BY_MODEL = f"{MODEL}/"
-_DESK = web.AppKey("desk", Desk)
+_DESK = web.AppKey("desk", Registry)
 _PEERS = web.AppKey("peers", ClientSession)
 
 
-def make_app(desk: Desk) -> web.Application:
+def make_app(registry: Registry) -> web.Application:
     """The application of a gateway."""
     app = web.Application(middlewares=[_answers])
-    app[_DESK] = desk
+    app[_DESK] = registry
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/v1/chat/completions", _chat)
@@ -66,8 +66,8 @@ async def _peers(app: web.Application) -> Any:
     timeout = ClientTimeout(total=None)
     async with ClientSession(
         connector=connector, cookie_jar=DummyCookieJar(), timeout=timeout, trust_env=False
-    ) as session:
-        app[_PEERS] = session
+    ) as ledger:
+        app[_PEERS] = ledger
         yield
 
 
@@ -141,9 +141,9 @@ async def _responses(request: web.Request) -> web.Response:
 
 
 async def _end(request: web.Request) -> web.Response:
-    desk, serving = request.app[_DESK], request.app[_DESK].serving
+    registry, standalone = request.app[_DESK], request.app[_DESK].standalone
     key = _admit(request)
-    if not (desk.agents_may_end or desk.is_run_key(key)):
+    if not (registry.agents_may_end or registry.is_run_key(key)):
         raise Refusal(
             "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
             "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
@@ -152,23 +152,25 @@ async def _end(request: web.Request) -> web.Response:
     content = Body.of(await _chunks(request) or [b"{}"])
     body, _ = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
     rollout = _rollout_of(request, body, request.match_info.get("id"))
-    desk.check_key(key, rollout)
-    if serving is None or rollout is None:
-        why = "the request names no rollout" if serving else "the trainer ends its rollouts itself"
+    registry.check_key(key, rollout)
+    if standalone is None or rollout is None:
+        why = (
+            "the request names no rollout" if standalone else "the trainer ends its rollouts itself"
+        )
         raise Refusal(why, code="unknown_rollout")
     reward, extras = body.get("reward"), body.get("extras") or {}
     check_reward(reward)
     if not isinstance(extras, dict):
         raise Refusal("extras must be an object", param="extras")
-    return web.json_response(await serving.end_or_score(rollout, AgentResult(reward, extras)))
+    return web.json_response(await standalone.end_or_score(rollout, AgentResult(reward, extras)))
 
 
 async def _key_of(request: web.Request) -> web.Response:
     """The key that opens one rollout alone, for who starts its agent."""
-    desk, id_ = request.app[_DESK], request.match_info["id"]
-    desk.check_key(_key(request), None)
+    registry, id_ = request.app[_DESK], request.match_info["id"]
+    registry.check_key(_key(request), None)
     check_id(id_)
-    return web.json_response({"rollout_id": id_, "key": desk.key_of(id_)})
+    return web.json_response({"rollout_id": id_, "key": registry.key_of(id_)})
 
 
 def _admit(request: web.Request) -> str | None:
@@ -185,44 +187,44 @@ def _key(request: web.Request) -> str | None:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    desk = request.app[_DESK]
+    registry = request.app[_DESK]
     key, path_id = _admit(request), request.match_info.get("id")
     named = request.headers.get(ROLLOUT_HEADER) or path_id
-    with desk.noting(key, named):
-        content = desk.bodies.body(named, await _chunks(request))
+    with registry.noting(key, named):
+        content = registry.bodies.body(named, await _chunks(request))
         small = len(content.rest) <= _SMALL_BYTES
         body, beginning = await work_done(small, lambda: read_body(content))
         rollout = _rollout_of(request, body, path_id)
-    desk.check_key(key, rollout)
-    if rollout is not None and (rank := desk.rank_of(rollout)) is not None:
-        return await _pass_on(request, desk, rank, content.whole)
-    with desk.noting(key, rollout):
+    registry.check_key(key, rollout)
+    if rollout is not None and (rank := registry.rank_of(rollout)) is not None:
+        return await _pass_on(request, registry, rank, content.whole)
+    with registry.noting(key, rollout):
         like = None if beginning is None else beginning.noted
-        chat = read_request(body, unenforced=desk.unenforced, like=like)
+        chat = read_request(body, unenforced=registry.unenforced, like=like)
         if beginning is not None:
             beginning.noted = chat
         digest, retried = content.digest(beginning), _is_retry(request)
-        session = await desk.session_of(rollout, chat, digest, retried=retried)
-        if beginning is not None and session.rollout_id == named:
-            desk.bodies.keep(named, beginning)
+        ledger = await registry.ledger_of(rollout, chat, digest, retried=retried)
+        if beginning is not None and ledger.rollout_id == named:
+            registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:
-            desk.connections.note(connection, session.rollout_id)
-        return await _asked(request, session, chat, digest, retried)
+            registry.connections.note(connection, ledger.rollout_id)
+        return await _asked(request, ledger, chat, digest, retried)
 
 
 async def _asked(
-    request: web.Request, session: Session, chat: ChatRequest, digest: bytes, retried: bool
+    request: web.Request, ledger: Ledger, chat: AgentRequest, digest: bytes, retried: bool
 ) -> web.StreamResponse:
-    is_open = _Listener(request)
+    is_open = _ClientListens(request)
     # What is being written is not left half: a client that goes leaves it to the next.
-    asked = session.ask(chat, body=digest, retried=retried, is_open=is_open)
+    asked = ledger.ask(chat, body=digest, retried=retried, is_open=is_open)
     try:
         model = chat.model or MODEL
         if chat.stream:
-            return await _stream(request, session, await asked.placed, model)
-        return await _plain(request, session, await asked.answered, model)
+            return await _stream(request, ledger, await asked.placed, model)
+        return await _plain(request, ledger, await asked.answered, model)
     finally:
         is_open.gone = True
 
@@ -249,7 +251,7 @@ async def _chunks(request: web.Request) -> list[bytes]:
     return chunks
 
 
-class _Listener:
+class _ClientListens:
     """Whether who asked still listens."""
 
     def __init__(self, request: web.Request) -> None:
@@ -279,25 +281,25 @@ def _is_retry(request: web.Request) -> bool:
 
 
 async def _plain(
-    request: web.Request, session: Session, call: Call, model: str
+    request: web.Request, ledger: Ledger, call: AgentCall, model: str
 ) -> web.StreamResponse:
-    answer, tokenizer, chat = call.answered.result(), session.tokenizer, call.request
+    answer, tokenizer, chat = call.answered.result(), ledger.tokenizer, call.request
     body = await work_done(
         _is_small(answer, chat),
         lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode(),
     )
-    headers = {ROLLOUT_HEADER: session.rollout_id}
+    headers = {ROLLOUT_HEADER: ledger.rollout_id}
     response = web.Response(body=body, content_type="application/json", headers=headers)
     await response.prepare(request)
     await response.write_eof()
-    _note_delivery(request, session, call)
+    _note_delivery(request, ledger, call)
     return response
 
 
 async def _stream(
-    request: web.Request, session: Session, call: Call, model: str
+    request: web.Request, ledger: Ledger, call: AgentCall, model: str
 ) -> web.StreamResponse:
-    headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: session.rollout_id}
+    headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: ledger.rollout_id}
     response = web.StreamResponse(headers=headers)
     response.content_type = "text/event-stream"
     await response.prepare(request)
@@ -311,17 +313,17 @@ async def _stream(
         except Refusal as refusal:
             await response.write(event(refusal.body) + DONE)
             return response
-    chat, tokenizer = call.request, session.tokenizer
+    chat, tokenizer = call.request, ledger.tokenizer
     sent = await work_done(
         _is_small(answer, chat), lambda: b"".join(events(answer, chat, model, tokenizer))
     )
     await response.write(sent + DONE)
-    _note_delivery(request, session, call)  # clients hang up here, before the body's last byte
+    _note_delivery(request, ledger, call)  # clients hang up here, before the body's last byte
     await response.write_eof()
     return response
 
 
-def _is_small(answer: Answer, chat: ChatRequest) -> bool:
+def _is_small(answer: PolicyAnswer, chat: AgentRequest) -> bool:
     """Return whether an answer is written quickly enough for the loop."""
     sampled = len(answer.ids)
     tokens = (len(answer.prompt_ids) + sampled if chat.token_ids else 0) + (
@@ -330,17 +332,17 @@ def _is_small(answer: Answer, chat: ChatRequest) -> bool:
     return tokens <= _SMALL_TOKENS
 
 
-def _note_delivery(request: web.Request, session: Session, call: Call) -> None:
+def _note_delivery(request: web.Request, ledger: Ledger, call: AgentCall) -> None:
     transport = request.transport
     if transport is not None and not transport.is_closing():
-        session.delivered(call)
+        ledger.delivered(call)
 
 
 async def _pass_on(
-    request: web.Request, desk: Desk, rank: int, content: bytes
+    request: web.Request, registry: Registry, rank: int, content: bytes
 ) -> web.StreamResponse:
     """Have the rank answer that plays the rollout; it sees where this client hangs up."""
-    url = desk.peers.get(rank)
+    url = registry.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from abut._native import Tokenizer
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import Refusal, over
-from abut.gateway.ledger.writer import Processors, Shown
+from abut.gateway.ledger.writer import Writer, Writers
 from abut.processor import PartsProcessor
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation
@@ -30,7 +30,7 @@ _KEPT = 256
 
 
 @dataclass(frozen=True)
-class Upstream:
+class SharedSampler:
     """The sampler that all rollouts ask, and what they share.
 
     Attributes:
@@ -41,10 +41,10 @@ class Upstream:
     """
 
     tokenizer: Tokenizer
-    processors: Processors
+    processors: Writers
     sampler: Sampler
     config: RolloutConfig
-    notes: Notes
+    notes: ClientWarnings
     slots: asyncio.Semaphore
     stop_token_ids: tuple[int, ...] = ()
     secret: str = ""
@@ -80,7 +80,9 @@ class ClientPolicy:
         error: why it cannot go on, where that is so.
     """
 
-    def __init__(self, upstream: Upstream, rollout_id: str, budget: Callable[[], Budget]) -> None:
+    def __init__(
+        self, upstream: SharedSampler, rollout_id: str, budget: Callable[[], Budget]
+    ) -> None:
         self.tokenizer = upstream.tokenizer
         self.max_turns = upstream.config.max_turns
         self.error: str | None = None
@@ -107,16 +109,16 @@ class ClientPolicy:
         named = f"{self._upstream.secret}/{self._rollout_id}/{number}".encode()
         return int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "big") >> 1
 
-    async def shown(self, request: ChatRequest) -> Shown:
+    async def writer_of(self, request: AgentRequest) -> Writer:
         """What writes the conversation of a request."""
         self._upstream.by(request.sampling)  # refused before anything is written
         return await self._upstream.processors.of(request)
 
-    def note(self, request: ChatRequest) -> None:
+    def note(self, request: AgentRequest) -> None:
         """See what a request asks for that it does not get."""
         self._upstream.notes.see(request)
 
-    async def sample(self, request: SampleRequest, chat: ChatRequest) -> Sample:
+    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one turn by the client's settings.
 
         Raises:

@@ -177,7 +177,7 @@ class Connections:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
 
-class Listening:
+class ListeningServer:
     """A server that listens.
 
     Attributes:
@@ -200,7 +200,7 @@ class Listening:
 
 async def serve(
     app: "web.Application", host: str, port: int, connections: Connections | None = None
-) -> Listening:
+) -> ListeningServer:
     """Listen.
 
     Args:
@@ -235,4 +235,4 @@ async def serve(
     except BaseException:
         await runner.cleanup()
         raise
-    return Listening(runner, server, connections)
+    return ListeningServer(runner, server, connections)

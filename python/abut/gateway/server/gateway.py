@@ -20,11 +20,11 @@ from abut.address import Address
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import REWRITES, Rewrite
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.registry import MODEL, Desk
-from abut.gateway.server.standalone import check_reward, serving_of
+from abut.gateway.server.registry import MODEL, Registry
+from abut.gateway.server.standalone import check_reward, standalone_of
 from abut.pickling import stays
 from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
@@ -121,9 +121,9 @@ class Gateway:
             )
         self._host, self._port, self._public_url = host, port, public_url
         self._key_file = None if key_file is None else Path(key_file)
-        serving = None
+        standalone = None
         if sampler is not None:
-            serving = serving_of(
+            standalone = standalone_of(
                 sampler,
                 tokenizer,
                 config or RolloutConfig(),
@@ -136,12 +136,12 @@ class Gateway:
                 "tokenizer=, config= and recorder= are for a gateway that serves without a "
                 "trainer\nhint: give it a sampler= too, or these to make_rollout_func"
             )
-        self.desk = Desk(
+        self.registry = Registry(
             key,
             rewrites=rewrites,
             unenforced=unenforced,
             agents_may_end=agents_may_end,
-            serving=serving,
+            standalone=standalone,
         )
         """What its routes ask."""
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class Gateway:
             ValueError: it has no sampler.
             SamplerError: the sampler cannot sample.
         """
-        if self.desk.serving is None:
+        if self.registry.standalone is None:
             raise ValueError(
                 "this gateway has no sampler: make_rollout_func(gateway=) starts it\n"
                 "hint: Gateway(sampler=…, tokenizer=…) serves without a trainer"
@@ -170,8 +170,8 @@ class Gateway:
     def endpoint(self, rollout_id: str) -> Endpoint:
         """Where an agent asks the policy; without a trainer the first request opens the rollout."""
         base_url = f"{self._url}/r/{rollout_id}/v1"
-        key, serving = self.desk.key_of(rollout_id), self.desk.serving
-        counted = None if serving is None else functools.partial(serving.answered, rollout_id)
+        key, standalone = self.registry.key_of(rollout_id), self.registry.standalone
+        counted = None if standalone is None else functools.partial(standalone.answered, rollout_id)
         return Endpoint(base_url, key, MODEL, rollout_id, counted)
 
     def end(
@@ -192,19 +192,19 @@ class Gateway:
             ValueError: there is none that has not ended, or a reward that is no finite number.
         """
         result = AgentResult(reward, dict(extras or {}))
-        serving = self.desk.serving
-        if serving is None or self._listening is None:
+        standalone = self.registry.standalone
+        if standalone is None or self._listening is None:
             raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
         try:
             check_reward(result.reward)
-            return self.desk.submit(lambda: serving.end(rollout_id, result)).result()
+            return self.registry.submit(lambda: standalone.end(rollout_id, result)).result()
         except Refusal as refusal:
             raise ValueError(str(refusal)) from None
 
     @property
     def key(self) -> str:
         """Opens all rollouts of this run: for agents that have one fixed key."""
-        return self.desk.key
+        return self.registry.key
 
     @property
     def base_url(self) -> str:
@@ -236,19 +236,19 @@ class Gateway:
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"
                 ) from error
             _allow_more_files()
-            desk = self.desk
-            loop = desk.loop = DaemonLoop("abut-gateway")
+            registry = self.registry
+            loop = registry.loop = DaemonLoop("abut-gateway")
             loop.open()
             try:
-                if desk.serving is not None:
-                    loop.submit(desk.serving.start).result()
-                port = 0 if desk.rank else self._port
-                app = make_app(desk)
-                starts = loop.submit(lambda: serve(app, self._host, port, desk.connections))
+                if registry.standalone is not None:
+                    loop.submit(registry.standalone.start).result()
+                port = 0 if registry.rank else self._port
+                app = make_app(registry)
+                starts = loop.submit(lambda: serve(app, self._host, port, registry.connections))
                 self._listening = starts.result(_START_S)
             except BaseException as error:
                 loop.end(_CLOSE_S)
-                desk.loop = None
+                registry.loop = None
                 if not isinstance(error, OSError):
                     raise
                 raise EnvError(
@@ -259,7 +259,7 @@ class Gateway:
             if self._host in ("0.0.0.0", "::"):
                 host = "127.0.0.1"
             self._url = f"http://{host}:{self._listening.port}"
-            if self._public_url is not None and not desk.rank:
+            if self._public_url is not None and not registry.rank:
                 self._url = self._public_url
             self._show_key()
             # A loop that still runs while the interpreter is taken down may end in a crash.
@@ -268,18 +268,18 @@ class Gateway:
     def stop(self) -> None:
         """Stop listening, and end what is live."""
         with self._lock:
-            desk, loop, listening = self.desk, self.desk.loop, self._listening
+            registry, loop, listening = self.registry, self.registry.loop, self._listening
             self._listening, self._url = None, ""
             atexit.unregister(self.stop)
             if loop is None or listening is None:
                 return
-            if desk.serving is not None:
-                loop.submit(desk.serving.stop).result()
-            for session in list(desk.sessions.values()):
-                loop.submit(_ends(session)).result(_CLOSE_S)
+            if registry.standalone is not None:
+                loop.submit(registry.standalone.stop).result()
+            for ledger in list(registry.ledgers.values()):
+                loop.submit(_ends(ledger)).result(_CLOSE_S)
             loop.submit(listening.cleanup).result(_START_S)
             loop.end(_CLOSE_S)
-            desk.loop = None
+            registry.loop = None
 
     def _show_key(self) -> None:
         """Write the key where only its owner reads it."""
@@ -313,8 +313,8 @@ def key_is_given() -> bool:
     return bool(os.environ.get(KEY_VARIABLE))
 
 
-def _ends(session: Session) -> Any:
+def _ends(ledger: Ledger) -> Any:
     async def end() -> None:
-        session.end("the gateway has stopped")
+        ledger.end("the gateway has stopped")
 
     return end

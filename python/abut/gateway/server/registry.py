@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
-from abut.gateway.ledger.agent_call import ChatRequest
-from abut.gateway.ledger.ledger import Session
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal, ended
-from abut.gateway.ledger.unnamed import Expected, Judge, Unnamed
-from abut.gateway.ledger.writer import Writing
+from abut.gateway.ledger.unnamed import ExpectedRollout, Judge, Unnamed
+from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.body import Bodies
 from abut.gateway.server.connections import Connections
 from abut.gateway.server.keys import EndpointId, Keys
-from abut.gateway.server.standalone import Serving
+from abut.gateway.server.standalone import Standalone
 from abut.rollout.config import RolloutConfig
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ MODEL = "policy"
 """The name to ask for; any other one is answered as well."""
 
 
-class Desk:
+class Registry:
     """What the routes of one gateway ask, on its loop.
 
     Args:
@@ -44,13 +44,13 @@ class Desk:
         rewrites: Collection[str],
         unenforced: str,
         agents_may_end: bool,
-        serving: Serving | None,
+        standalone: Standalone | None,
     ) -> None:
         self.rewrites = frozenset(rewrites)
         self.unenforced = unenforced
         self.agents_may_end = agents_may_end
-        self.serving = serving
-        self.sessions: dict[str, Session] = {}
+        self.standalone = standalone
+        self.ledgers: dict[str, Ledger] = {}
         """Those that are live, by the ids of their endpoints; of a trainer's batches."""
         self.unnamed = Unnamed(self.rewrites)
         """The rollouts that are asked without their ids."""
@@ -65,15 +65,15 @@ class Desk:
         among them; for agents that have to say so to somebody."""
         self.judge: Judge | None = None
         """Answers requests that name no rollout and are no rollout's; None: they are refused."""
-        self.writing: Writing | None = None
+        self.writing: RunWriters | None = None
         """Writes the conversations of the batch, for agents that check rows before it is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
         """The limit of a turn in the batch that is played."""
         self.loop: DaemonLoop | None = None
         """Where it is asked, while the server runs."""
-        if serving is not None:
-            serving.on_open = lambda id_: self._live_keys.add(self.key_of(id_))
-            serving.on_end = self._forget
+        if standalone is not None:
+            standalone.on_open = lambda id_: self._live_keys.add(self.key_of(id_))
+            standalone.on_end = self._forget
         self._keys = Keys(key)
         self._live_keys: set[str] = set()
         self._run_id = ""
@@ -83,26 +83,26 @@ class Desk:
         """Opens all rollouts of the run."""
         return self._keys.key
 
-    async def open(self, session: Session) -> None:
+    async def open(self, ledger: Ledger) -> None:
         """Answer a rollout from here on."""
-        self.sessions[session.rollout_id] = session
-        self._live_keys.add(self.key_of(session.rollout_id))
+        self.ledgers[ledger.rollout_id] = ledger
+        self._live_keys.add(self.key_of(ledger.rollout_id))
 
-    async def expect(self, endpoint_id: str, expected: Expected) -> None:
+    async def expect(self, endpoint_id: str, expected: ExpectedRollout) -> None:
         """Match requests that name no rollout with this one, from its first call on.
 
         Rank 0 alone gets such requests and knows its own rollouts alone, so with several ranks
         none is matched: the one that fits may be another rank's.
         """
-        if self.rank is None and (session := self.sessions.get(endpoint_id)) is not None:
-            self.unnamed.expect(session, expected)
+        if self.rank is None and (ledger := self.ledgers.get(endpoint_id)) is not None:
+            self.unnamed.expect(ledger, expected)
 
-    async def end(self, session: Session) -> None:
+    async def end(self, ledger: Ledger) -> None:
         """Answer a rollout no more, and wait until nothing of it changes."""
-        self.sessions.pop(session.rollout_id, None)
-        self.unnamed.forget(session)
-        await session.close()
-        self._forget(session.rollout_id)
+        self.ledgers.pop(ledger.rollout_id, None)
+        self.unnamed.forget(ledger)
+        await ledger.close()
+        self._forget(ledger.rollout_id)
 
     def _forget(self, endpoint_id: str) -> None:
         self._live_keys.discard(self.key_of(endpoint_id))
@@ -169,10 +169,10 @@ class Desk:
             yield
         except Refusal as refusal:
             if key and endpoint_id is not None and self._keys.opens(key, endpoint_id):
-                if self.serving is not None:
-                    self.serving.refused(endpoint_id, refusal)
-                elif (session := self.sessions.get(endpoint_id)) is not None:
-                    session.refusal = str(refusal)
+                if self.standalone is not None:
+                    self.standalone.refused(endpoint_id, refusal)
+                elif (ledger := self.ledgers.get(endpoint_id)) is not None:
+                    ledger.refusal = str(refusal)
             raise
 
     def is_run_key(self, key: str | None) -> bool:
@@ -193,28 +193,26 @@ class Desk:
 
     def rank_of(self, endpoint_id: str) -> int | None:
         """The other rank that plays a rollout; None where this one does."""
-        if self.serving is not None or endpoint_id in self.sessions:
+        if self.standalone is not None or endpoint_id in self.ledgers:
             return None
         read = EndpointId.read(endpoint_id)
         return None if read is None or read.rank == self.rank else read.rank
 
-    async def session_of(
-        self, endpoint_id: str | None, request: ChatRequest, body: bytes, *, retried: bool
-    ) -> Session:
-        """The rollout that a request belongs to; arguments as of `Session.call`.
+    async def ledger_of(
+        self, endpoint_id: str | None, request: AgentRequest, body: bytes, *, retried: bool
+    ) -> Ledger:
+        """The rollout that a request belongs to; arguments as of `Ledger.call`.
 
         Raises:
             Refusal: it has ended, or never was one of this run.
         """
-        if self.serving is not None:
-            return await self.serving.session_of(endpoint_id, request, body, retried=retried)
+        if self.standalone is not None:
+            return await self.standalone.ledger_of(endpoint_id, request, body, retried=retried)
         if endpoint_id is None:
-            otherwise = None if self.judge is None else self.judge.session
-            return await self.unnamed.session_of(
-                request, body, retried=retried, otherwise=otherwise
-            )
-        if (session := self.sessions.get(endpoint_id)) is not None:
-            return session
+            otherwise = None if self.judge is None else self.judge.ledger
+            return await self.unnamed.ledger_of(request, body, retried=retried, otherwise=otherwise)
+        if (ledger := self.ledgers.get(endpoint_id)) is not None:
+            return ledger
         read = EndpointId.read(endpoint_id)
         if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
             raise ended()

@@ -21,14 +21,14 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import THREADS
-from abut.gateway.ledger.agent_call import ChatRequest
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.histories import Histories, who_goes_on, who_repeats
-from abut.gateway.ledger.ledger import Session
-from abut.gateway.ledger.policy import Notes
+from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import Refusal, ended, over
 from abut.gateway.ledger.row import fill
-from abut.gateway.ledger.writer import Processors
-from abut.gateway.server.client_policy import ClientPolicy, Upstream
+from abut.gateway.ledger.writer import Writers
+from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.gateway.server.idle import IdleRollouts, said_of
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
@@ -51,13 +51,13 @@ _GRACE_S = 10.0
 class _Live:
     """One rollout, from its first request to its end."""
 
-    session: Session
+    ledger: Ledger
     policy: ClientPolicy
     began: float
     idle: "asyncio.Task[None] | None" = None
 
 
-class Serving:
+class Standalone:
     """The rollouts of a gateway that serves alone, on its loop.
 
     Attributes:
@@ -66,7 +66,7 @@ class Serving:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: SharedSampler,
         *,
         rewrites: Sequence[str],
         recorder: Recorder | None,
@@ -111,16 +111,16 @@ class Serving:
     def answered(self, id_: str) -> int:
         """How many calls of a rollout that lives were answered."""
         live = self._live.get(id_)
-        return 0 if live is None else live.session.answered
+        return 0 if live is None else live.ledger.answered
 
-    def counts(self, sessions: Sequence[Session] | None = None) -> tuple[int, int]:
+    def counts(self, ledgers: Sequence[Ledger] | None = None) -> tuple[int, int]:
         """How many calls were answered, and how many tokens sampled; None: by all that live too."""
-        if sessions is None:
-            sessions = [live.session for live in list(self._live.values())]
+        if ledgers is None:
+            ledgers = [live.ledger for live in list(self._live.values())]
         calls, tokens = self._counted
-        for session in sessions:
-            calls += session.answered
-            tokens += sum(call.sampled_tokens for call in list(session.calls))
+        for ledger in ledgers:
+            calls += ledger.answered
+            tokens += sum(call.sampled_tokens for call in list(ledger.calls))
         return calls, tokens
 
     async def start(self) -> None:
@@ -142,7 +142,7 @@ class Serving:
     async def stop(self) -> None:
         """End all that is live, when what is being sampled is done or takes too long."""
         self._stops = True
-        if busy := [task for live in self._live.values() for task in live.session.sampling]:
+        if busy := [task for live in self._live.values() for task in live.ledger.sampling]:
             await asyncio.wait(busy, timeout=_GRACE_S)
         for id_ in list(self._live):
             await self.end(id_, AgentResult(None))
@@ -150,9 +150,9 @@ class Serving:
         if (flush := getattr(self._recorder, "flush", None)) is not None:
             await THREADS.ask(flush)
 
-    async def session_of(
-        self, id_: str | None, request: ChatRequest, body: bytes, *, retried: bool
-    ) -> Session:
+    async def ledger_of(
+        self, id_: str | None, request: AgentRequest, body: bytes, *, retried: bool
+    ) -> Ledger:
         """The rollout of a request; one that nobody has named is found by its history.
 
         Raises:
@@ -161,7 +161,7 @@ class Serving:
         if id_ is None:
             return self._found(request, body, retried) or self._open_unnamed()
         if (live := self._live.get(id_)) is not None:
-            return live.session
+            return live.ledger
         self._require_not_over(id_)
         check_id(id_)
         return self._open(id_)
@@ -174,7 +174,7 @@ class Serving:
                 return
             self._open(id_)
             live = self._live[id_]
-        live.session.refusal, live.session.used = str(refusal), time.monotonic()
+        live.ledger.refusal, live.ledger.used = str(refusal), time.monotonic()
 
     async def end_or_score(self, id_: str, result: AgentResult) -> dict[str, Any]:
         """End a rollout, or score one that has ended because nothing came; returns what it was.
@@ -214,8 +214,8 @@ class Serving:
             self._over.popitem(last=False)
         if live.idle is not None and live.idle is not asyncio.current_task():
             live.idle.cancel()
-        self._histories.remove(live.session)
-        await live.session.close()
+        self._histories.remove(live.ledger)
+        await live.ledger.close()
         self.on_end(id_)
         rollout = self._row(live, result)
         if (recorder := self._recorder) is not None:
@@ -227,7 +227,7 @@ class Serving:
 
     # ---- which rollout
 
-    def _found(self, request: ChatRequest, body: bytes, retried: bool) -> Session | None:
+    def _found(self, request: AgentRequest, body: bytes, retried: bool) -> Ledger | None:
         """The rollout that a request without a name goes on with.
 
         Of equal agents any one may be it, but each must be another one: it is claimed here, before
@@ -235,31 +235,31 @@ class Serving:
         """
         if again := who_repeats(self._histories, body, retried):
             return again[0]
-        spots = who_goes_on(self._histories, request, self._rewrites)
-        if not spots:
+        open_ends = who_goes_on(self._histories, request, self._rewrites)
+        if not open_ends:
             return None
-        self._histories.claim(request, spots[0])
-        return spots[0].session
+        self._histories.claim(request, open_ends[0])
+        return open_ends[0].ledger
 
-    def _open_unnamed(self) -> Session:
-        session = self._open(f"rollout-{secrets.token_hex(6)}")
-        self._histories.add(session)
-        return session
+    def _open_unnamed(self) -> Ledger:
+        ledger = self._open(f"rollout-{secrets.token_hex(6)}")
+        self._histories.add(ledger)
+        return ledger
 
-    def _open(self, id_: str) -> Session:
+    def _open(self, id_: str) -> Ledger:
         if self._stops:
             raise over("the gateway stops")
         policy = ClientPolicy(self._upstream, id_, self._bounds)
-        session = Session(id_, policy, self._rewrites)
-        live = _Live(session, policy, time.monotonic())
+        ledger = Ledger(id_, policy, self._rewrites)
+        live = _Live(ledger, policy, time.monotonic())
         self._live[id_] = live
         self.on_open(id_)
-        live.idle = asyncio.ensure_future(self._end_idle(id_, session))
-        return session
+        live.idle = asyncio.ensure_future(self._end_idle(id_, ledger))
+        return ledger
 
-    async def _end_idle(self, id_: str, session: Session) -> None:
+    async def _end_idle(self, id_: str, ledger: Ledger) -> None:
         """End a rollout of which nobody wants anything any more."""
-        while (left_s := session.used + self._idle_s - time.monotonic()) > 0 or session.sampling:
+        while (left_s := ledger.used + self._idle_s - time.monotonic()) > 0 or ledger.sampling:
             await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
@@ -270,19 +270,19 @@ class Serving:
     # ---- what becomes of it
 
     def _row(self, live: _Live, result: AgentResult) -> Rollout:
-        session = live.session
-        rollout = Rollout(session.rollout_id, next(self._numbers))
+        ledger = live.ledger
+        rollout = Rollout(ledger.rollout_id, next(self._numbers))
         rollout.seconds = time.monotonic() - live.began
-        fill(rollout, session, self._upstream.config.branch, result)
+        fill(rollout, ledger, self._upstream.config.branch, result)
         if live.policy.error is not None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, live.policy.error
             rollout.reward = None
         elif rollout.columns is None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, "no call was answered"
-            if session.refusal is not None:
-                rollout.error += f"; the last one was refused: {session.refusal}"
+            if ledger.refusal is not None:
+                rollout.error += f"; the last one was refused: {ledger.refusal}"
         self.ended += 1
-        self._counted = self.counts([session])
+        self._counted = self.counts([ledger])
         return rollout
 
 
@@ -318,7 +318,7 @@ def _is_finite(reward: float) -> bool:
         return False
 
 
-def serving_of(
+def standalone_of(
     sampler: Sampler,
     tokenizer: Any,
     config: RolloutConfig,
@@ -326,7 +326,7 @@ def serving_of(
     rewrites: Sequence[str],
     recorder: Recorder | str | os.PathLike[str] | None,
     idle_s: float,
-) -> Serving:
+) -> Standalone:
     """What serves without a trainer; arguments as of `Gateway`."""
     if not isinstance(sampler, Sampler) or isinstance(sampler, type):
         raise TypeError(
@@ -347,19 +347,19 @@ def serving_of(
         return processor.with_tools(tools, **variables) if tools or variables else processor
 
     takes_settings = callable(getattr(sampler, "with_settings", None))
-    upstream = Upstream(
+    upstream = SharedSampler(
         native,
-        Processors(made),
+        Writers(made),
         sampler,
         config,
-        Notes(None if takes_settings else {}),
+        ClientWarnings(None if takes_settings else {}),
         asyncio.Semaphore(config.max_requests),
         stop_token_ids=tuple(stops),
         secret=secrets.token_hex(8),
     )
     if isinstance(recorder, str | os.PathLike):
         recorder = recorder_at(recorder)
-    return Serving(
+    return Standalone(
         upstream,
         rewrites=rewrites,
         recorder=recorder,

@@ -309,7 +309,7 @@ class RolloutWorker:
             for source in route.agents:
                 source.sampling = functools.partial(async_client_settings, args)
         if route.agents:
-            route.gateway.desk.belongs_to(self._tasks.run_id)
+            route.gateway.registry.belongs_to(self._tasks.run_id)
         budget = args.token_budget if (args.token_budget or 0) > 0 else None
         engine, for_task = self._engine(budget)
         if self._recorder is not None:

@@ -34,7 +34,7 @@ class Service:
 
     async def start(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.base_url = gateway.desk.peers.get(0, "") + "/v1" if self.rank else gateway.base_url
+        self.base_url = gateway.registry.peers.get(0, "") + "/v1" if self.rank else gateway.base_url
 
     async def run(self, endpoint: Any, task: Any) -> AgentResult:
         service = type(endpoint)(

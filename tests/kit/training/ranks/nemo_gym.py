@@ -63,7 +63,7 @@ def main(folder: Path, head_url: str, port: str) -> None:
             [r.rollout_id, r.prompt_ids.tolist(), s.ids.tolist(), s.logprobs.tolist()]
             for r, s in calls
         ],
-        "peers": sorted(gateway.desk.peers),
+        "peers": sorted(gateway.registry.peers),
         "port": int(gateway.base_url.rpartition(":")[2].partition("/")[0]),
         "log": trainer.state.log_history,
     }
