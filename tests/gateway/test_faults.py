@@ -120,7 +120,7 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
         assert rollout.failed != well, (who.__name__, rollout.error)
         if well:
             check_tree(rollout, [c for c in played.sampler.calls if _is_of(c[0], index)])
-    assert not gateway.registry.sessions
+    assert not gateway.registry.ledgers
     gateway.stop()
     played.engine._env_loop.open().end(1.0)
     ORPHANS.clear()
@@ -275,7 +275,7 @@ def test_a_sample_that_nobody_got_is_given_to_who_asks_again(stage: Stage) -> No
     async def breaks_off(endpoint: Any) -> float:
         async with Client(endpoint) as client:
             await hang_up(client, [user("hi")], lambda: sampler.calls or asked.is_set())
-            session = gateway.registry.sessions[endpoint.rollout_id]
+            session = gateway.registry.ledgers[endpoint.rollout_id]
             while session.calls[0].is_open():
                 await asyncio.sleep(0.01)
             played.engine_loop.call_soon_threadsafe(hung_up.set)
@@ -320,7 +320,7 @@ def test_a_sample_that_nobody_got_is_never_the_row(stage: Stage) -> None:
         async with Client(endpoint) as client:
             first = await client.ask([user("hi")])
             await hang_up(client, [user("hi"), first, user("slow")], lambda: sampler.loop)
-        session = gateway.registry.sessions[endpoint.rollout_id]
+        session = gateway.registry.ledgers[endpoint.rollout_id]
         while session.calls[1].is_open():
             await asyncio.sleep(0.01)
         sampler.loop.call_soon_threadsafe(hung_up.set)

@@ -45,7 +45,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(matching, name, noted)
     entries, known = a_branch(100), KnownPrefix()
     for entry in entries[::2]:
-        assert entry.form  # which it keeps
+        assert entry.comparable  # which it keeps
     for end in (101, 201):
         looked_at.clear()
         found = match(entries, History(as_sent(entries[:end])), REWRITES, known)

@@ -236,7 +236,7 @@ def test_nothing_runs_on_afterwards(run: Any) -> None:
     assert {code for _, code in run.faults.refused} == {"context_length_exceeded"}
     later = [call[0].rollout_id.rpartition(".")[0] for call in run.calls[run.sampled :]]
     assert not first & {*later}
-    assert run.gateway.registry.sessions == {}
+    assert run.gateway.registry.ledgers == {}
 
 
 @pytest.mark.parametrize("version", versions() or ["none"])

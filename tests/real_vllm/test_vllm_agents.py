@@ -136,7 +136,7 @@ def test_a_server_that_is_killed_in_mid_batch_ends_it(second: VLLMServer, stage:
         sampler = Killing(second.url, give_up_s=2)
         with pytest.raises(SamplerError, match="no server has answered"):
             play_agents(stage, *[asks] * 8, sampler=sampler, gateway=gateway)
-        assert not gateway.registry.sessions
+        assert not gateway.registry.ledgers
         assert {*told} <= {400}
     finally:
         gateway.stop()
