@@ -25,6 +25,7 @@ from abut.trl import from_environment_factory, make_rollout_func, scored_only  #
 from tests.kit.data.templates import CHATML, SHOWN  # noqa: E402
 from tests.kit.stage.rollouts import LIMIT_S, Batched, Recording, Stage, Talk, assert_done  # noqa: E402
 from tests.kit.training.example_run import CPU  # noqa: E402
+from tests.kit.training.ranks import run_ranks  # noqa: E402
 
 
 class Guess:
@@ -257,6 +258,17 @@ def test_the_same_words_give_the_rows_of_trls_own_loop(both: Both) -> None:
     assert sum(errors in text for text in texts) == 2
     assert {type(environment).__name__ for environment in seen} == {"Guess"}
     assert len(seen) == 6
+
+
+@pytest.mark.slow
+def test_ranks_with_unequal_calls_log_what_trls_own_loop_does(qwen3: Any, tmp_path: Path) -> None:
+    found = []
+    for loop in ("trl", "ours"):
+        (tmp_path / loop).mkdir()
+        found += run_ranks("tools", tmp_path / loop, loop)
+    assert found[0]["tools/call_frequency"] == (1 + 3) / 2
+    assert found[0]["tools/failure_frequency"] == 1 / (1 + 3)
+    assert found == [pytest.approx(found[0])] * 4
 
 
 def test_the_same_thoughts_give_the_completions_of_trls_own_loop(both: Both) -> None:

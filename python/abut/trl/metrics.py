@@ -60,6 +60,17 @@ def rollout_stats(
     return Stats(figures)
 
 
+def tool_calls(stats: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many calls of tools the rollouts made."""
+    return sum(row["tool_calls"] for row in stats)
+
+
+def note_tool_calls(stats: Sequence[Stats], of_a_rank: float) -> None:
+    """Note how many calls of tools a rank's rollouts made in the mean."""
+    for row in stats:
+        row["tool_calls_of_a_rank"] = of_a_rank
+
+
 def log_batch(
     stats: Sequence[Mapping[str, Any]],
     columns: Mapping[str, Sequence[Any]],
@@ -146,10 +157,12 @@ def _log_tools(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
     """TRL's metrics of its own tool loop: calls in a rollout, and the share of them that failed."""
-    calls = sum(row["tool_calls"] for row in stats)
+    calls = tool_calls(stats)
     failures = sum(row["tool_failures"] for row in stats)
     log_metric("tools/call_frequency", calls / len(stats))
-    log_metric("tools/failure_frequency", failures / calls if calls else 0.0)
+    # TRL takes the mean over the ranks, each of which has its own number of calls.
+    each = stats[0].get("tool_calls_of_a_rank", calls)
+    log_metric("tools/failure_frequency", failures / each if each else 0.0)
 
 
 def _log_branches(

@@ -63,6 +63,16 @@ def judged(
     return played
 
 
+def mean_over_ranks(accelerator: Any, number: float) -> float:
+    """The mean of what the ranks have, on all ranks the same; all have to ask."""
+    if accelerator.num_processes == 1:
+        return number
+    from accelerate.utils import gather_object
+
+    numbers: list[float] = gather_object([number])
+    return sum(numbers) / len(numbers)
+
+
 def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
     """The names that any rank has, on all ranks the same and in one order; all have to ask."""
     if accelerator.num_processes == 1:

@@ -27,8 +27,8 @@ from abut.rollout.rollout import Rollout
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.tools.environment_factory import environments_of
-from abut.trl.metrics import is_metric
-from abut.trl.ranks import judged, of_all_ranks, serve_ranks
+from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
+from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
 from abut.trl.rewards import ModelMetrics, has_tools, warn_of_unwrapped, wrap_reward_functions
 from abut.trl.route import EnvArgument
 from abut.trl.rows import fill_metrics, rows_of
@@ -136,6 +136,9 @@ class RolloutFunc:
         self._end_batch()
         if self._tasks.route.agents:
             fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
+        if has_tools(self._tasks.route.kinds):
+            calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
+            note_tool_calls(rows["rollout_stats"], calls)
         mode = "train" if trainer.model.training else "eval"
         self._model_metrics.add(trainer, rows, mode)
         if self._scores is not None:
