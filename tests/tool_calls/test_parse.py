@@ -695,3 +695,21 @@ def test_a_schema_tells_keys_that_spell_a_mark() -> None:
     assert read("b", "b>\n[1]") == {"b": "b>\n[1]"}
     assert read("d&quot;e", "1") == {'d"e': 1}
     assert read("other>", "1") == {"other": ">\n1"}, "a key that no schema knows"
+
+
+def test_a_key_that_begins_another_is_told_by_the_mark_or_malformed() -> None:
+    properties = {key: {"type": "string"} for key in ("a", "a>b")}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = [{"type": "function", "function": function}]
+
+    def read(parameter: str) -> Any:
+        text = f"<tool_call>\n<function=f>\n<parameter={parameter}</parameter>\n"
+        text += "</function>\n</tool_call>"
+        found = parse_tool_calls(text, format="qwen3_coder", tools=tools)
+        return [m.error for m in found.malformed] or found.calls[0].arguments
+
+    assert read("a>b>\nx\n") == {"a>b": "x"}
+    assert read("a>\nb>\nx\n") == {"a": "b>\nx"}
+    assert read("a>x") == {"a": "x"}
+    # Written without the mark's newline, both fit.
+    assert read("a>b>x") == ["character 36: the parameter may be 'a' or 'a>b'"]

@@ -6,7 +6,7 @@ it may spell a close; it does not go past the end of its call.
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from abut.tool_calls.call import Wrong
@@ -19,29 +19,35 @@ from abut.tool_calls.values import load_literal
 Schema: TypeAlias = ToolSchema | None
 """That of the function's parameters; None: not known."""
 
-_LONGEST_KEY = 256  # of those that spell a mark: each place of the mark in them is tried
-
 
 class ParametersReader:
     """Reads the parameters of one form.
+
+    Args:
+        parameters: how each is written.
+        form: the calls around them.
+        odd_keys: keys that look like no key of this form, such as one with a `>` in
+            `<parameter=a>b>`. Only a schema can tell that they are some.
 
     Attributes:
         open: what stands before a key.
     """
 
-    def __init__(self, parameters: Parameters, form: CallForm) -> None:
+    def __init__(
+        self, parameters: Parameters, form: CallForm, odd_keys: Collection[str] = ()
+    ) -> None:
         self.open = parameters.open.strip()
+        self._parameters, self._form, self._odd_keys = parameters, form, odd_keys
+        self._with_odd_keys: dict[frozenset[str], ParametersReader] = {}
         tagged = bool(tags(self.open + parameters.marks[0].text))
         marks = sorted(parameters.marks, key=lambda mark: -len(mark.text))
         first = "".join({mark.text.strip()[:1] for mark in marks})
         punctuation = "" if tagged else r"(){}\[\],'\s"
-        key = rf"(?P<key>[^\n<>\"{punctuation}{re.escape(first)}]*+)"
-        one = (
-            key
-            + "(?:"
-            + "|".join(f"(?P<m{k}>{_before(mark)})" for k, mark in enumerate(marks))
-            + ")"
-        )
+        self._usual_key = re.compile(rf"[^\n<>\"{punctuation}{re.escape(first)}]*+")
+        key = "|".join([*map(re.escape, sorted(odd_keys, key=len, reverse=True)), ""])
+        key = f"(?P<key>{key}{self._usual_key.pattern})"
+        mark_of_kind = "|".join(f"(?P<m{k}>{_before(mark)})" for k, mark in enumerate(marks))
+        one = f"{key}(?:{mark_of_kind})"
         opened = core(parameters.open)
         between = core(parameters.between)
         if not tagged:  # some templates forget the comma
@@ -55,10 +61,33 @@ class ParametersReader:
         self._mark = marks[-1].text
         follows = _follows(parameters, form, opened + one, tagged)
         self._marks = [_MarkReader(mark, follows, form) for mark in marks]
-        self._key_ends = [re.compile(_before(mark)) for mark in marks]
+        self._any_mark = re.compile(mark_of_kind)
+        self._written_marks = [mark.text.lstrip() for mark in marks]
 
     def __call__(self, text: str) -> Callable[[int, Schema], tuple[dict[str, Any], int]]:
-        """What reads them from a place in this text, given the schemas, up to the call's close."""
+        """Return a reader of the parameters at a place in this text, up to the call's close."""
+        readers: dict[ParametersReader, Callable[[int, Schema], tuple[dict[str, Any], int]]] = {}
+
+        def read(at: int, schema: Schema) -> tuple[dict[str, Any], int]:
+            reader = self._knowing(schema)
+            if reader not in readers:
+                readers[reader] = reader._reading(text)
+            return readers[reader](at, schema)
+
+        return read
+
+    def _knowing(self, schema: Schema) -> "ParametersReader":
+        """Return a reader that knows the odd keys of a schema."""
+        names = () if schema is None else schema.names
+        odd = frozenset(name for name in names if not self._usual_key.fullmatch(name))
+        if not odd:
+            return self
+        if odd not in self._with_odd_keys:
+            reader = ParametersReader(self._parameters, self._form, odd)
+            self._with_odd_keys[odd] = reader
+        return self._with_odd_keys[odd]
+
+    def _reading(self, text: str) -> Callable[[int, Schema], tuple[dict[str, Any], int]]:
         opener = None if self._opener is None else Finder(self._opener, text)
         values = [mark(text, opener) for mark in self._marks]
 
@@ -66,16 +95,13 @@ class ParametersReader:
             arguments: dict[str, Any] = {}
             pattern = self._first
             while (match := pattern.match(text, at)) is not None:
-                key, place, end = match["key"].strip(), match.start(), match.end()
-                kind = int(str(match.lastgroup)[1:])
-                if schema is not None and key not in schema:
-                    key, end = self._odd_key(match, self._key_ends[kind], schema)
+                key, mark = self._key(match, schema)
+                place = skip_space(text, match.start())
                 if not key:
-                    raise Wrong(skip_space(text, place), "a parameter has no name")
+                    raise Wrong(place, "a parameter has no name")
                 if key in arguments:
-                    what = f"the parameter {key!r} stands twice in one call"
-                    raise Wrong(skip_space(text, place), what)
-                arguments[key], at = values[kind](end, key, schema)
+                    raise Wrong(place, f"the parameter {key!r} stands twice in one call")
+                arguments[key], at = values[_kind(mark)](mark.end(), key, schema)
                 pattern = self._next
             if self._close.match(text, at) is None:
                 raise self._wrong(text, at)
@@ -83,26 +109,39 @@ class ParametersReader:
 
         return read
 
-    @staticmethod
-    def _odd_key(
-        match: re.Match[str], mark: re.Pattern[str], schema: ToolSchema
-    ) -> tuple[str, int]:
-        """The key of the schema that stands where a key that is not in it was read, and its end.
+    def _key(self, match: re.Match[str], schema: Schema) -> tuple[str, re.Match[str]]:
+        """Return the key that `match` found, and the match that ends behind its mark.
 
-        A template may write a key as it is, even one with a `>` in it (`<parameter=a>b>`), or with
-        the entities of XML (`a&quot;b`). The schema tells. A key that it does not know at all
-        stays as it was read.
+        Raises:
+            Wrong: several keys of the schema fit, and not exactly one of them has the mark behind
+                it that the template writes.
         """
-        key = match["key"].strip()
-        if html.unescape(key) in schema:
-            return html.unescape(key), match.end()
-        text, start = match.string, match.start("key")
-        line = text.find("\n", start, start + _LONGEST_KEY)
-        limit = start + _LONGEST_KEY if line < 0 else line + 1
-        for end in mark.finditer(text, match.end("key"), limit):
-            if (longer := text[start : end.start()].strip()) in schema:
-                return longer, end.end()
-        return key, match.end()
+        key, text, start = match["key"].strip(), match.string, match.start("key")
+        if schema is None:
+            return key, match
+        fitting: dict[str, re.Match[str]] = {}
+        for name in schema.names if self._odd_keys else ():
+            if text.startswith(name, start):
+                mark = self._any_mark.match(text, start + len(name))
+                if mark is not None:
+                    fitting[name] = mark
+        if len(fitting) > 1:
+            # Models may leave out the mark's newline, so `a` fits `<parameter=a>b>`, too. The
+            # template writes it, so it tells `a>b` from an `a` whose value begins with `b>`.
+            exact = {
+                name: mark
+                for name, mark in fitting.items()
+                if mark[0].lstrip() == self._written_marks[_kind(mark)]
+            }
+            if len(exact) != 1:
+                either = " or ".join(map(repr, sorted(fitting)))
+                raise Wrong(start, f"the parameter may be {either}")
+            fitting = exact
+        for name, mark in fitting.items():
+            return name, mark
+        # A template may write a key with the entities of XML, `a&quot;b`.
+        plain = html.unescape(key)
+        return (plain if key not in schema and plain in schema else key), match
 
     def _wrong(self, text: str, at: int) -> Wrong:
         """What is missing where there is neither a parameter nor the close of a call."""
@@ -196,6 +235,11 @@ def _follows(parameters: Parameters, form: CallForm, parameter: str, tagged: boo
         again = core(form.between) + r"\s*+" + core(form.open) + NAME
         behind = core(form.close) + r"\s*+" + any_of([again, core(form.end), r"\Z"])
     return f"(?:{following}|{behind})"
+
+
+def _kind(match: re.Match[str]) -> int:
+    """Return the number of the mark that matched: its group is named after it."""
+    return int(str(match.lastgroup)[1:])
 
 
 def _before(mark: Mark) -> str:

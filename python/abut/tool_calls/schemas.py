@@ -9,6 +9,7 @@ Schema accepts a string there.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -44,11 +45,13 @@ class ToolSchema:
 
     def __contains__(self, name: str) -> bool:
         """Return whether the schema names this parameter."""
+        return name in self.names
 
-        def named(node: Mapping[str, Any]) -> Verdict:
-            return True if name in _dict(node.get("properties")) else None
-
-        return self._judged(self._parameters, named, is_silence_ignored=True) is True
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The parameters that the schema names."""
+        parts = self._parts_first(self._parameters)
+        return frozenset(name for part in parts for name in _dict(part.get("properties")))
 
     def typed(self, name: str, text: str) -> Any:
         """Return the text of a parameter as one of its types; as it is where no type fits."""

@@ -25,6 +25,7 @@ TYPES = {
 }
 # Some forms cannot hold these: their templates write no escape.
 ODD_KEYS = {
+    "a": "string",  # begins most of the others
     "a b": "string",
     "a,b": "integer",
     "a:b": "object",
