@@ -115,7 +115,7 @@ def idle_threads_stay(no_thread_stays: None, monkeypatch: pytest.MonkeyPatch) ->
     waiting = [THREADS.worker() for _ in [*THREADS._idle._workers]]
     for worker in waiting:
         worker.is_free()
-        worker.begin(THREADS.lend(), None)
+        worker.begin(THREADS.call_queue(), None)
 
 
 @pytest.fixture(scope="session")

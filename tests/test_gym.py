@@ -5,8 +5,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from abut.envs.factory import check_env_factory
 from abut.envs.foreign import make_env
+from abut.envs.signatures import check_env_factory
 from abut.errors import InvalidAction
 from abut.gym import GymEnv
 from tests.kit.stage.rollouts import Stage, assert_done

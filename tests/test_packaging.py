@@ -199,7 +199,7 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "the gateway needs aiohttp: pip install 'abut[gateway]'",
         ),
         (
-            "from abut.ray import RayPool; from abut.envs.echo import EchoEnv; "
+            "from abut.ray import RayPool; from abut.envs.built_in import EchoEnv; "
             "RayPool(EchoEnv, size=1)",
             "abut.ray needs Ray: pip install 'abut[ray]'",
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from abut.concurrency.garbage import rarer_collections
+from abut.concurrency.process_limits import rarer_collections
 from tests.kit.stage.rollouts import Stage, Talk
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from abut.concurrency.thread_limit import thread_limit
+from abut.concurrency.process_limits import thread_limit
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="proc and sys are Linux's")
 

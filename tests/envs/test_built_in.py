@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abut.envs import CopyRowEnv, EchoEnv, WordGuessEnv
-from abut.envs.word_guess import WORDS, feedback, parse_guess
+from abut.envs.built_in import WORDS, feedback, parse_guess
 
 ENVS = [CopyRowEnv, EchoEnv, WordGuessEnv]
 SEEDED = [CopyRowEnv, WordGuessEnv]

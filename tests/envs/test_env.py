@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from abut.envs.factory import check_env_factory
 from abut.envs.foreign import (
     check_reply,
     close_env,
@@ -15,7 +14,7 @@ from abut.envs.foreign import (
     is_async,
     make_env,
 )
-from abut.envs.reset_keywords import accepted_keywords
+from abut.envs.signatures import accepted_keywords, check_env_factory
 from abut.errors import EnvError
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env

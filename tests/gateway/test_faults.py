@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from abut import SamplerError, agent
-from abut.concurrency.deadline import SparingTimeout
+from abut.concurrency.clock import SparingTimeout
 from abut.gateway import Gateway
 from abut.samplers.sampler import Sample, SampleRequest
 from tests.kit.stage.agents import Client, check_tree, play_agents, user

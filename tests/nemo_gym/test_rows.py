@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.nemo_gym import NemoGym
 from abut.nemo_gym.rows import mixed, row_of, shown

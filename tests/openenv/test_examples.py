@@ -10,7 +10,6 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv, Serve
-from abut.openenv.target import hosts_of
 from tests.kit.checkout import ROOT
 from tests.kit.stage.rollouts import Recording, Stage, assert_done
 
@@ -28,7 +27,7 @@ pytestmark = [
 def wordle() -> Iterator[str]:
     """The address of a server whose only words are crane, slate and audio."""
     folder = ROOT / "tests" / "openenv" / "servers"
-    (host,) = hosts_of(Serve("wordle_server:app", python=PYTHON, cwd=folder))
+    (host,) = servers_of(Serve("wordle_server:app", python=PYTHON, cwd=folder))
     yield asyncio.run(host.url())
     host.end()
 

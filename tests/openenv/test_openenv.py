@@ -17,7 +17,7 @@ import pytest
 
 import abut
 from abut.concurrency.mailbox import Mailbox
-from abut.concurrency.threads import DaemonThread
+from abut.concurrency.threads import CallQueue
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError
 from abut.openenv import OpenEnv
@@ -283,8 +283,9 @@ def test_threads_end_after_the_last_episode(stage: Stage) -> None:
 
 
 def test_our_own_functions_need_no_thread(stage: Stage, monkeypatch: Any) -> None:
-    monkeypatch.setattr(abut.openenv.open_env_episode, "THREADS", None)
     with served() as (_, openenv):
+        assert_done(play(stage, openenv)[0])  # asks for the server's schema, once, on a thread
+        monkeypatch.setattr(abut.openenv.open_env_episode, "THREADS", None)
         assert_done(play(stage, openenv)[0])
 
 
@@ -553,8 +554,8 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, method, count)
 
     monkeypatch.setattr("abut.concurrency.loop.uvloop", None)  # whose loop cannot be counted
-    counted(DaemonThread, "ask")
-    counted(DaemonThread, "submit")
+    counted(CallQueue, "ask")
+    counted(CallQueue, "submit")
     counted(Mailbox, "put")
     # A mailbox wakes its loop once for all that is there: what lies in it has been counted.
     empty = Mailbox._empty

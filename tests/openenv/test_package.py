@@ -13,7 +13,7 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv, Serve, call_tools
-from abut.openenv.target import hosts_of
+from abut.openenv.target import servers_of
 from abut.rollout.rollout import Rollout
 from tests.kit.checkout import ROOT
 from tests.kit.stage.rollouts import Recording, Stage, assert_done
@@ -36,7 +36,7 @@ def serve(name: str, **settings: Any) -> Serve:
 @pytest.fixture(scope="module")
 def echo() -> Iterator[str]:
     """The address of one server: starting one takes seconds."""
-    (host,) = hosts_of(serve("echo"))
+    (host,) = servers_of(serve("echo"))
     yield asyncio.run(host.url())
     host.end()
 

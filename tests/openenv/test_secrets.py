@@ -11,7 +11,7 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.openenv import Docker, OpenEnv, Serve
-from abut.openenv.target import hosts_of
+from abut.openenv.target import servers_of
 from abut.rollout.rollout import Rollout
 from tests.kit.servers.wire_server import WireServer
 from tests.kit.stage.rollouts import Recording, Stage, assert_done
@@ -98,7 +98,7 @@ def test_user_and_password_are_sent_and_never_printed(
     with OpenEnv(with_password(server.url), connect_timeout_s=0) as openenv:
         rollout = play(stage, openenv)
         assert f"{server.url} cannot be reached" in (rollout.error or "")
-        assert SECRET not in f"{rollout!r}{openenv!r}{hosts_of(with_password(server.url))!r}"
+        assert SECRET not in f"{rollout!r}{openenv!r}{servers_of(with_password(server.url))!r}"
     assert "rollouts failed" in logged(caplog)
     assert SECRET not in logged(caplog)
     assert BASIC not in logged(caplog)

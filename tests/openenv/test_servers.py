@@ -18,7 +18,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.openenv import Docker, OpenEnv, Serve
 from abut.openenv.server_process import ServerProcess
-from abut.openenv.target import hosts_of, space_url
+from abut.openenv.target import servers_of, space_url
 from abut.openenv.wire import socket_url
 from abut.rollout.rollout import Rollout
 from tests.kit.checkout import ROOT
@@ -112,7 +112,7 @@ def gone(pid: int) -> bool:
     ],
 )
 def test_a_target_is_an_address(target: str, url: str) -> None:
-    (host,) = hosts_of(target)
+    (host,) = servers_of(target)
     assert asyncio.run(host.url()) == url
 
 
@@ -124,7 +124,7 @@ def test_a_socket_is_at_ws() -> None:
 def test_targets_and_replicas_add_up() -> None:
     targets = ["http://a", Serve("p.app:app", replicas=3), Docker("image", replicas=2), "serve:m:a"]
     names = ["http://a", *["serve:p.app:app"] * 3, *["docker:image"] * 2, "serve:m:a"]
-    assert [host.name for host in hosts_of(targets)] == names
+    assert [host.name for host in servers_of(targets)] == names
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_targets_and_replicas_add_up() -> None:
 )
 def test_what_is_no_target_is_named(target: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as raised:
-        hosts_of(target)
+        servers_of(target)
     assert str(raised.value) == text
 
 
@@ -219,7 +219,7 @@ def test_a_python_that_is_not_there_is_named(stage: Stage) -> None:
 
 
 def test_a_start_that_fails_leaves_no_log_open() -> None:
-    (host,) = hosts_of(Serve("a:b", python="/no/python"))
+    (host,) = servers_of(Serve("a:b", python="/no/python"))
     for _ in range(2):
         with pytest.raises(EnvError, match="cannot be started"):
             asyncio.run(host.url())
@@ -321,7 +321,7 @@ def test_the_error_of_a_start_is_that_of_all_who_wait(stage: Stage, folder: Path
 
 
 def test_a_closed_server_is_not_started(folder: Path) -> None:
-    (host,) = hosts_of(Serve("apps:plain", cwd=folder))
+    (host,) = servers_of(Serve("apps:plain", cwd=folder))
     host.end()
     with pytest.raises(EnvError) as raised:
         asyncio.run(host.url())

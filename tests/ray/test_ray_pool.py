@@ -13,7 +13,7 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="no ray: make test-ray")
 
-from abut.envs.reset_keywords import UnplayableRow  # noqa: E402
+from abut.envs.signatures import UnplayableRow  # noqa: E402
 from abut.envs.task import EnvPool, RolloutTask  # noqa: E402
 from abut.errors import EnvError  # noqa: E402
 from abut.ray import RayPool  # noqa: E402
@@ -296,7 +296,7 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
         node = a_node(cluster, lone=1)
         pool = pool_of(Endless, start_timeout_s=120, resources={"lone": 0.4})
         env = await lent(pool)
-        pool._hosts._start_timeout_s = 1.0
+        pool._actors._start_timeout_s = 1.0
         cluster.remove_node(node, False)
         await what_ends(env)
         env.close()
@@ -324,7 +324,7 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
 def test_a_cluster_without_room_is_said_with_what_there_is(
     pool_of: Any, options: Any, asked: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abut.ray.host_pool._NOTICE_S", 0.1)
+    monkeypatch.setattr("abut.ray.actor_pool._NOTICE_S", 0.1)
     pool = pool_of(Far, start_timeout_s=1, **options)
     with pytest.raises(EnvError) as raised:
         asyncio.run(lent(pool))
@@ -344,7 +344,7 @@ def test_actors_beyond_the_room_are_said_and_the_others_play(pool_of: Any, caplo
         for _ in range(4):
             env = await lent(pool)
             env.close()
-        await pool._loop.ask(pool._hosts.say_who_runs)
+        await pool._loop.ask(pool._actors.say_who_runs)
 
     asyncio.run(play())
     assert "of 9 actors run, the others wait for room, and rollouts in line: an" in caplog.text
@@ -506,7 +506,7 @@ def test_another_cluster_and_a_late_folder_are_refused(cluster: Any, pool_of: An
 def test_a_share_of_each_rank(pool_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     pool = pool_of(Far, size=10, slots=2)
-    assert pool._hosts._slots == [2, 1]
+    assert pool._actors._slots == [2, 1]
 
 
 @pytest.fixture(autouse=True)

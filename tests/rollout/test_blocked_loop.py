@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from abut.concurrency.deadline import Deadline, SparingTimeout
+from abut.concurrency.clock import Deadline, SparingTimeout
 from tests.kit.stage.rollouts import Stage, Talk, assert_done, asynced, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")

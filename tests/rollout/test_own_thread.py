@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from abut.concurrency.thread_limit import ThreadLimit
+from abut.concurrency.process_limits import ThreadLimit
 from abut.errors import RolloutError
 from abut.rollout import env_loops
 from tests.kit.stage.rollouts import LIMIT_S, Stage, Talk, asynced, env, eventually, own_threads
@@ -313,7 +313,7 @@ def test_where_no_thread_starts_the_error_says_what_to_do(stage: Stage, monkeypa
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("abut.concurrency.threads._Worker.__init__", refuse)
+    monkeypatch.setattr("abut.concurrency.threads._CachedThread.__init__", refuse)
     played = stage.play(Talk, retries=0, max_failed_frac=1.0)
     assert (
         "no thread could be started for an environment: RuntimeError: can't start new thread"
@@ -385,11 +385,11 @@ def test_a_turn_of_a_synchronous_environment_crosses_once_and_back(
     stage: Stage, monkeypatch: Any
 ) -> None:
     """The sample is written, the step taken and the reply written on its thread, in one go."""
-    from abut.concurrency.threads import DaemonThread
+    from abut.concurrency.threads import CallQueue
     from abut.rollout.conversation import Conversation
 
     asked, where = [0], set()
-    ask = DaemonThread.ask
+    ask = CallQueue.ask
 
     def counted(self: Any, call: Any, **last: Any) -> Any:
         asked[0] += 1
@@ -404,7 +404,7 @@ def test_a_turn_of_a_synchronous_environment_crosses_once_and_back(
 
         monkeypatch.setattr(Conversation, name, note)
 
-    monkeypatch.setattr(DaemonThread, "ask", counted)
+    monkeypatch.setattr(CallQueue, "ask", counted)
     for name in ("open", "hear", "reply"):
         noted(name)
 

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
-from abut.tools.answers import ToolAnswers
+from abut.tools.tool_messages import ToolAnswers
 from tests.kit.data.templates import CHATML, NAMES, SHOWN, text, tool
 
 TOOLS = [

@@ -6,6 +6,6 @@ the gateway, which keeps what was said exact to the token.
 
 from abut.agents.function_agent import agent
 from abut.agents.protocol import Agent, AgentResult, Endpoint
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 
 __all__ = ["Agent", "AgentResult", "Endpoint", "UnplayableRow", "agent"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from abut.agents.protocol import Agent, AgentFunction, Endpoint
 from abut.envs.foreign import place_of, place_of_code
-from abut.envs.reset_keywords import (
+from abut.envs.signatures import (
     accepted_by,
     check_removed,
     lacks_column,

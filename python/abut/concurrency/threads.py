@@ -1,13 +1,13 @@
-"""Threads that a hanging environment cannot hold hostage.
+"""A cache of daemon threads, and queues of calls that each keep one thread of it.
 
 `concurrent.futures` joins its threads when the interpreter exits, so one environment that never
-returns would keep the process alive. These are daemons. All of the process share them: since a
-thread is started where none is idle, no call ever waits for another one's thread, and how many run
-at once is for those who ask to bound.
+returns would keep the process alive. These threads are daemons, and the whole process shares them.
+A thread is started where none is idle, so no call ever waits for a thread that another call holds.
+The callers bound how many run at once.
 
-Invariant: a thread is one borrower's until that one gives it back, and runs its calls in their
-order, each once, unless it is cancelled before. Whatever a call raises, `SystemExit` included, goes
-to who waits for it and ends no thread.
+Invariant: a queue keeps its thread until the queue gives it back. The thread runs the calls of the
+queue in their order, each once, unless a call is cancelled before. Whatever a call raises,
+`SystemExit` included, goes to the future of that call and ends no thread.
 """
 
 import asyncio
@@ -28,96 +28,97 @@ from abut.errors import EnvError, text_of
 T = TypeVar("T")
 
 _LOOK_UP_S = 0.25
-# To start a thread takes about 0.1 ms, a ten-thousandth of this: to wait longer would save nothing.
-# To end much sooner would start a batch's threads anew at every turn that takes long to sample.
+# Starting a thread takes about 0.1 ms, a ten-thousandth of this, so a longer wait would save
+# nothing. A much shorter one would start a batch's threads anew at every turn that samples slowly.
 _IDLE_S = 1.0
-# One that runs, and one that will run as soon as that waits for something.
+# One thread that runs, and one that runs as soon as the first waits for something.
 _WAKE_AT_ONCE = 2
 
 
-class _Work(NamedTuple):
-    """A call, whether it is still wanted, and who gets `(result, error)`."""
+class _QueuedCall(NamedTuple):
+    """A call, a test for whether it is still wanted, and the receiver of `(result, error)`."""
 
     call: Callable[[], Any]
     is_wanted: Callable[[], bool]
     hand_over: HandOver
     is_last: bool
-    """Of who borrowed the thread."""
+    """True if the queue gives its thread back after this call."""
 
 
 class InterruptibleQueue(queue.SimpleQueue[T]):
-    """A queue whose reader looks up four times a second.
+    """A queue whose reader wakes four times a second.
 
-    A Ctrl-C in the moment before it begins to wait would be seen only after the next item.
+    Without that, a Ctrl-C in the moment before `get` begins to wait would be seen only after the
+    next item.
     """
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Wait for the next item; without a timeout for as long as it takes."""
+        """Wait for the next item; without a timeout, as long as it takes."""
         while block and timeout is None:
             with suppress(queue.Empty):
                 return super().get(timeout=_LOOK_UP_S)
         return super().get(block, timeout)
 
 
-class DaemonThread:
-    """A thread that is one borrower's; the system's is found or started when it is first needed.
+class CallQueue:
+    """Calls that run in order, all on the same thread.
 
-    So calls that are over soon need no more of them than are at work at once, however many are
-    asked for in one moment.
+    The thread is taken from the cache only when the first call is due. So a thousand queues of
+    short calls, made in one moment, need no more threads than calls run at once.
     """
 
-    def __init__(self, threads: "DaemonThreads") -> None:
-        self._threads = threads
-        self._worker: _Worker | None = None
+    def __init__(self, cache: "ThreadCache") -> None:
+        self._cache = cache
+        self._thread: _CachedThread | None = None
         self._lock = threading.Lock()
-        self._calls: deque[_Work] = deque()
+        self._calls: deque[_QueuedCall] = deque()
         self._is_awake = False
         self._ends_with_call = False
 
     def submit(self, call: Callable[[], T], *, last: bool = False) -> Future[T]:
-        """Run `call` behind those before it; with the `last` one the thread is given back.
+        """Run `call` behind the calls before it; after the `last` call, give the thread back.
 
-        What waits for it gets an EnvError where the system starts no more threads.
+        If the system starts no more threads, the future gets an `EnvError`.
         """
         future: Future[T] = Future()
         wanted = future.set_running_or_notify_cancel
-        self._put(_Work(call, wanted, settles(future), last))
+        self._put(_QueuedCall(call, wanted, settles(future), last))
         return future
 
     def ask(self, call: Callable[[], T], *, last: bool = False) -> asyncio.Future[T]:
-        """As `submit`, for who waits on the running loop."""
+        """Run `call` as `submit` does, and return a future of the running loop."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(_Work(call, lambda: not future.cancelled(), settles_on_loop(future), last))
+        self._put(_QueuedCall(call, lambda: not future.cancelled(), settles_on_loop(future), last))
         return future
 
     def give_back(self) -> None:
-        """Lend it to others, once the calls before have returned."""
+        """Give the thread back to the cache, once the calls before have returned."""
         with self._lock:
-            is_unused = self._worker is None and not self._is_awake
+            is_unused = self._thread is None and not self._is_awake
         if not is_unused:
             self.submit(_nothing, last=True)
 
     def end_with_call(self) -> None:
-        """Lend it to others once the call that runs now has returned; for that call itself."""
+        """Give the thread back once the call that runs now returns; that call itself says so."""
         self._ends_with_call = True
 
     def frame(self) -> FrameType | None:
-        """What it runs at this moment; None where it has no thread of the system."""
-        worker = self._worker
-        return None if worker is None else sys._current_frames().get(worker.ident)
+        """Return the frame that its thread runs at this moment; None if it has no thread."""
+        thread = self._thread
+        return None if thread is None else sys._current_frames().get(thread.ident)
 
-    def wake(self, alarm: "_Alarm | None" = None) -> None:
-        """Have its calls begun, and the alarm that woke it told so.
+    def wake(self, waker: "_Waker | None" = None) -> None:
+        """Begin its calls, and tell the waker so.
 
         Raises:
             RuntimeError: the system starts no more threads.
         """
-        if self._worker is None:
-            self._worker = self._threads.worker()
-        self._worker.begin(self, alarm)
+        if self._thread is None:
+            self._thread = self._cache.thread()
+        self._thread.begin(self, waker)
 
-    def work(self, worker: "_Worker") -> None:
-        """Run its calls, there."""
+    def run(self, thread: "_CachedThread") -> None:
+        """Run its calls, on its thread."""
         while (work := self._next()) is not None:
             result, error = None, None
             wanted = work.is_wanted()
@@ -127,19 +128,19 @@ class DaemonThread:
                 except BaseException as raised:  # handed to whoever waits
                     error = raised
             ends = work.is_last or self._ends_with_call
-            goes_on = ends and self._leave()
-            if ends:  # before the result is seen, so that the next call finds this worker
-                worker.is_free()
+            goes_on = ends and self._leave_thread()
+            if ends:  # before the result is seen, so that the next call finds this thread
+                thread.is_free()
             if wanted:
                 work.hand_over(result, error)
             if goes_on:
-                self._threads.alarm.wake(self)
+                self._cache.waker.wake(self)
             if ends:
                 return
             del work, result, error
 
     def fail(self, error: EnvError) -> None:
-        """Hand it to whoever waits for its calls."""
+        """End all its calls with this error."""
         with self._lock:
             calls, self._calls = self._calls, deque()
             self._is_awake = False
@@ -147,21 +148,21 @@ class DaemonThread:
             if work.is_wanted():
                 work.hand_over(None, error)
 
-    def _put(self, work: _Work) -> None:
+    def _put(self, work: _QueuedCall) -> None:
         with self._lock:
             self._calls.append(work)
             sleeps, self._is_awake = not self._is_awake, True
         if sleeps:
-            self._threads.alarm.wake(self)
+            self._cache.waker.wake(self)
 
-    def _leave(self) -> bool:
-        """Have no worker any more; whether there are calls, for which another one is needed."""
+    def _leave_thread(self) -> bool:
+        """Return whether calls are left, which need another thread."""
         with self._lock:
-            self._worker = None
+            self._thread = None
             self._is_awake = bool(self._calls)
             return self._is_awake
 
-    def _next(self) -> _Work | None:
+    def _next(self) -> _QueuedCall | None:
         with self._lock:
             if self._calls:
                 return self._calls.popleft()
@@ -169,88 +170,88 @@ class DaemonThread:
             return None
 
 
-class _Worker:
-    """A thread of the system; it ends when nobody needed it for a second."""
+class _CachedThread:
+    """A thread of the system; it ends once no queue needed it for a second."""
 
-    def __init__(self, idle: "_Idle", name: str) -> None:
+    def __init__(self, idle: "_IdleThreads", name: str) -> None:
         self._idle = idle
-        self._bell: queue.SimpleQueue[tuple[DaemonThread, _Alarm | None]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[CallQueue, _Waker | None]] = queue.SimpleQueue()
         thread = threading.Thread(target=self._run, name=name, daemon=True)
         thread.start()
         self.ident: int = thread.ident or 0
 
-    def begin(self, thread: DaemonThread, alarm: "_Alarm | None") -> None:
-        """Run what it has to do, and tell the alarm that it runs."""
-        self._bell.put((thread, alarm))
+    def begin(self, calls: CallQueue, waker: "_Waker | None") -> None:
+        """Run the calls of a queue, and tell the waker that they run."""
+        self._orders.put((calls, waker))
 
     def is_free(self) -> None:
-        """Note that nobody has it any more."""
+        """Note that no queue has it any more."""
         self._idle.add(self)
 
     def _run(self) -> None:
         while (order := self._wait()) is not None:
-            thread, alarm = order
-            if alarm is not None:
-                alarm.is_up()
-            thread.work(self)
-            del order, thread  # what it held lives no longer than its calls
+            calls, waker = order
+            if waker is not None:
+                waker.is_up()
+            calls.run(self)
+            del order, calls  # a queue, and what it refers to, lives no longer than its calls
 
-    def _wait(self) -> "tuple[DaemonThread, _Alarm | None] | None":
+    def _wait(self) -> "tuple[CallQueue, _Waker | None] | None":
         while True:
             try:
-                return self._bell.get(timeout=_IDLE_S if self._idle.has(self) else None)
+                return self._orders.get(timeout=_IDLE_S if self._idle.has(self) else None)
             except queue.Empty:
                 if self._idle.remove(self):
                     return None
 
 
-class _Alarm:
-    """Wakes threads a few at a time: each that is up wakes the next.
+class _Waker:
+    """Wakes the threads of queues a few at a time: each that is up wakes the next.
 
-    A thread that is awake asks for the GIL two hundred times a second until it has it. Where a
+    A thread that is awake asks for the GIL two hundred times a second until it has it. If a
     thousand are woken at once, that is a quarter of what the process does.
 
-    Invariant: while threads wait to be woken, one is on its way up.
+    Invariant: while queues wait to be woken, the thread of one is on its way up.
     """
 
     def __init__(self) -> None:
-        self._asleep: deque[DaemonThread] = deque()
+        self._asleep: deque[CallQueue] = deque()
         self._free = deque([None] * _WAKE_AT_ONCE)
 
-    def wake(self, thread: DaemonThread) -> None:
-        """Wake it now, or when those before it are up."""
+    def wake(self, calls: CallQueue) -> None:
+        """Wake the thread of a queue now, or when those before it are up."""
         if threading.current_thread() is threading.main_thread():
             # A Ctrl-C between two of the steps below would end the chain.
-            _wake(thread, None)
+            _wake(calls, None)
         else:
-            self._asleep.append(thread)
+            self._asleep.append(calls)
             self._wake_next()
 
     def is_up(self) -> None:
-        """Note that a thread which this has woken runs."""
+        """Note that a thread which this waker has woken runs."""
         self._free.append(None)
         self._wake_next()
 
     def _wake_next(self) -> None:
-        # Both are taken in one step each, whoever else does: a lock would be waited for.
+        # Each `pop` is one step for all threads. A lock would make threads wait for each other.
         while self._asleep:
             try:
                 self._free.pop()
             except IndexError:
-                return  # those that are on their way will
+                return  # the threads that are on their way up will
             try:
-                thread = self._asleep.popleft()
+                calls = self._asleep.popleft()
             except IndexError:
                 self._free.append(None)
             else:
-                if not _wake(thread, self):
+                if not _wake(calls, self):
                     self._free.append(None)
 
 
-def _wake(thread: DaemonThread, alarm: _Alarm | None) -> bool:
-    """Whether it could be; else those who wait are told."""
+def _wake(calls: CallQueue, waker: _Waker | None) -> bool:
+    """Wake the thread of a queue; return False, and end its calls with an error, if that fails."""
     try:
-        thread.wake(alarm)
+        calls.wake(waker)
     except RuntimeError as error:
         told = EnvError(
             f"no thread could be started for an environment: {text_of(error)}\n"
@@ -258,45 +259,45 @@ def _wake(thread: DaemonThread, alarm: _Alarm | None) -> bool:
             "reset and step `async def`"
         )
         told.__cause__ = error
-        thread.fail(told)
+        calls.fail(told)
         return False
     return True
 
 
-class _Idle:
-    """The workers that nobody has.
+class _IdleThreads:
+    """The threads that no queue has.
 
-    Each look is one step for all threads. A lock could be held while the garbage collector ends an
-    environment, whose thread is given back there and then.
+    Each method is one step for all threads. A lock could be held while the garbage collector ends
+    an environment, whose thread is given back there and then.
     """
 
     def __init__(self) -> None:
-        self._workers: dict[_Worker, None] = {}
+        self._threads: dict[_CachedThread, None] = {}
 
-    def add(self, worker: _Worker) -> None:
-        """Have one more."""
-        self._workers[worker] = None
+    def add(self, thread: _CachedThread) -> None:
+        """Add a thread."""
+        self._threads[thread] = None
 
-    def has(self, worker: _Worker) -> bool:
-        """Whether nobody has it."""
-        return worker in self._workers
+    def has(self, thread: _CachedThread) -> bool:
+        """Return whether no queue has this thread."""
+        return thread in self._threads
 
-    def remove(self, worker: _Worker) -> bool:
-        """Whether nobody has it; then nobody gets it any more."""
-        return self._workers.pop(worker, self) is None
+    def remove(self, thread: _CachedThread) -> bool:
+        """Return whether no queue had this thread; then no queue gets it any more."""
+        return self._threads.pop(thread, self) is None
 
-    def take(self) -> _Worker | None:
-        """The one that ran last: those that are needed less end sooner."""
+    def take(self) -> _CachedThread | None:
+        """Return the thread that ran last, so that threads which are rarely needed end sooner."""
         try:
-            return self._workers.popitem()[0]
+            return self._threads.popitem()[0]
         except KeyError:
             return None
 
 
-class DaemonThreads:
-    """Lends daemon threads; one starts where none is idle, and ends when idle for a second.
+class ThreadCache:
+    """Daemon threads; one starts where none is idle, and ends once idle for a second.
 
-    Each stays for the life of the process, without threads where nobody calls.
+    A cache stays for the life of the process, and has no threads while nobody calls.
     """
 
     def __init__(self, name: str) -> None:
@@ -306,37 +307,37 @@ class DaemonThreads:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Have no thread yet: a forked child has none, and nobody who is on the way up."""
-        self._idle = _Idle()
-        self.alarm = _Alarm()
+        """Begin without threads: a forked child has none, and none that is on its way up."""
+        self._idle = _IdleThreads()
+        self.waker = _Waker()
         self._numbers = iter(range(1, sys.maxsize))
 
-    def lend(self) -> DaemonThread:
-        """A thread that nobody else has until it was given back."""
-        return DaemonThread(self)
+    def call_queue(self) -> CallQueue:
+        """Make a queue, which takes a thread when its first call is due."""
+        return CallQueue(self)
 
-    def worker(self) -> _Worker:
-        """One that is idle, or a new one.
+    def thread(self) -> _CachedThread:
+        """Return an idle thread, or a new one.
 
         Raises:
-            RuntimeError: the system starts no more.
+            RuntimeError: the system starts no more threads.
         """
-        return self._idle.take() or _Worker(self._idle, f"{self._name}-{next(self._numbers)}")
+        return self._idle.take() or _CachedThread(self._idle, f"{self._name}-{next(self._numbers)}")
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run `call` on any thread."""
-        return self.lend().submit(call, last=True)
+        return self.call_queue().submit(call, last=True)
 
     def ask(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """As `submit`, for who waits on the running loop."""
-        return self.lend().ask(call, last=True)
+        """Run `call` as `submit` does, and return a future of the running loop."""
+        return self.call_queue().ask(call, last=True)
 
 
 def _nothing() -> None: ...
 
 
-THREADS = DaemonThreads("abut-thread")
-"""Those of this process."""
+THREADS = ThreadCache("abut-thread")
+"""The threads of this process."""
 
 
 async def work_done(quick: bool, work: Callable[[], T]) -> T:

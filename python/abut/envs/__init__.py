@@ -3,8 +3,6 @@
 Those are text in, text out, standard library only, and the same for the same seed.
 """
 
-from abut.envs.copy_row import CopyRowEnv
-from abut.envs.echo import EchoEnv
-from abut.envs.word_guess import WordGuessEnv
+from abut.envs.built_in import CopyRowEnv, EchoEnv, WordGuessEnv
 
 __all__ = ["CopyRowEnv", "EchoEnv", "WordGuessEnv"]

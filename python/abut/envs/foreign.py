@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
-from abut.concurrency.threads import DaemonThread
+from abut.concurrency.threads import CallQueue
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, text_of, trace_of
@@ -80,7 +80,7 @@ def place_of_code(function: Any) -> str:
     return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_qualname}'
 
 
-def stands_at(thread: DaemonThread | None, *, behind: str) -> str | None:
+def stands_at(thread: CallQueue | None, *, behind: str) -> str | None:
     """Where foreign code stands that a thread runs; None where it runs none.
 
     Args:

@@ -8,15 +8,15 @@ import sys
 import weakref
 from typing import Any
 
-from abut.concurrency.threads import THREADS, DaemonThread
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.errors import EnvError
 
-_THREADS: dict[int, DaemonThread] = {}
+_THREADS: dict[int, CallQueue] = {}
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_THREADS.clear)  # a forked child has none of them
 
 
-def thread_of(env: Any) -> DaemonThread:
+def thread_of(env: Any) -> CallQueue:
     """The thread of an environment, which ends with it.
 
     Raises:
@@ -24,7 +24,7 @@ def thread_of(env: Any) -> DaemonThread:
     """
     if (thread := _THREADS.get(id(env))) is not None:
         return thread
-    thread = THREADS.lend()
+    thread = THREADS.call_queue()
     try:
         weakref.finalize(env, _forget, id(env)).atexit = False
     except TypeError as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from abut.envs.accepted import AnyEnv
+from abut.envs.env import AnyEnv
 from abut.messages import Message
 from abut.processor import PartsProcessor
 

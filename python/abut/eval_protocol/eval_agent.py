@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from abut.agents.protocol import AgentResult, Endpoint
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.eval_protocol.loaded_test import LoadedTest, dataset_of, load_test, row_of
 from abut.eval_protocol.players import Player, player_of

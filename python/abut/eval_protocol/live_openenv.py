@@ -16,7 +16,7 @@ class LiveOpenEnv:
     """An environment and where its calls run."""
 
     def __init__(self) -> None:
-        self._thread = THREADS.lend()
+        self._thread = THREADS.call_queue()
         self._env: Any = None
         self._is_async = False
 

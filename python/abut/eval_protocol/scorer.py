@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from abut.concurrency.deadline import Deadline, DeadlineExpired
+from abut.concurrency.clock import Deadline, DeadlineExpired
 from abut.concurrency.forked_call import ForkedCall
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn

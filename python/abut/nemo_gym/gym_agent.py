@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS, work_done
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.server.gateway import Gateway

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.nemo_gym.servers import Servers
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abut.address import said
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.errors import MissingExtraError
 from abut.gateway.ledger.unnamed import ExpectedRollout, opening_of
 from abut.nemo_gym.rows import PARAMS, extra_body, openings

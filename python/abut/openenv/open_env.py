@@ -12,10 +12,9 @@ from abut.address import Address, check_one_authorization, checked_headers
 from abut.concurrency.threads import THREADS
 from abut.envs.source import question_of
 from abut.envs.task import RolloutTask
-from abut.openenv.open_env_episode import OpenEnvEpisode
+from abut.openenv.open_env_episode import EpisodeRules, OpenEnvEpisode, Shared
 from abut.openenv.session_pool import SessionPool
-from abut.openenv.shared import EpisodeRules, Shared
-from abut.openenv.target import Target, hosts_of
+from abut.openenv.target import Target, servers_of
 from abut.openenv.text import Act, Observe
 from abut.openenv.wire import Observation, SessionLimits
 from abut.pickling import stays
@@ -99,11 +98,11 @@ class OpenEnv:
         few = max_sessions is not None and max_sessions < 1
         _check("max_sessions", max_sessions, not few, "at least 1, or None")
         headers = checked_headers("OpenEnv", headers or {})
-        hosts = hosts_of(target)
-        for host in hosts:
-            check_one_authorization("OpenEnv", Address(host.name, host.headers), headers)
+        servers = servers_of(target)
+        for server in servers:
+            check_one_authorization("OpenEnv", Address(server.name, server.headers), headers)
         pool = SessionPool(
-            hosts,
+            servers,
             SessionLimits(connect_timeout_s, session_timeout_s, idle_timeout_s, max_message_bytes),
             max_sessions=max_sessions,
             headers=headers,

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from abut.concurrency.backoff import backoff
+from abut.concurrency.clock import backoff
 from abut.errors import EnvError
 from abut.openenv.server_process import ServerStartError
-from abut.openenv.target import Host
+from abut.openenv.target import EnvServer
 from abut.openenv.wire import (
     FactoryError,
     NoSessionError,
@@ -34,7 +34,7 @@ _delays_s = functools.partial(backoff, _FIRST_DELAY_S, _LONGEST_DELAY_S)
 class ServerState:
     """A server as seen from here."""
 
-    host: Host
+    runs: EnvServer
     max_sessions: int | None
     """None: not known yet."""
     sessions: int = 0
@@ -57,7 +57,7 @@ class SessionPool:
 
     def __init__(
         self,
-        hosts: Sequence[Host],
+        servers: Sequence[EnvServer],
         limits: SessionLimits,
         *,
         max_sessions: int | None,
@@ -66,7 +66,7 @@ class SessionPool:
         self._limits = limits
         self._headers = headers
         self._max_sessions = max_sessions
-        self._servers = [ServerState(host, max_sessions) for host in hosts]
+        self._servers = [ServerState(server, max_sessions) for server in servers]
         self._server_of: dict[Session, ServerState] = {}
         self._idle: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
@@ -137,7 +137,7 @@ class SessionPool:
     def end_servers(self) -> None:
         """End the servers that were started; on any thread, after `close`."""
         for server in self._servers:
-            server.host.end()
+            server.runs.end()
 
     async def _open(self, server: ServerState) -> Session:
         server.sessions += 1
@@ -154,14 +154,14 @@ class SessionPool:
     async def _connect(self, server: ServerState) -> Session:
         try:
             session = await open_session(
-                await server.host.url(),
-                headers={**self._headers, **server.host.headers},
-                local=server.host.local,
+                await server.runs.url(),
+                headers={**self._headers, **server.runs.headers},
+                local=server.runs.local,
                 limits=self._limits,
             )
         except FactoryError as error:
             said, _, hint = str(error).partition("\nhint: ")
-            log = server.host.log()  # of a server that was started here, which nobody else has
+            log = server.runs.log()  # of a server that was started here, which nobody else has
             more = f"hint: {hint}" if log is None else f"the end of the server's log:\n{log}"
             raise EnvError(f"{said}\n{more}") from error
         self._server_of[session] = server

@@ -119,7 +119,7 @@ class Docker:
 Target: TypeAlias = str | Serve | Docker
 
 
-class Host(Protocol):
+class EnvServer(Protocol):
     """One server: it may have to be started before it has an address."""
 
     name: str
@@ -144,7 +144,7 @@ class Host(Protocol):
         ...
 
 
-class Remote:
+class RunningServer:
     """A server that somebody else runs."""
 
     def __init__(self, address: Address) -> None:
@@ -163,7 +163,7 @@ class Remote:
         """Nothing was started."""
 
 
-def hosts_of(target: Target | Sequence[Target]) -> list[Host]:
+def servers_of(target: Target | Sequence[Target]) -> list[EnvServer]:
     """The servers that a target stands for.
 
     Raises:
@@ -173,10 +173,10 @@ def hosts_of(target: Target | Sequence[Target]) -> list[Host]:
     targets = [target] if isinstance(target, str | Serve | Docker) else list(target)
     if not targets:
         raise ValueError("target=[]: must name at least one server")
-    return [host for each in targets for host in _hosts(each)]
+    return [server for each in targets for server in _servers(each)]
 
 
-def _hosts(target: Target) -> list[Host]:
+def _servers(target: Target) -> list[EnvServer]:
     if isinstance(target, str):
         scheme, _, rest = target.partition(":")
         if scheme == "serve":
@@ -184,11 +184,11 @@ def _hosts(target: Target) -> list[Host]:
         elif scheme == "docker":
             target = Docker(rest)
         elif scheme == "hf":
-            return [Remote(Address(space_url(rest)))]
+            return [RunningServer(Address(space_url(rest)))]
         elif scheme in ("http", "https", "ws", "wss") and rest.startswith("//"):
             address = target.replace("ws", "http", 1) if scheme.startswith("ws") else target
             found = Address.of(address)
-            return [Remote(replace(found, url=found.url.removesuffix("/ws")))]
+            return [RunningServer(replace(found, url=found.url.removesuffix("/ws")))]
     if isinstance(target, Serve):
         return [_served_by_uvicorn(target) for _ in range(target.replicas)]
     if isinstance(target, Docker):

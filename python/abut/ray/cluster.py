@@ -1,4 +1,6 @@
-"""The cluster of this process: the first pool joins or starts it, the last one leaves it.
+"""Ray itself, and the cluster of this process: the first pool joins or starts it, the last leaves.
+
+Ray is imported only when a pool is made.
 
 Invariant: nothing here waits for an address that does not answer. Ray itself would, for minutes in
 which no Ctrl-C is seen, so each address is asked for a connection first.
@@ -16,8 +18,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from abut.errors import EnvError, text_of
-from abut.ray.package import the_ray
+from abut.errors import EnvError, MissingExtraError, text_of
+
+
+def the_ray() -> Any:
+    """The package.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("abut.ray needs Ray: pip install 'abut[ray]'") from error
+    return ray
+
 
 _CONNECT_S = 5.0
 # What replies above 100 kB go through; Ray would reserve a third of the machine's memory.

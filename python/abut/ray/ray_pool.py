@@ -7,24 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 from abut.agents.protocol import Agent, AgentResult, Endpoint, is_agent, name_of
-from abut.concurrency.pool_loop import PoolLoop
+from abut.concurrency.lending import PoolLoop
 from abut.concurrency.threads import THREADS
-from abut.envs.factory import check_env_factory
 from abut.envs.foreign import is_pool
+from abut.envs.signatures import check_env_factory
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, RolloutTask
 from abut.errors import text_of
 from abut.pickling import stays
 from abut.ray import cluster
-from abut.ray.agent_host import AgentHost
-from abut.ray.calls import thread_of
-from abut.ray.env_host import EnvHost
-from abut.ray.host_pool import HostPool
-from abut.ray.lent import Lent
-from abut.ray.package import the_ray
-from abut.ray.remote_agent import RemoteAgent
-from abut.ray.remote_env import RemoteEnv
-from abut.ray.wire import packed
+from abut.ray.actor_pool import ActorPool
+from abut.ray.calls import packed, thread_of
+from abut.ray.cluster import the_ray
+from abut.ray.in_actor import AgentHost, EnvHost
+from abut.ray.remote import Lent, RemoteAgent, RemoteEnv
 
 _OURS = (
     "max_restarts",
@@ -117,7 +113,7 @@ class RayPool:
         leave = cluster.join(address, job_env, ranks=ranks)
         self._loop = PoolLoop("RayPool")
         try:
-            self._hosts = HostPool(
+            self._actors = ActorPool(
                 _maker(ray, self._actor_class, pickled, options, min(slots, share)),
                 _split(share, slots),
                 what=self._what,
@@ -125,10 +121,10 @@ class RayPool:
                 room=functools.partial(cluster.room, options),
                 check_head=cluster.check_head,
             )
-            self._close = weakref.finalize(self, self._loop.close, self._hosts.close, leave)
-            self._loop.submit(self._hosts.start).result()
+            self._close = weakref.finalize(self, self._loop.close, self._actors.close, leave)
+            self._loop.submit(self._actors.start).result()
         except BaseException:
-            self._loop.close(self._hosts.close, leave)
+            self._loop.close(self._actors.close, leave)
             raise
         self._name = name_of(env)  # type: ignore[arg-type]
         self._lent = type(self._name, (RemoteEnv,), {})
@@ -161,7 +157,7 @@ class RayPool:
     _what = "the environment"
 
     def _unopened(self, task: RolloutTask) -> Lent:
-        env: RemoteEnv = self._lent(self._hosts, self._loop, task)
+        env: RemoteEnv = self._lent(self._actors, self._loop, task)
         return env
 
     def _check_kind(self, env: Any) -> None:
@@ -212,7 +208,7 @@ class RayAgentPool(RayPool):
     _what = "the agent"
 
     def _unopened(self, task: RolloutTask) -> Lent:
-        return RemoteAgent(self._hosts, self._loop, self._name)
+        return RemoteAgent(self._actors, self._loop, self._name)
 
     def _check_kind(self, env: Any) -> None:
         name = name_of(env)

@@ -24,11 +24,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from abut._native import Tokenizer
-from abut.concurrency.garbage import rarer_collections
 from abut.concurrency.loop import LoopTasks, is_cancelled, new_loop
 from abut.concurrency.mailbox import Mailbox
+from abut.concurrency.process_limits import rarer_collections, thread_limit
 from abut.concurrency.slots import Slots
-from abut.concurrency.thread_limit import thread_limit
 from abut.errors import EnvError, SamplerError
 from abut.processor import PartsProcessor
 from abut.rollout.config import RolloutConfig

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from abut._native import Tokenizer
-from abut.concurrency.deadline import SparingTimeout
+from abut.concurrency.clock import SparingTimeout
 from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError

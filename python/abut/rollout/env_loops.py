@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from abut.concurrency.loop_watch import BLOCKS_S, LoopWatch, WatchedCall, WatchedLoop
-from abut.concurrency.threads import THREADS, DaemonThread
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import close_env
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class EnvClosing:
         self._hanging: list[Future[Any]] = []
         self._forget_at = _FORGET
 
-    def on_thread(self, thread: DaemonThread, env: Any, *, keep: bool, hangs: bool) -> None:
+    def on_thread(self, thread: CallQueue, env: Any, *, keep: bool, hangs: bool) -> None:
         """Close an environment, if there is one, on its thread; give that back unless it is kept.
 
         In the background, behind a call that still runs: what fails here concerns no rollout. One

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from abut.concurrency.deadline import Deadline, DeadlineExpired, SparingTimeout
+from abut.concurrency.clock import Deadline, DeadlineExpired, SparingTimeout
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import is_pool, placed
 from abut.envs.source import TaskEnvs

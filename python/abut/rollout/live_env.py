@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from abut.concurrency.loop_watch import WatchedCall, WatchedLoop
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
-from abut.concurrency.threads import THREADS, DaemonThread
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.env import Reply
 from abut.envs.foreign import (
     check_no_awaitable,
@@ -37,7 +37,7 @@ from abut.envs.foreign import (
     stands_at,
 )
 from abut.envs.lent_threads import thread_of
-from abut.envs.reset_keywords import (
+from abut.envs.signatures import (
     UnplayableRow,
     accepted_keywords,
     check_removed,
@@ -72,7 +72,7 @@ class LiveEnv:
         self._env: Any = None
         self._claimed: Any = None
         self._scores_episode = False
-        self._thread: DaemonThread | None = None
+        self._thread: CallQueue | None = None
         """That of a synchronous environment, or on which one is made."""
         self._call: asyncio.Future[Any] | None = None
         """The last one on that thread."""
@@ -155,7 +155,7 @@ class LiveEnv:
                 takes a column that the row does not have.
         """
         if self._thread is None:
-            self._thread = THREADS.lend()
+            self._thread = THREADS.call_queue()
         keywords = await self._on_own_thread(lambda: self._start(begin))
         if keywords is not None:
             self._thread = None

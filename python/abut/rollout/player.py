@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
-from abut.concurrency.deadline import SparingTimeout
+from abut.concurrency.clock import SparingTimeout
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch

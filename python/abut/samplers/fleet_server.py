@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from abut.address import RedirectError, redirected, said
-from abut.concurrency.backoff import backoff
+from abut.concurrency.clock import backoff
 from abut.errors import MissingExtraError
 
 try:

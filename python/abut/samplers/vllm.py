@@ -20,7 +20,7 @@ import numpy as np
 
 from abut._native import Choice, read_completions
 from abut.address import Address, check_one_authorization, checked_headers
-from abut.concurrency.backoff import backoff
+from abut.concurrency.clock import backoff
 from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart

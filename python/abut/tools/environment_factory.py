@@ -16,16 +16,15 @@ from typing import Any, Literal
 
 from abut.concurrency.threads import THREADS
 from abut.envs.env import Reply
-from abut.envs.reset_keywords import check_removed, lacks_column, named_keywords
+from abut.envs.signatures import check_removed, lacks_column, named_keywords
 from abut.envs.source import BoundSource, TaskEnvs, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat
-from abut.tools.answers import ToolAnswers
-from abut.tools.spoken import spoken_messages
 from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name
+from abut.tools.tool_messages import ToolAnswers, spoken_messages
 from abut.tools.toolbox import Function, Toolbox, ToolFaults, ToolRules, ToolTexts
 
 _NO_TOOLS = ("reset", "get_reward")
@@ -162,7 +161,7 @@ class EnvironmentFactory:
             )
 
             async def begin() -> Reply:
-                toolbox.thread = THREADS.lend()
+                toolbox.thread = THREADS.call_queue()
                 # From here on: an environment that is never reset is none of this episode.
                 environment = episode.environment = await toolbox.ask(f"{name}()", self.make)
                 functions.update((method, getattr(environment, method)) for method in self.methods)

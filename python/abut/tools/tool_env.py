@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from abut.envs.env import Reply
-from abut.envs.reset_keywords import check_columns, named_keywords
+from abut.envs.signatures import check_columns, named_keywords
 from abut.envs.source import BoundSource, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import MissingExtraError
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import Parse, ToolCallFormat, parse_tool_calls
-from abut.tools.answers import ToolAnswers
-from abut.tools.spoken import spoken_messages
+from abut.tools.tool_messages import ToolAnswers, spoken_messages
 from abut.tools.toolbox import Function, Toolbox, ToolCounts, ToolFaults, ToolRules
 
 Score: TypeAlias = Callable[..., float | Awaitable[float | None] | None]

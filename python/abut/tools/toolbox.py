@@ -18,12 +18,12 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.loop_watch import wait_sparing
-from abut.concurrency.threads import THREADS, DaemonThread
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
 from abut.tool_calls.parse import Parse, ParsedCalls, ToolCall
-from abut.tools.answers import ToolAnswers
+from abut.tools.tool_messages import ToolAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Toolbox:
         counts: of the calls so far.
     """
 
-    thread: DaemonThread | None = None
+    thread: CallQueue | None = None
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from abut.agents.protocol import Agent, is_agent
-from abut.envs.accepted import AcceptedForTRL
-from abut.envs.factory import check_env_factory
+from abut.envs.env import AcceptedForTRL
+from abut.envs.signatures import check_env_factory
 from abut.envs.source import EnvSource
 from abut.envs.task import EnvFactory, EnvPool
 from abut.gateway.play.played_agent import AgentSource

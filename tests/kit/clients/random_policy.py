@@ -25,7 +25,7 @@ from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.template.processor import ChatTemplateProcessor
-from abut.tools.answers import ToolAnswers
+from abut.tools.tool_messages import ToolAnswers
 from tests.kit.data.trl_templates import with_template
 from tests.kit.stage.agents import LOOKUP
 

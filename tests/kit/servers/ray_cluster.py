@@ -62,10 +62,10 @@ def a_node(cluster: Any, *, address: str | None = None, **resources: float) -> A
 
 async def all_ready(pool: Any) -> None:
     """Each actor of a pool has answered."""
-    hosts = pool._hosts
+    actors = pool._actors
     async with asyncio.timeout(120):
         # One that died is not among them until its successor is.
-        while [host.is_ready for host in hosts._hosts] != [True] * len(hosts._slots):
+        while [host.is_ready for host in actors._actors] != [True] * len(actors._slots):
             await asyncio.sleep(0.01)
 
 

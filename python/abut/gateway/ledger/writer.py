@@ -20,7 +20,7 @@ from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_call
 from abut.gateway.ledger.refusal import Refusal, said_to_client, unwritten
 from abut.messages import Message
 from abut.processor import PartsProcessor
-from abut.tools.answers import ToolAnswers
+from abut.tools.tool_messages import ToolAnswers
 
 MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
 """Makes one of tools and of variables for the template."""

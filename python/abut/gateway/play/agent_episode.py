@@ -11,12 +11,11 @@ from typing import Any
 from abut.agents import function_agent
 from abut.agents.function_agent import FunctionAgent, kind_of, place_of_agent
 from abut.agents.protocol import Agent, AgentResult, Endpoint, result_of
-from abut.concurrency.clock import Clock
-from abut.concurrency.deadline import SparingTimeout
+from abut.concurrency.clock import Clock, SparingTimeout
 from abut.concurrency.loop_watch import WatchedCall
-from abut.concurrency.threads import THREADS, DaemonThread
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, stands_at
-from abut.envs.reset_keywords import UnplayableRow
+from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.ledger.ledger import Ledger
@@ -48,7 +47,7 @@ class AgentEpisode:
         self._id = str(gateway.registry.id_of(task.rollout_id, attempt))
         self._policy = BatchPolicy(shared, batch, task, attempt)
         self.ledger = Ledger(self._id, self._policy, gateway.registry.rewrites)
-        self._thread: DaemonThread | None = None
+        self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
         self._clock: Clock | None = None
         self._lent: Any = None
@@ -137,7 +136,7 @@ class AgentEpisode:
         agent, task = self._lent or self._agent, self._task
         if isinstance(agent, FunctionAgent) and not agent.is_async:
             self._batch.check_thread_limit()
-            self._thread = THREADS.lend()
+            self._thread = THREADS.call_queue()
             return self._thread.ask(lambda: agent.begin(endpoint, task))
         loop = self._batch.env_loop.of(kind_of(self._agent), self._name, is_agent=True)
         self._watched = loop.call(

@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
         )
         trainer.train()
         found = {
-            "slots": sum(pool._hosts._slots),
+            "slots": sum(pool._actors._slots),
             "ids": [i for output in outputs for i in output["rollout_id"]],
             "stop_reasons": [r for output in outputs for r in output["stop_reason"]],
             "pids": [pid for output in outputs for pid in output["pid"]],

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from abut.concurrency.deadline import Deadline, DeadlineExpired
+from abut.concurrency.clock import Deadline, DeadlineExpired, backoff
 
 
 def run(case: Coroutine[Any, Any, None]) -> None:
@@ -93,3 +94,7 @@ def test_an_outer_deadline_in_the_same_moment_wins() -> None:
         assert task.cancelling() == 0
 
     run(case())
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    assert list(islice(backoff(0.1, 0.5), 5)) == [0.1, 0.2, 0.4, 0.5, 0.5]

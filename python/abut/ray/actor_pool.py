@@ -17,12 +17,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from abut.concurrency.backoff import backoff
+from abut.concurrency.clock import backoff
 from abut.concurrency.threads import THREADS
 from abut.errors import EnvError, text_of
-from abut.ray.answers import Failed
-from abut.ray.calls import Reply, hint_of, kill, said_of, sent, within
-from abut.ray.wire import packed, unpacked
+from abut.ray.calls import (
+    CallOutcome,
+    Failed,
+    hint_of,
+    kill,
+    packed,
+    said_of,
+    sent,
+    unpacked,
+    within,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +49,10 @@ _HEAD_S = 5.0
 
 
 @dataclass(eq=False)
-class Host:
+class Actor:
     """An actor as seen from here."""
 
-    actor: Any
+    handle: Any
     slots: int
     delays_s: Iterator[float] = field(default_factory=_delays_s)
     is_ready: bool = False
@@ -65,11 +73,11 @@ class Host:
 class Lease:
     """One slot of one actor."""
 
-    host: Host
+    actor: Actor
     slot: int
     number: int
     """No other lease has it."""
-    call: "asyncio.Future[Reply] | None" = None
+    call: "asyncio.Future[CallOutcome] | None" = None
     """The last one that was sent."""
     closes: bool = True
     """Whether there is something to close in the actor when it ends."""
@@ -77,7 +85,7 @@ class Lease:
     """Whether a call that nobody waits for any more can be cancelled there."""
 
 
-class HostPool:
+class ActorPool:
     """Lends slots.
 
     Args:
@@ -105,9 +113,9 @@ class HostPool:
         self._start_timeout_s = start_timeout_s
         self._room = room
         self._check_head = check_head
-        self._hosts: list[Host] = []
+        self._actors: list[Actor] = []
         """Those that are ready, and those that start."""
-        self._left: set[Host] = set()
+        self._left: set[Actor] = set()
         """Those that get no new lease, and on which others still play."""
         self._waiting: deque[asyncio.Future[Lease]] = deque()
         self._numbers = itertools.count()
@@ -126,7 +134,7 @@ class HostPool:
         """
         self._watch()
         for slots in self._slots:
-            self._begin(Host(self._make(), slots))
+            self._begin(Actor(self._make(), slots))
         self._spawn(self._notice())
         self._spawn(self._watch_head())
 
@@ -164,10 +172,10 @@ class HostPool:
         Raises:
             EnvError: the actor is gone, or cannot answer.
         """
-        host = lease.host
+        actor = lease.actor
         try:
             arguments = packed((lease.number, *args))
-            lease.call = sent(getattr(host.actor, method), arguments, slot=lease.slot)
+            lease.call = sent(getattr(actor.handle, method), arguments, slot=lease.slot)
         except Exception as unsent:
             raise EnvError(
                 f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
@@ -176,7 +184,7 @@ class HostPool:
         # Shielded: where the rollout gives up, the call still runs, and `give_back` looks at it.
         answered, error = await asyncio.shield(lease.call)
         if error is not None:
-            self._leave(host, said_of(error))
+            self._leave(actor, said_of(error))
             raise EnvError(f"{name}: {said_of(error)}{hint_of(error)}") from None
         try:
             answer = unpacked(answered)
@@ -186,7 +194,7 @@ class HostPool:
                 "hint: what comes back must be made of what this process can import"
             ) from unread
         if isinstance(answer, Failed) and answer.is_exhausted:
-            self._leave(host, answer.text)
+            self._leave(actor, answer.text)
         return answer
 
     def give_back(self, lease: Lease) -> None:
@@ -204,25 +212,25 @@ class HostPool:
         if self._deadline is not None:
             self._deadline.cancel()
         self._refuse("the RayPool was closed")
-        for host in [*self._hosts, *self._left]:
-            kill(host.actor)
-        self._hosts.clear()
+        for actor in [*self._actors, *self._left]:
+            kill(actor.handle)
+        self._actors.clear()
         self._left.clear()
 
     def _lease(self) -> Lease | None:
         """A slot of the actor with the fewest leases; None where all are lent."""
-        free = [host for host in self._hosts if host.is_ready and host.free]
+        free = [actor for actor in self._actors if actor.is_ready and actor.free]
         if not free:
             return None
-        host = min(free, key=lambda host: host.leases)
-        return Lease(host, host.free.pop(), next(self._numbers))
+        actor = min(free, key=lambda actor: actor.leases)
+        return Lease(actor, actor.free.pop(), next(self._numbers))
 
     def _free(self, lease: Lease) -> None:
-        host = lease.host
-        host.free.append(lease.slot)
-        if host in self._left and not host.leases:
-            self._left.discard(host)
-            kill(host.actor)
+        actor = lease.actor
+        actor.free.append(lease.slot)
+        if actor in self._left and not actor.leases:
+            self._left.discard(actor)
+            kill(actor.handle)
         self._serve()
 
     def _serve(self) -> None:
@@ -236,65 +244,67 @@ class HostPool:
                 return
 
     async def _end(self, lease: Lease) -> None:
-        host, call = lease.host, lease.call
+        actor, call = lease.actor, lease.call
         try:
             if call is not None:
                 if lease.cancels and not call.done():
-                    sent(host.actor.cancel, lease.number)
+                    sent(actor.handle.cancel, lease.number)
                 await within(_LATE_S, call)
                 if not call.done():
-                    self._leave(host, f"a call that was given up has not returned in {_LATE_S:g} s")
+                    self._leave(
+                        actor, f"a call that was given up has not returned in {_LATE_S:g} s"
+                    )
                 elif lease.closes and call.result().error is None:
-                    closed = sent(host.actor.close, lease.number, slot=lease.slot)
+                    closed = sent(actor.handle.close, lease.number, slot=lease.slot)
                     await within(_CLOSE_S, closed)
                     if not closed.done():
-                        self._leave(host, f"an environment has not closed in {_CLOSE_S:g} s")
+                        self._leave(actor, f"an environment has not closed in {_CLOSE_S:g} s")
                     elif (error := closed.result().error) is not None:
-                        self._leave(host, said_of(error))
+                        self._leave(actor, said_of(error))
         finally:
             self._free(lease)
 
-    def _begin(self, host: Host) -> None:
-        self._hosts.append(host)
-        self._spawn(self._first_answer(host))
+    def _begin(self, actor: Actor) -> None:
+        self._actors.append(actor)
+        self._spawn(self._first_answer(actor))
 
-    async def _first_answer(self, host: Host) -> None:
-        answer, error = await sent(host.actor.begin)
+    async def _first_answer(self, actor: Actor) -> None:
+        answer, error = await sent(actor.handle.begin)
         if error is None and answer is None:
-            host.is_ready = True
+            actor.is_ready = True
             self._nobody = None
             self._watch()
             self._serve()
             return
-        self._hosts.remove(host)
-        kill(host.actor)
+        self._actors.remove(actor)
+        kill(actor.handle)
         if error is None:
             self._last_error = (
                 f"an actor cannot make {self._what}: {answer}\nhint: it must be importable on "
                 "every node: runtime_env={'working_dir': '.'}, or env_vars with a PYTHONPATH there"
             )
-            if not any(host.is_ready for host in self._hosts):
+            if not any(actor.is_ready for actor in self._actors):
                 self._refuse(self._last_error)
         else:
             self._last_error = f"the last that failed: {said_of(error)}{hint_of(error)}"
-        await asyncio.sleep(next(host.delays_s))
-        self._begin(Host(self._make(), host.slots, host.delays_s))
+        await asyncio.sleep(next(actor.delays_s))
+        self._begin(Actor(self._make(), actor.slots, actor.delays_s))
 
-    def _leave(self, host: Host, why: str) -> None:
+    def _leave(self, actor: Actor, why: str) -> None:
         """Lend an actor no more: it is replaced, and ends when the last of its leases does."""
-        if host not in self._hosts:
+        if actor not in self._actors:
             return  # another lease of it has said so, or it was closed
-        logger.info("an actor with %d leases is replaced: %s", host.leases, why)
+        logger.info("an actor with %d leases is replaced: %s", actor.leases, why)
         self._last_error = f"the last that was lost: {why}"
-        self._hosts.remove(host)
-        host.is_ready = False
-        self._left.add(host)
+        self._actors.remove(actor)
+        actor.is_ready = False
+        self._left.add(actor)
         self._watch()
-        self._begin(Host(self._make(), host.slots))
+        self._begin(Actor(self._make(), actor.slots))
 
     def _watch(self) -> None:
         """Count the time in which no actor answers."""
-        if any(host.is_ready for host in self._hosts):
+        if any(actor.is_ready for actor in self._actors):
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
@@ -306,7 +316,7 @@ class HostPool:
 
     async def _give_up(self) -> None:
         room = await self._cluster_says()
-        if any(host.is_ready for host in self._hosts):
+        if any(actor.is_ready for actor in self._actors):
             return
         self._refuse(
             f"no actor has answered for start_timeout_s={self._start_timeout_s:g}: {room}\n"
@@ -325,19 +335,19 @@ class HostPool:
     async def _notice(self) -> None:
         """Say early what `start_timeout_s` would say late, and what it would never say."""
         await asyncio.sleep(min(_NOTICE_S, self._start_timeout_s))
-        if not any(host.is_ready for host in self._hosts) and self._nobody is None:
+        if not any(actor.is_ready for actor in self._actors) and self._nobody is None:
             logger.warning("no actor of the pool runs yet: %s", await self._cluster_says())
         await asyncio.sleep(max(0.0, self._start_timeout_s - _NOTICE_S))
         await self.say_who_runs()
 
     async def say_who_runs(self) -> None:
         """Warn where the cluster has room for some of the actors and not for all."""
-        ready = sum(host.is_ready for host in self._hosts)
-        if 0 < ready < len(self._hosts):
+        ready = sum(actor.is_ready for actor in self._actors)
+        if 0 < ready < len(self._actors):
             logger.warning(
                 "%d of %d actors run, the others wait for room, and rollouts in line: %s",
                 ready,
-                len(self._hosts),
+                len(self._actors),
                 await self._cluster_says(),
             )
 

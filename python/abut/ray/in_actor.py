@@ -1,20 +1,29 @@
-"""What runs in an actor: the environments of several episodes, each on a thread of its own.
+"""The actors' classes: what runs in an actor, environments or agents.
 
-Invariant: whatever an environment does is an answer. Nothing that it raises, `SystemExit` included,
-ends the process or an environment beside it.
+Invariant: whatever an environment or an agent does is an answer. Nothing that it raises,
+`SystemExit` included, ends the process or an episode beside it.
 
-The thread is Ray's own, that of the slot, on which Ray makes each call of a lease. To hand a call
-from there to a thread of ours, and its answer back, took a sixth of the actor's CPU.
+The thread of an environment is Ray's own, that of the slot, on which Ray makes each call of a
+lease. To hand a call from there to a thread of ours, and its answer back, took a sixth of the
+actor's CPU.
 """
 
+import asyncio
 import inspect
 import math
+import pickle
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
+from abut.agents.function_agent import FunctionAgent, place_of_agent
+from abut.agents.protocol import Endpoint, name_of, result_of
 from abut.concurrency.loop import KeptLoop
 from abut.envs.foreign import (
+    AGENT,
     check_reply,
     close_env,
     env_alive,
@@ -22,20 +31,42 @@ from abut.envs.foreign import (
     env_reward_value,
     is_async,
     make_env,
+    placed,
     raised_by_env,
 )
-from abut.envs.reset_keywords import (
+from abut.envs.signatures import (
     UnplayableRow,
     accepted_keywords,
     check_removed,
     lacks_column,
 )
 from abut.envs.task import EnvFactory, RolloutTask
-from abut.errors import EnvError, trace_of
+from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
-from abut.ray.actor_host import ActorHost, is_exhausted
-from abut.ray.answers import Failed, Said
-from abut.ray.wire import wired
+from abut.ray.calls import Failed, Finished, Said, is_exhausted, packed, wired
+from abut.ray.cluster import the_ray
+
+
+class ActorHost:
+    """Base of actors' classes: Ray has a thread for each slot, and one for what is of no slot.
+
+    Args:
+        pickled: what the pool was made with.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+        self.made: Any = None
+        """It, once this has begun."""
+
+    def begin(self) -> str | None:
+        """Unpickle it; returns what is wrong with that, None for nothing."""
+        try:
+            self.made = pickle.loads(self._pickled)
+        except BaseException as error:  # the user's modules are imported
+            return text_of(error)
+        return None
+
 
 T = TypeVar("T")
 Answer: TypeAlias = Said | Failed
@@ -174,3 +205,92 @@ class _Seat:
 
     def _await(self, call: Callable[[], Awaitable[T]]) -> T:
         return self._loop.open().submit(call).result()
+
+
+Ended: TypeAlias = Finished | Failed
+
+_CONNECT_S = 5.0
+
+
+class AgentHost(ActorHost):
+    """An actor's class: the rollouts of one actor. Its agent is one for all of them."""
+
+    def __init__(self, pickled: bytes) -> None:
+        super().__init__(pickled)
+        self._loop = KeptLoop("abut-agent-host")
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        """Those of asynchronous agents, by their leases; seen on their loop alone."""
+
+    @wired
+    def play(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Ended:
+        """Have the agent play one rollout, and say what came of it."""
+        try:
+            return Finished(self._result(self._returned(lease, endpoint, task)))
+        except UnplayableRow as error:
+            return Failed(str(error), "", is_row=True)
+        except BaseException as error:  # of the agent
+            raised = raised_by_env(name_of(self.made), error, runs=AGENT)
+            return Failed(
+                f"{raised}{_unreached(endpoint)}",
+                raised.trace,
+                is_exhausted=is_exhausted(error),
+                may_pass=raised.may_pass,
+            )
+
+    def cancel(self, lease: int) -> None:
+        """Cancel an asynchronous agent that nobody waits for any more."""
+
+        async def cancel() -> None:
+            if (task := self._tasks.get(lease)) is not None:
+                task.cancel()
+
+        self._loop.open().submit(cancel)
+
+    def _returned(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Any:
+        agent = self.made
+        if isinstance(agent, FunctionAgent) and not agent.is_async:
+            return agent.begin(endpoint, task)
+
+        async def run() -> Any:
+            current = asyncio.current_task()
+            assert current is not None
+            self._tasks[lease] = current
+            try:
+                return await agent.run(endpoint, task)
+            finally:
+                del self._tasks[lease]
+
+        return self._loop.open().submit(run).result()
+
+    def _result(self, returned: Any) -> bytes:
+        """What it returned, as it can be sent.
+
+        Raises:
+            EnvError: it is no reward, or has what cannot be pickled.
+        """
+        name, place, nan = name_of(self.made), place_of_agent(self.made), list[None]()
+        result = result_of(returned, name, place, on_nan=lambda: nan.append(None))
+        if nan:  # noticed where the training runs
+            result = replace(result, reward=math.nan)
+        try:
+            pickled = packed(result)
+        except Exception as error:
+            what = f"{name} returned what cannot be sent back: {text_of(error)}"
+            raise placed(EnvError(what), place) from error
+        return pickled
+
+
+def _unreached(endpoint: Endpoint) -> str:
+    """What to do where no gateway can be reached from here, which may be why an agent failed."""
+    address = urlsplit(endpoint.base_url)
+    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        node = the_ray().util.get_node_ip_address()
+        return (
+            f"\nhint: from the node {node} nothing answers at {host}:{port} ({text_of(error)}); "
+            "make_rollout_func(…, gateway=Gateway(host=…)) needs an address of the trainer's "
+            "machine that all nodes reach, and an open port"
+        )
+    return ""

@@ -1,0 +1,159 @@
+"""What a `RayPool` lends: an environment or an agent that lives in an actor.
+
+Each call is sent to the slot that was lent, once.
+"""
+
+import dataclasses
+import pickle
+from contextlib import suppress
+from typing import Any, Self
+
+from abut.agents.protocol import AgentResult, Endpoint
+from abut.concurrency.lending import PoolLoop
+from abut.envs.env import LoopBound, Reply
+from abut.envs.signatures import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError, text_of
+from abut.messages import Message
+from abut.ray.actor_pool import ActorPool, Lease
+from abut.ray.calls import Failed, Finished, Said
+
+
+class Lent:
+    """Base of what plays elsewhere.
+
+    Args:
+        actors: lend the slot.
+        loop: of the pool; there the actors are asked.
+        name: what errors call it.
+    """
+
+    def __init__(self, actors: ActorPool, loop: PoolLoop, name: str) -> None:
+        self._loop = loop
+        self.lease: Lease | None = None
+        """The slot, from `open` to `close`."""
+        self._actors = actors
+        self._name = name
+        self._given_back = False
+
+    async def open(self) -> None:
+        """Wait for a slot; on the loop of the pool."""
+        lease = await self._actors.lend()
+        if self._given_back:  # nobody waits any more
+            self._actors.give_back(lease)
+            return
+        self.lease = lease
+
+    def close(self) -> None:
+        """Give the slot back; does not wait."""
+        with suppress(EnvError):  # the pool is closed, and every actor with it
+            self._loop.submit(self._give_back)
+
+    async def asked(self, name: str, method: str, *args: Any) -> Any:
+        """What a method of the actor answers; on the loop of the pool.
+
+        Args:
+            name: what errors call this.
+            method: of the actor.
+            args: what it gets behind the number of the lease.
+
+        Raises:
+            EnvError: it raised there, or the actor is gone.
+            UnplayableRow: the row lacks what is asked for.
+        """
+        if self.lease is None:
+            raise EnvError(f"{name} after it was given back")
+        answer = await self._actors.ask(self.lease, name, method, *args)
+        if not isinstance(answer, Failed):
+            return answer
+        if answer.is_row:
+            raise UnplayableRow(answer.text)
+        error = EnvError(answer.text)
+        error.trace, error.may_pass = answer.trace, answer.may_pass
+        raise error
+
+    async def _give_back(self) -> None:
+        self._given_back = True
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self._actors.give_back(lease)
+
+
+class RemoteEnv(Lent, LoopBound):
+    """An `AsyncEnv`, lent by `RayPool`; each pool has a subclass with its environment's name."""
+
+    def __init__(self, actors: ActorPool, loop: PoolLoop, task: RolloutTask) -> None:
+        super().__init__(actors, loop, type(self).__name__)
+        self.loop: PoolLoop = loop
+        self.reward: float | None = None
+        self.alive = False
+        self.score_episode: Any = None
+        """A method where the environment has one, known once it has said something."""
+        # What `reset` may ask for, and nothing that cannot be sent.
+        self._task = travelling(dataclasses.replace(task, messages=()))
+
+    async def reset(self, seed: str) -> tuple[Self, Reply]:
+        """Have an environment made there, and its episode begun."""
+        return self, await self._call("reset", self._task, seed)
+
+    async def step(self, action: str) -> tuple[Self, Reply]:
+        """Have it take an action."""
+        return self, await self._call("step", action)
+
+    async def _score(self, messages: list[Message]) -> None:
+        await self._call("score_episode", messages)
+
+    async def _call(self, method: str, *args: Any) -> Reply:
+        return await self._loop.call(lambda: self._said(method, args))
+
+    async def _said(self, method: str, args: tuple[Any, ...]) -> Reply:
+        name = f"{self._name}.{method}"
+        if self.lease is not None and not self.lease.closes:
+            raise EnvError(f"{name} after the end of its episode")
+        answer = await self.asked(name, method, *args)
+        assert isinstance(answer, Said)
+        if answer.is_over and self.lease is not None:
+            self.lease.closes = False
+        self.reward, self.alive = answer.reward, answer.alive
+        self.score_episode = self._score if answer.scores_episode else None
+        return answer.reply
+
+
+def travelling(task: RolloutTask) -> RolloutTask:
+    """A task without what plays it and what writes it, which stay here."""
+    return dataclasses.replace(task, make_env=_elsewhere, processor=None)
+
+
+def _elsewhere() -> Any:
+    """What makes the environment is in the actor."""
+    raise AssertionError
+
+
+class RemoteAgent(Lent):
+    """An `Agent`, lent by a pool of them for one rollout."""
+
+    async def open(self) -> None:
+        """Wait for a slot; on the loop of the pool."""
+        await super().open()
+        if self.lease is not None:
+            # Nothing of an agent is left when its call returned; until then it can be cancelled.
+            self.lease.closes, self.lease.cancels = False, True
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Have it play there.
+
+        Raises:
+            EnvError: it raised, returned what is no reward, or its actor is gone.
+            UnplayableRow: the row lacks what it asks for.
+        """
+        sent = endpoint, travelling(task)
+        answer: Any = await self._loop.call(lambda: self.asked(self._name, "play", *sent))
+        assert isinstance(answer, Finished)
+        try:
+            result: AgentResult = pickle.loads(answer.pickled)
+        except Exception as error:  # a class of the user's that is only known there
+            raise EnvError(
+                f"{self._name} returned what cannot be read here: {text_of(error)}\n"
+                "hint: AgentResult(extras=…) must be made of what this process can import"
+            ) from error
+        return result
