@@ -112,7 +112,7 @@ def idle_threads_stay(no_thread_stays: None, monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr("abut.concurrency.threads._IDLE_S", 3600.0)
         yield
     # Each one waits anew, and not so long.
-    waiting = [THREADS.worker() for _ in [*THREADS._idle._workers]]
+    waiting = [THREADS.thread() for _ in [*THREADS._idle._threads]]
     for worker in waiting:
         worker.is_free()
         worker.begin(THREADS.call_queue(), None)
