@@ -10,6 +10,7 @@ import pytest
 
 from abut.envs.task import RolloutTask
 from abut.openenv import OpenEnv, Serve
+from abut.openenv.target import servers_of
 from tests.kit.checkout import ROOT
 from tests.kit.stage.rollouts import Recording, Stage, assert_done
 
