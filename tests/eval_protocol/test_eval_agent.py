@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from abut.agents import is_agent
+from abut.agents.protocol import is_agent
 from tests.kit.stage.evals import call_text, last_user, play_test
 from tests.kit.stage.rollouts import Recording, Stage
 

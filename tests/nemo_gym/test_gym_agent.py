@@ -14,7 +14,7 @@ import pytest
 from abut.errors import RolloutError
 from abut.gateway import Gateway
 from abut.nemo_gym import NemoGym, run_request
-from abut.nemo_gym.replies import Outcome
+from abut.nemo_gym.run_result import Outcome
 from abut.rollout.rollout import Rollout
 from tests.kit.servers.fake_gym import Answer, FakeGym, Policy, Run, carrier, one_turn, verified
 from tests.kit.stage.agents import check_tree, play_agents

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from abut.nemo_gym import NemoGym
-from abut.nemo_gym.replies import Outcome
 from abut.nemo_gym.rows import AGENT, ROW
+from abut.nemo_gym.run_result import Outcome
 from tests.kit.training.example_run import blocks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "nemo_gym.md").read_text(encoding="utf-8")

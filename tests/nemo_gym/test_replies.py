@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abut.errors import EnvError
-from abut.nemo_gym.replies import Reply, inner_error, reply_of
+from abut.nemo_gym.run_result import RunResult, inner_error, read_result
 
 NAMES = (
     *("reward", "mask_sample", "truncated", "response", "output", "incomplete_details"),
@@ -28,7 +28,7 @@ JSON = st.recursive(
 
 
 def answered(status: int, said: Any) -> Any:
-    return reply_of("agent", status, json.dumps(said).encode())
+    return read_result("agent", status, json.dumps(said).encode())
 
 
 def failure(status: int, said: Any) -> EnvError:
@@ -96,9 +96,9 @@ def test_200_without_a_reward_is_a_failure(said: Any) -> None:
 
 def test_no_json_is_a_failure() -> None:
     with pytest.raises(EnvError, match="without a JSON object"):
-        reply_of("agent", 200, b"<html>\xff")
+        read_result("agent", 200, b"<html>\xff")
     with pytest.raises(EnvError, match="agent answered 502: <html>"):
-        reply_of("agent", 502, b"<html>")
+        read_result("agent", 502, b"<html>")
 
 
 def test_a_masked_rollout_has_no_reward() -> None:
@@ -157,14 +157,14 @@ def test_whatever_is_answered_is_a_reply_or_a_failure(said: Any, status: int) ->
     if error is not None:
         assert len(str(error)) < 1000
         return
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, RunResult)
     assert reply.reward is None or np.isfinite(reply.reward)
     assert (reply.reward is None) == reply.masked
 
 
 def test_json_without_an_end_is_a_failure() -> None:
     with pytest.raises(EnvError, match="without a JSON object"):
-        reply_of("agent", 200, b"[" * 100_000)
+        read_result("agent", 200, b"[" * 100_000)
 
 
 def test_a_hint_that_went_through_gym_begins_its_line_again() -> None:
@@ -174,7 +174,7 @@ def test_a_hint_that_went_through_gym_begins_its_line_again() -> None:
     for _ in range(4):
         text = json.dumps(text)
     with pytest.raises(EnvError) as raised:
-        reply_of("a", 500, text.encode())
+        read_result("a", 500, text.encode())
     assert str(raised.value).endswith("…\nhint: send another one")
     assert "nhint" not in str(raised.value)
     assert inner_error("\\nabla f is wrong") == "nabla f is wrong"

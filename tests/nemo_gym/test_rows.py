@@ -11,7 +11,7 @@ import pytest
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.nemo_gym import NemoGym
-from abut.nemo_gym.rows import mixed, row_of, shown
+from abut.nemo_gym.rows import mixed, preview, row_of
 from abut.nemo_gym.run_request import run_request
 from abut.nemo_gym.servers import PlayedBy
 from tests.kit.servers.fake_gym import FakeGym, one_turn
@@ -187,11 +187,11 @@ def test_a_file_without_rows_is_an_error(gym: NemoGym, tmp_path: Path) -> None:
 def test_the_prompt_is_what_one_can_read() -> None:
     parts = [{"type": "input_text", "text": "what?"}]
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    assert shown({"responses_create_params": {"input": said}}) == (
+    assert preview({"responses_create_params": {"input": said}}) == (
         "system: Be brief.\n\nuser: what?"
     )
-    assert shown({"responses_create_params": {"input": said[1:]}}) == "what?"
-    assert shown({"task_input": {"responses_create_params": {"input": "x"}}}) == "x"
+    assert preview({"responses_create_params": {"input": said[1:]}}) == "what?"
+    assert preview({"task_input": {"responses_create_params": {"input": "x"}}}) == "x"
 
 
 def test_rows_of_a_dataset_of_ones_own_lose_the_nulls_of_arrow() -> None:

@@ -1,4 +1,4 @@
-"""NeMo Gym: its unmodified agents play rollouts of a training run, asked over HTTP alone."""
+"""NeMo Gym: its unmodified agents play the rollouts of a training run, over HTTP alone."""
 
 from abut.nemo_gym.gym_agent import NemoGym
 

@@ -1,7 +1,7 @@
-"""What is looked at before anything trains: the head, its agents, their model servers, rows.
+"""The single checks before training: of agents, their model servers, judges and rows.
 
-Invariant: each finding that is wrong says what to change. The gateway's key is compared and never
-shown.
+Invariant: each finding that is an error says what to change. The gateway's key is compared and
+never shown.
 """
 
 import json
@@ -48,13 +48,13 @@ _HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found.
+    """The result of one check.
 
     Attributes:
         level: an "error" makes training wrong or impossible.
-        what: was found.
-        hint: what to change; empty where nothing is to be.
-        may_pass: whether another rollout may do better, so that training may begin all the same.
+        what: the finding.
+        hint: what to change; empty if nothing has to change.
+        may_pass: whether another rollout may succeed, so that training may begin all the same.
     """
 
     level: Literal["ok", "warning", "error"]
@@ -67,7 +67,7 @@ class Finding:
 
 
 def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
-    """Whether the server that plays an agent's rows is there."""
+    """Check that the server that plays an agent's rows answers."""
     kind = f"{played.kind} {played.environment} of " if played.environment else ""
     where = f"{kind}agent {played.agent} at {played.url}"
     if trouble := _trouble_at(f"{played.url}/"):
@@ -84,7 +84,7 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
 
 
 def trouble_behind(servers: Servers, agent: str) -> str | None:
-    """Return which server behind an agent does not answer, and why; None where all do."""
+    """Return which server behind an agent does not answer, and why; None if all do."""
     for what, name, url in servers.behind(agent):
         if trouble := _trouble_at(f"{url}/"):
             return f"its {what} {name} at {url} does not answer: {trouble}\nhint: {_NOT_RESTARTED}"
@@ -94,13 +94,13 @@ def trouble_behind(servers: Servers, agent: str) -> str | None:
 def models_findings(
     servers: Servers, agents: Iterable[str], *, gateway_url: str | None, key: str | None
 ) -> Iterator[Finding]:
-    """Whether the model servers of agents ask the gateway, and give tokens.
+    """Check that the model servers of agents ask the gateway, and return tokens.
 
     Args:
-        servers: of the head.
-        agents: their names.
-        gateway_url: of the gateway that runs; None where none does.
-        key: of that; None: whatever Gym has is it.
+        servers: the head's servers.
+        agents: the agents' names.
+        gateway_url: the address of the gateway that runs; None if none does.
+        key: that gateway's key; None: any key of Gym's is right.
     """
     models: dict[str, ModelServer] = {}
     for agent in agents:
@@ -119,12 +119,12 @@ def models_findings(
 def judge_findings(
     servers: Servers, agents: Iterable[str], *, judge: str | None
 ) -> Iterator[Finding]:
-    """Find judges of these agents that are the policy in training.
+    """Find judges of these agents that ask the policy in training.
 
     Args:
-        servers: of the head.
-        agents: their names.
-        judge: "policy" where the gateway answers such a judge.
+        servers: the head's servers.
+        agents: the agents' names.
+        judge: "policy" if the gateway answers such a judge.
     """
     agents = list(agents)
     models = [model for model in map(servers.model_of, agents) if model is not None]
@@ -174,7 +174,7 @@ def _model_findings(
 
 
 def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What rows say of sampling that is refused, dropped, or the trainer's to say."""
+    """Find sampling parameters in rows that servers refuse or drop, or that the trainer decides."""
     count, said = 0, Counter[str]()
     for row in rows:
         count += 1
@@ -205,7 +205,7 @@ def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 def _address_findings(
     where: str, url: str, api_key: str | None, gateway_url: str | None
 ) -> Iterator[Finding]:
-    """Whether a model server's base_url is that of a gateway."""
+    """Check that a model server's base_url is the address of a gateway."""
     if not url.rstrip("/").endswith("/v1"):
         yield Finding(
             "error",
@@ -239,7 +239,7 @@ def _address_findings(
 
 
 def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
-    """What is at the gateway's address, where `abut doctor` cannot listen itself."""
+    """Say what runs at the gateway's address if `abut doctor` cannot listen there itself."""
     try:
         is_ours = _is_gateway(url, key)
     except OSError as error:
@@ -267,7 +267,7 @@ def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
 
 
 def _is_gateway(url: str, key: str | None) -> bool:
-    """Whether what answers there is a gateway of abut; `OSError` where nothing does."""
+    """Return whether a gateway of abut answers there; `OSError` if nothing does."""
     answer = _get(f"{url}/models", {"Authorization": f"Bearer {key}"})
     try:
         return "abut" in [one.get("owned_by") for one in json.loads(answer)["data"]]
@@ -284,7 +284,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _trouble_at(url: str) -> str | None:
-    """Why nobody answers there; None where somebody does, whatever that says."""
+    """Return why nothing answers there; None if something does, whatever it says."""
     try:
         _get(url, {})
     except AnswerError:

@@ -1,6 +1,7 @@
-"""All that is looked at before anything trains: by `abut doctor`, and before the first batch.
+"""The checks of a Gym before training: those of `abut doctor`, and those before the first batch.
 
-Invariant: a gateway is listened at only where none is; whose rollouts there are is not touched.
+Invariant: the doctor starts a gateway only at an address where none runs, and does not touch the
+rollouts of a gateway that runs.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError
 from abut.gateway.ledger.unnamed import Judge
@@ -26,10 +26,9 @@ from abut.nemo_gym.checks import (
 )
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.rows import File, lines_of
-from abut.nemo_gym.scripted_rollout import Script, Template, probe, writing_of
+from abut.nemo_gym.scripted_rollout import ScriptedPolicy, Template, probe, template_of, writing_of
 from abut.nemo_gym.servers import Servers
 from abut.pretrained import load_hf_tokenizer
-from abut.template.processor import ChatTemplateProcessor
 
 
 async def findings_of_batch(
@@ -42,16 +41,16 @@ async def findings_of_batch(
     timeout_s: float,
     judge: str | None = None,
 ) -> list[Finding]:
-    """What is found where training starts, on the loop of environments.
+    """Return the findings before the first batch.
 
     Args:
-        gateway: that runs.
-        head_url: of Gym.
-        servers: of that head.
-        examples: a row of each agent that plays, as JSON.
-        probes: whether each of them plays a rollout.
-        timeout_s: seconds of such a rollout.
-        judge: "policy" where the gateway answers a judge that is the policy.
+        gateway: the gateway of the run.
+        head_url: the address of Gym's head.
+        servers: that head's servers.
+        examples: a row of each agent that will play, as JSON.
+        probes: whether each of these agents plays a probe rollout.
+        timeout_s: seconds that a probe rollout may take.
+        judge: "policy" if the gateway answers a judge from the policy.
     """
 
     def looked() -> list[Finding]:
@@ -80,23 +79,23 @@ def doctor(
     judge: str | None = None,
     play: bool = True,
 ) -> Iterator[Finding]:
-    """Look at a Gym before training; blocks.
+    """Check a Gym before training, and yield the findings; blocks.
 
     Args:
-        head_url: of Gym's head.
-        datasets: rows that are to be trained; their agents are looked at, else all.
-        agent: of rows that name none.
+        head_url: the address of Gym's head.
+        datasets: the rows that you will train on, whose agents are checked; none: all agents.
+        agent: the agent of rows that name none.
         host: where the gateway listens for the probe rollouts; None: where `policy_base_url` says.
-        timeout_s: seconds of a probe rollout.
-        tokenizer: of the model that is to be trained: what agents ask is written with its chat
-            template; None: with that of abut's demo alone.
-        judge: "policy" where training has `NemoGym(judge="policy")`.
+        timeout_s: seconds that a probe rollout may take.
+        tokenizer: the model that you will train: its chat template must be able to write the
+            agents' requests; None: only the template of abut's demo writes them.
+        judge: "policy" if you train with `NemoGym(judge="policy")`.
         play: whether each agent plays a probe rollout.
     """
     try:
         head = Head(head_url)
         servers = head.servers()
-        template = None if tokenizer is None else _template_of(tokenizer)
+        template = None if tokenizer is None else template_of(load_hf_tokenizer(tokenizer))
     except (AbutError, ValueError, OSError) as error:
         yield _of_error(error)
         return
@@ -133,17 +132,6 @@ def doctor(
         yield from _rehearsed(servers, url, key, played, host, timeout_s, template, judge)
 
 
-def _template_of(name: str) -> Template:
-    """Return tokenizer and processor, which write conversations as training would.
-
-    Raises:
-        AbutError: nothing can be made of the tokenizer or its template.
-        OSError: there is no such tokenizer.
-    """
-    hf_tokenizer = load_hf_tokenizer(name)
-    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
-
-
 def _rehearsed(
     servers: Servers,
     url: str,
@@ -154,7 +142,7 @@ def _rehearsed(
     template: Template | None,
     judge: str | None,
 ) -> Iterator[Finding]:
-    """Play a rollout of each agent, at a gateway where their model server asks one."""
+    """Play a rollout of each agent, at a gateway under the address that their model server asks."""
     parts = urlsplit(url)
     if key is None:
         yield Finding(
@@ -199,47 +187,37 @@ async def _probed(
     timeout_s: float,
     judge: str | None,
 ) -> list[Finding]:
-    """A rollout of each agent, all at once; a row of None is made up.
+    """Play a rollout of each agent, all at once; for a row of None, one is made up.
 
-    A request without a rollout's id gets what it gets in training: from the rollout whose history
-    it has, from the judge where that is the policy, or a refusal.
+    A request without a rollout's id is treated as in training: the rollout that has its history
+    gets it, or the judge answers it if the judge is the policy, or it is refused.
     """
     registry = gateway.registry
     before = registry.judge
-    registry.judge = Judge(Script(), registry.rewrites) if judge == "policy" else None
+    registry.judge = Judge(ScriptedPolicy(), registry.rewrites) if judge == "policy" else None
     try:
-        return await _all_probed(gateway, servers, rows, timeout_s=timeout_s)
+        found = await asyncio.gather(
+            *(
+                probe(
+                    registry,
+                    servers,
+                    agent,
+                    row or _a_row(number),
+                    number=number,
+                    timeout_s=timeout_s,
+                    is_example=row is not None,
+                )
+                for number, (agent, row) in enumerate(rows.items())
+            )
+        )
     finally:
         registry.judge = before
         registry.unnamed.matched = registry.unnamed.refused = 0
-
-
-async def _all_probed(
-    gateway: Gateway,
-    servers: Servers,
-    rows: Mapping[str, Any],
-    *,
-    timeout_s: float,
-) -> list[Finding]:
-    found = await asyncio.gather(
-        *(
-            probe(
-                gateway.registry,
-                servers,
-                agent,
-                row or _a_row(number),
-                number=number,
-                timeout_s=timeout_s,
-                is_example=row is not None,
-            )
-            for number, (agent, row) in enumerate(rows.items())
-        )
-    )
     return [one for of_agent in found for one in of_agent]
 
 
 def _a_row(number: int) -> dict[str, Any]:
-    """A row for an agent of which none is known."""
+    """Return a row for an agent without an example."""
     said = [{"role": "user", "content": f"Hello. This is probe {number}."}]
     return {"responses_create_params": {"input": said}}
 
@@ -247,7 +225,7 @@ def _a_row(number: int) -> dict[str, Any]:
 def _by_address(
     servers: Servers, agents: Sequence[str]
 ) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Where model servers ask, with their key and the agents that use them."""
+    """Yield the addresses that model servers ask, each with its key and the agents that use it."""
     grouped: dict[tuple[str, str | None], list[str]] = {}
     for agent in agents:
         model = servers.model_of(agent)

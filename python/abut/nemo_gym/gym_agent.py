@@ -1,7 +1,7 @@
-"""The agents of a NeMo Gym as one agent of ours: each row is played by the agent that it names.
+"""The agents of a NeMo Gym as one agent of abut: the agent that a row names plays the row.
 
-Invariant: a rollout is one request to `/run`; what its agent asks comes to the gateway under the
-rollout's id, and the row is what the gateway has heard.
+Invariant: a rollout is one request to `/run`. The agent's calls reach the gateway under the
+rollout's id, and the row is made of the gateway's ledger.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from abut.gateway.server.keys import EndpointId
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.replies import Outcome, Reply, reply_of, settled, unheard
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import RunSession, expected_of, run_request
+from abut.nemo_gym.run_result import Outcome, RunResult, failed, read_result, settled, unheard
 from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.pickling import stays
 from abut.rollout.rollout import Rollout
@@ -49,22 +49,21 @@ class NemoGym:
     Gym's `policy_base_url` is the gateway's address and its `policy_api_key` the gateway's key.
 
     Args:
-        head_url: of Gym's head server.
-        name: for logs, errors and the dataset's column `environment`.
+        head_url: the address of Gym's head server.
+        name: the name in logs, errors and the dataset's column `environment`.
         batch_timeout_s: seconds after which the rollouts of a batch that still play fail; None:
-            `RolloutConfig.rollout_timeout_s` of each is the only limit.
-        judge: "policy" answers requests that name no rollout, such as those of a judge that Gym's
-            configuration gives the policy's model server, from the policy, and never trains them;
-            None refuses them.
-        check: what is looked at before the first batch: "all" has each agent of the dataset play
-            a scripted rollout, "config" only reads what the head tells, None nothing.
+            `RolloutConfig.rollout_timeout_s` is the only limit.
+        judge: "policy" answers requests that name no rollout, such as those of a judge that asks
+            the policy's model server, from the policy, and never trains them; None refuses them.
+        check: what to check before the first batch: "all" has each agent of the dataset play a
+            scripted rollout, "config" only reads Gym's configuration, None checks nothing.
 
     Attributes:
-        name: of it.
-        judge: as it was given.
+        name: the argument.
+        judge: the argument.
 
     Raises:
-        ValueError: an argument is none of what it may be.
+        ValueError: an argument has a value that it must not have.
         MissingExtraError: PyYAML is not installed.
     """
 
@@ -93,7 +92,7 @@ class NemoGym:
         self._session: RunSession | None = None
         self._ends_at: float | None = None
         self._agents: dict[str, str] = {}
-        self._replies: dict[str, Reply] = {}
+        self._results: dict[str, RunResult] = {}
 
     def dataset(
         self,
@@ -102,21 +101,21 @@ class NemoGym:
         agent: str | Sequence[str | None] | None = None,
         weights: Sequence[float] | None = None,
     ) -> Any:
-        """Rows of NeMo Gym as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+        """Return rows of NeMo Gym as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
 
-        The columns: `prompt`, to look at; `environment`, the name of this, for a `dict` of
-        environments; `nemo_gym_agent`; and the row itself, as its line has it.
+        Its columns: `prompt`, for people; `environment`, this object's name, for a `dict` of
+        environments; `nemo_gym_agent`; and the row itself, as it is in the file.
 
         Args:
             jsonl: one file of JSON lines, or several, which are mixed evenly.
-            agent: of rows that name none; one for all files, or one for each.
-            weights: shares of the files, one for each; no row is left out, those of files with
-                more weight than rows come several times. None: each row once.
+            agent: the agent of rows that name none; one for all files, or one for each.
+            weights: the share of each file. Every row is used; rows of a file with more weight
+                than rows are repeated. None: each row once.
 
         Raises:
-            EnvError: the head cannot be asked.
-            ValueError: a line is no row, or its agent is none that the head knows: names the line,
-                and the agents that there are.
+            EnvError: the head cannot be reached.
+            ValueError: a line is not a row, or its agent does not exist; names the line and the
+                agents that exist.
         """
         from datasets import Dataset
 
@@ -143,10 +142,10 @@ class NemoGym:
         )
 
     async def start(self, gateway: Gateway) -> None:
-        """Ask the head where its agents are; before the first batch, check what it tells.
+        """Ask the head where its agents are; before the first batch, check its configuration.
 
         Raises:
-            EnvError: it cannot be asked, or training could not be right.
+            EnvError: the head cannot be reached, or training would go wrong.
         """
         if self.judge is not None and gateway.registry.rank is not None:
             raise EnvError(
@@ -156,10 +155,10 @@ class NemoGym:
             )
         self._gateway = gateway
         self._agents.clear()
-        self._replies.clear()
+        self._results.clear()
         self._head.forget()
         servers = await THREADS.ask(self._head.servers)
-        # With several ranks Gym asks that of rank 0, and the others are asked by that.
+        # With several ranks Gym asks the gateway of rank 0, which hands on to the others.
         if self._check is not None and not gateway.registry.rank:
             await self._checked(gateway, servers)
             self._check = None
@@ -169,10 +168,10 @@ class NemoGym:
         self._ends_at = None if limit_s is None else loop.time() + limit_s
 
     async def _checked(self, gateway: Gateway, servers: Servers) -> None:
-        """Look at what was not looked at yet.
+        """Check Gym before the first batch, and log the findings.
 
         Raises:
-            EnvError: training could not be right; says all that is to be changed.
+            EnvError: training would go wrong; names everything that has to change.
         """
         found = await findings_of_batch(
             gateway,
@@ -193,8 +192,8 @@ class NemoGym:
         """Have the row's agent play.
 
         Raises:
-            UnplayableRow: the row has no agent that there is.
-            EnvError: the rollout failed; `may_pass` says whether it is worth another attempt.
+            UnplayableRow: the row's agent does not exist.
+            EnvError: the rollout failed; `may_pass` says whether another attempt may succeed.
         """
         row, known = row_of(task, self.name)
         servers = await THREADS.ask(self._head.servers)
@@ -218,20 +217,21 @@ class NemoGym:
         registry = self._gateway.registry
         expected = expected_of(servers, agent, row, registry.turn_timeout_s)
         await registry.ask(lambda: registry.expect(endpoint.rollout_id, expected))
-        reply = await self._played(played, body)
+        result = await self._played(played, body)
         if not endpoint.calls:
             raise unheard(played.agent, registry.unnamed)
-        self._replies[task.rollout_id] = reply
-        return AgentResult(reply.reward)
+        self._results[task.rollout_id] = result
+        return AgentResult(result.reward)
 
     async def _checked_again(self, servers: Servers, agent: str) -> PlayedBy:
-        """Look at what an agent needs, before it plays a rollout again.
+        """Check the servers behind an agent before it plays a rollout again.
 
-        Gym asks a server that has ended without end, so the next attempt would fail as the last one
-        did: when all of its time is over.
+        Gym never stops asking a server that has ended, so without this check another attempt would
+        fail like the last one: after all of its time.
 
         Raises:
-            EnvError: a server behind the agent does not answer, also not where the head says now.
+            EnvError: a server behind the agent does not answer, even at the address that the head
+                has now.
         """
         trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
         if trouble is not None:
@@ -239,19 +239,17 @@ class NemoGym:
             servers = await THREADS.ask(self._head.servers)
             trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
         if trouble is not None:
-            error = EnvError(f"agent {agent} of {self.name} cannot play: {trouble}")
-            error.may_pass = False
-            raise error
+            raise failed(f"agent {agent} of {self.name} cannot play: {trouble}", may_pass=False)
         return servers.of(agent)
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
-        """Compare what agents say of tokens with the ledger, and say what became of each."""
+        """Compare agents' tokens with the ledger, and give each rollout its reward and metrics."""
         drifted: list[str] = []
         counted = self._judge_calls(len(played))
         for task, rollout in played:
             agent = self._agents.get(task.rollout_id, _UNKNOWN)
-            reply = None if rollout.failed else self._replies.get(task.rollout_id)
-            if settled(rollout, agent, reply) is Outcome.DRIFT:
+            result = None if rollout.failed else self._results.get(task.rollout_id)
+            if settled(rollout, agent, result) is Outcome.DRIFT:
                 drifted.append(agent)
             rollout.extras = {**rollout.extras, **counted}
         if drifted:
@@ -265,17 +263,17 @@ class NemoGym:
             )
         self._say_unnamed()
         self._agents.clear()
-        self._replies.clear()
+        self._results.clear()
 
     def _judge_calls(self, rollouts: int) -> dict[str, float]:
-        """The requests that named no rollout, as a share for each of so many rollouts."""
+        """Return the number of judge calls per rollout, as an extra for so many rollouts."""
         if self.judge is None or self._gateway is None:
             return {}
         judge = self._gateway.registry.judge
         return {_JUDGE_CALLS: (judge.take_calls() if judge is not None else 0) / rollouts}
 
     def _say_unnamed(self) -> None:
-        """Say once for each batch what came without a rollout's id."""
+        """Warn once for each batch about requests that came without a rollout's id."""
         assert self._gateway is not None
         unnamed = self._gateway.registry.unnamed
         if unnamed.matched or unnamed.refused:
@@ -290,16 +288,16 @@ class NemoGym:
         unnamed.matched = unnamed.refused = 0
 
     async def stop(self) -> None:
-        """Close what connects to agents."""
+        """Close the connections to agents."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _played(self, played: PlayedBy, body: dict[str, Any]) -> Reply:
-        """What the agent answers.
+    async def _played(self, played: PlayedBy, body: dict[str, Any]) -> RunResult:
+        """Ask the agent to play, and return its result.
 
         Raises:
-            EnvError: it failed, or the batch took too long.
+            EnvError: the rollout failed, or the batch took too long.
         """
         assert self._session is not None
         where = f"agent {played.agent} of {self.name} at {played.url}"
@@ -309,16 +307,14 @@ class NemoGym:
         except TimeoutError:
             if not clock.expired():
                 raise
-            error = EnvError(
-                f"{where} was still playing when batch_timeout_s={self._batch_timeout_s:g} was over"
-            )
-            error.may_pass = False
+            limit = f"batch_timeout_s={self._batch_timeout_s:g}"
+            error = failed(f"{where} was still playing when {limit} was over", may_pass=False)
             raise error from None
         except OSError as error:
             self._head.forget()
             raise EnvError(f"{where} cannot be asked: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
-        return await work_done(quick, lambda: reply_of(played.agent, status, answer))
+        return await work_done(quick, lambda: read_result(played.agent, status, answer))
 
 
 def _is_again(endpoint_id: str) -> bool:

@@ -1,13 +1,12 @@
-"""The head of a NeMo Gym: which servers there are.
+"""The head server of a NeMo Gym, which knows the addresses of all others.
 
-Invariant: what the head told last holds until it is asked again; ports are random, so it is asked
-again before each batch, and where a server is no longer where it was. Its configuration has a key
-in clear text: nothing of it is logged.
+Invariant: the head's last answer holds until it is asked again. Ports are random, so it is asked
+again before each batch, and when a server does not answer at its address. Its configuration has a
+key in clear text, so nothing of it is logged.
 """
 
 import json
 import logging
-import math
 import threading
 from typing import Any
 
@@ -20,18 +19,16 @@ logger = logging.getLogger(__name__)
 
 _ASK_S = 30.0
 _MOST_BYTES = 64 * 2**20
-# For so long a head that did not answer is not asked again: rollouts that fail would wait in line.
-_REST_S = 30.0
 
 
 class Head:
     """The head server.
 
     Args:
-        url: `http://host:port`, the port 11000 unless Gym's configuration says another.
+        url: `http://host:port`, where the port is 11000 unless Gym's configuration sets another.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: `url` is not such an address.
         MissingExtraError: PyYAML is not installed.
     """
 
@@ -41,18 +38,17 @@ class Head:
         self._lock = threading.Lock()
         self._known: Servers | None = None
         self._is_stale = True
-        self._rests_until = -math.inf
 
     @property
     def url(self) -> str:
-        """Its address, without what is secret."""
+        """The address, without secrets."""
         return self._address.url
 
     def servers(self) -> Servers:
-        """What it told last; blocks where it has to be asked.
+        """Return the servers by the head's last answer; blocks if the head has to be asked.
 
         Raises:
-            EnvError: it cannot be asked, and never told anything.
+            EnvError: the head does not answer, and never did.
         """
         with self._lock:
             if self._is_stale:
@@ -62,12 +58,13 @@ class Head:
                     if self._known is None:
                         raise
                     logger.warning("the servers that it named before are asked, since %s", error)
+                # Also after a failure: else every rollout would wait for its own time-out.
                 self._is_stale = False
             assert self._known is not None
             return self._known
 
     def forget(self) -> None:
-        """Have it asked again before the next answer: something is not where it was."""
+        """Ask the head again at the next call, because a server is not where it was."""
         self._is_stale = True
 
     def _ask(self) -> Servers:
@@ -81,7 +78,7 @@ class Head:
                 "hint: `gym env start` prints its address; on another machine start Gym with "
                 "+head_server.host=<its address>"
             ) from error
-        except Exception as error:  # what is no JSON, no YAML, or of another server
+        except Exception as error:  # not JSON or YAML, or the answer of another kind of server
             raise EnvError(
                 f"what answers at {self.url} is no NeMo Gym head: {type(error).__name__}\n"
                 "hint: give the head's address, not that of an agent or a model server"

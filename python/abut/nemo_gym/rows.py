@@ -1,7 +1,7 @@
 """Rows of NeMo Gym's JSON lines as a dataset, and back.
 
-Invariant: a row comes out of the dataset as its line has it. Arrow would fill the keys that some
-rows have and others not with nulls, which servers refuse, so a row is one JSON text.
+Invariant: a row comes out of the dataset as it was in the file. Arrow would add a null for each key
+that only other rows have, and servers refuse such nulls, so the dataset holds a row as one text.
 """
 
 import json
@@ -17,16 +17,16 @@ from abut.envs.task import RolloutTask
 from abut.nemo_gym.servers import Servers
 
 ROW = "nemo_gym_row"
-"""The column that holds a row."""
+"""The dataset's column of rows."""
 AGENT = "nemo_gym_agent"
-"""The column with the name of its agent."""
+"""The dataset's column of agent names."""
 PARAMS = "responses_create_params"
 
 File: TypeAlias = str | os.PathLike[str]
 
-_SHOWN = 2000
+_PREVIEW_CHARS = 2000
 _EXTRA = "extra_body"
-# An escape that may be one half of a pair; what is written out in UTF-8 is whole.
+# An escape that may be half a surrogate pair. Characters that are not escaped are whole.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -39,19 +39,20 @@ class Line(NamedTuple):
 
 
 def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
-    """The rows of a file, each with its agent.
+    """Return the rows of a file, each with its agent.
 
     Args:
-        path: of JSON lines.
+        path: a file of JSON lines.
         servers: know the agents.
-        agent: of rows that name none.
+        agent: the agent of rows that name none.
 
     Raises:
-        ValueError: a line is no row, or has no agent that there is; names the line.
+        ValueError: a line is not a row, or its agent does not exist; names the line.
         OSError: the file cannot be read.
     """
     found = []
-    # As bytes: a line that is not UTF-8 has a number too, and JSON may hold what else ends a line.
+    # As bytes, so that a line that is not UTF-8 has a number in its error, and because JSON may
+    # contain characters at which text files split lines.
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -64,17 +65,17 @@ def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
             except ValueError as error:
                 hint = "" if "hint:" in str(error) else _hint(str(error))
                 raise ValueError(f"{path}, line {number}: {error}{hint}") from None
-            found.append(Line(text, name, shown(row)))
+            found.append(Line(text, name, preview(row)))
     if not found:
         raise ValueError(f"{path} has no rows")
     return found
 
 
 def check_row(row: Any) -> None:
-    """Refuse what no agent could play.
+    """Refuse a row that no agent could play.
 
     Raises:
-        ValueError: says what it lacks.
+        ValueError: says what is wrong with the row.
     """
     if not isinstance(row, dict):
         raise ValueError(f"a row is a JSON object, got {type(row).__name__}")
@@ -84,17 +85,17 @@ def check_row(row: Any) -> None:
     said = params["input"]
     if not isinstance(said, str) and not (isinstance(said, list) and said):
         raise _wrong("input", said, "a text or a list of messages")
-    for place, message in enumerate(said if isinstance(said, list) else ()):
+    for index, message in enumerate(said if isinstance(said, list) else ()):
         if not isinstance(message, dict):
-            raise _wrong(f"input[{place}]", message, "a message, a JSON object")
+            raise _wrong(f"input[{index}]", message, "a message, a JSON object")
     extra_body(params)
 
 
 def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row itself has for the model server: its parameters have no other place for it.
+    """Return a row's own parameters for the model server, which Gym takes only in its metadata.
 
     Raises:
-        ValueError: it is not what Gym takes.
+        ValueError: Gym would not take them.
     """
     metadata = params.get("metadata") or {}
     if not isinstance(metadata, Mapping):
@@ -116,13 +117,13 @@ def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def params_of(row: Mapping[str, Any]) -> Any:
-    """What the row asks of the model; that of a materialized task stands in its input."""
+    """Return a row's parameters; those of a materialized task are in its input."""
     task = row.get("task_input")
     return task.get(PARAMS) if isinstance(task, Mapping) else row.get(PARAMS)
 
 
 def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the row's input as chat messages; none where it is more than messages."""
+    """Return the row's input as chat messages; none if it holds other items too."""
     said = params_of(row)["input"]
     if isinstance(said, str):
         return [{"role": "user", "content": said}]
@@ -133,10 +134,10 @@ def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def mixed(files: Sequence[Sequence[Any]], weights: Sequence[float] | None) -> Iterator[Any]:
-    """All lines of all files, spread evenly; by weights, lines of some come again.
+    """Yield all lines of all files, mixed evenly; with weights, lines of some files repeat.
 
-    No line is left out: the file that has the most lines for its weight is taken once, the others
-    as often as their weights say.
+    No line is left out: the file with the most lines for its weight is used once, the others as
+    often as their weights say.
     """
     weights = list(weights or map(len, files))
     rounds = max(len(lines) / weight for lines, weight in zip(files, weights, strict=True))
@@ -144,17 +145,17 @@ def mixed(files: Sequence[Sequence[Any]], weights: Sequence[float] | None) -> It
         max(len(lines), round(rounds * weight))
         for lines, weight in zip(files, weights, strict=True)
     ]
-    places = sorted(
+    spread = sorted(
         ((turn + 0.5) / count, number, turn)
         for number, count in enumerate(counts)
         for turn in range(count)
     )
-    for _, number, turn in places:
+    for _, number, turn in spread:
         yield files[number][turn % len(files[number])]
 
 
 def check_weights(weights: Sequence[float] | None, files: int) -> None:
-    """Refuse weights that are none.
+    """Refuse invalid weights.
 
     Raises:
         ValueError: says why.
@@ -169,10 +170,10 @@ def check_weights(weights: Sequence[float] | None, files: int) -> None:
 
 
 def row_of(task: RolloutTask, name: str) -> tuple[dict[str, Any], str | None]:
-    """A fresh row of what a task has of the dataset, and its agent where the dataset knows it.
+    """Return a fresh copy of a task's row, and its agent if the dataset has it.
 
     Raises:
-        UnplayableRow: it has none.
+        UnplayableRow: the task has no row.
     """
     text, agent = task.columns.get(ROW), task.columns.get(AGENT)
     if isinstance(text, str):
@@ -204,7 +205,7 @@ def _decoded(line: bytes) -> str:
 
 
 def _read(text: str) -> Any:
-    """Read a line; what JSON or no server knows is an error here, and not after a rollout."""
+    """Read a line; refuse what is not JSON or what servers refuse, before a rollout fails on it."""
 
     def refuse(name: str) -> Any:
         raise ValueError(f"it has {name}, which is no JSON\nhint: write null, or leave it out")
@@ -226,7 +227,7 @@ def _wrong(name: str, value: Any, wanted: str) -> ValueError:
 
 
 def without_nulls(value: Any) -> Any:
-    """The same without keys that are null, which Arrow invents."""
+    """Return the value without the null keys that Arrow adds."""
     if isinstance(value, Mapping):
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list | tuple):
@@ -234,18 +235,18 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def shown(row: Mapping[str, Any]) -> str:
-    """What one sees of a row in TRL's tables: its messages, as text."""
+def preview(row: Mapping[str, Any]) -> str:
+    """Return a row's messages as text, for TRL's tables of completions."""
     said = params_of(row)["input"]
     if isinstance(said, str):
-        return said[:_SHOWN]
+        return said[:_PREVIEW_CHARS]
     messages = [item for item in said if isinstance(item, Mapping) and _text_of(item)]
     if len(messages) == 1:
-        return _text_of(messages[0])[:_SHOWN]
+        return _text_of(messages[0])[:_PREVIEW_CHARS]
     text = "\n\n".join(
         f"{item.get('role', item.get('type'))}: {_text_of(item)}" for item in messages
     )
-    return text[-_SHOWN:]
+    return text[-_PREVIEW_CHARS:]
 
 
 def _text_of(item: Mapping[str, Any]) -> str:

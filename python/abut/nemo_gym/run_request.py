@@ -1,7 +1,11 @@
-"""The body of `/run`: the row as it is, and whose rollout it is.
+"""The request to `/run`: its body, made of a row and a rollout's id, and its connection.
 
-Invariant: what a row says is sent, but for what would be refused or sampled off-policy: null
-parameters go, sampling is the trainer's.
+Invariant: the row is sent as it is, except for fields that a server would refuse or that would
+sample off-policy: null parameters are left out, and sampling settings are the trainer's.
+
+An agent may be silent for as long as it plays, but its machine may not. Nothing crosses such a
+connection for minutes, so the operating system keeps asking the other one whether it is still
+there: a node that is cut off costs its rollouts half a minute instead of all their time.
 """
 
 import json
@@ -18,6 +22,17 @@ from abut.nemo_gym.servers import QUOTING, PlayedBy, Servers
 
 _AS_CLIENTS_SAY = {"temperature": "temperature", "top_p": "top_p"}
 _MOST_TOKENS = "max_output_tokens"
+_CONNECT_S = 30.0
+_MOST_BYTES = 512 * 2**20
+# After 15 s of silence the other machine is probed, every 5 s, and given up after 4 probes.
+_IDLE_S, _AGAIN_S, _TIMES = 15, 5, 4
+_SETTINGS = (
+    ("TCP_KEEPIDLE", _IDLE_S),
+    ("TCP_KEEPINTVL", _AGAIN_S),
+    ("TCP_KEEPCNT", _TIMES),
+    # In milliseconds: no probe is sent while data that was sent is still unconfirmed.
+    ("TCP_USER_TIMEOUT", (_IDLE_S + _AGAIN_S * _TIMES) * 1000),
+)
 
 
 def run_request(
@@ -29,18 +44,18 @@ def run_request(
     group: int,
     place: int,
 ) -> dict[str, Any]:
-    """What is posted.
+    """Return the body of the request.
 
     Args:
-        row: of the dataset.
-        played: what plays it.
-        rollout_id: of the endpoint; the gateway is asked with it.
+        row: a row of the dataset.
+        played: the server that plays it.
+        rollout_id: the id under which the agent's calls reach the gateway.
         sampling: the trainer's settings, by the names that chat clients know, and `max_tokens`.
-        group: the number of its group.
-        place: which one of that it is.
+        group: the number of the rollout's group.
+        place: the rollout's index in its group.
 
     Raises:
-        UnplayableRow: a task is asked of an agent that takes rows alone.
+        UnplayableRow: the row is a task, and the agent takes only rows.
     """
     if "task_input" in row:
         if played.environment is None:
@@ -63,7 +78,7 @@ def run_request(
     body = {
         **row,
         PARAMS: params,
-        # Environment servers answer 500 without both, and take rollouts of equal ids for one.
+        # Environment servers answer 500 without both, and confuse rollouts that share them.
         "_ng_task_index": group,
         "_ng_rollout_index": place,
         "_ng_rollout_id": rollout_id,
@@ -76,13 +91,13 @@ def run_request(
 def expected_of(
     servers: Servers, agent: str, row: Mapping[str, Any], wait_s: float
 ) -> ExpectedRollout:
-    """Return how requests are known that an agent makes for a row without the rollout's id.
+    """Return how the gateway recognizes an agent's requests that lack the rollout's id.
 
     Args:
-        servers: of the head.
-        agent: its name.
-        row: of the dataset.
-        wait_s: how long a request waits that is as well another rollout's.
+        servers: the head's servers.
+        agent: the agent's name.
+        row: a row of the dataset.
+        wait_s: how long a request waits that could also belong to another rollout.
     """
     quotes = servers.kind_of(agent) in QUOTING
     return ExpectedRollout(agent, opening_of(openings(row)), quotes=quotes, wait_s=wait_s)
@@ -117,21 +132,8 @@ def _params(
     return sent
 
 
-_CONNECT_S = 30.0
-_MOST_BYTES = 512 * 2**20
-# Silence after which the other machine is asked, how often again, and how often in all.
-_IDLE_S, _AGAIN_S, _TIMES = 15, 5, 4
-_SETTINGS = (
-    ("TCP_KEEPIDLE", _IDLE_S),
-    ("TCP_KEEPINTVL", _AGAIN_S),
-    ("TCP_KEEPCNT", _TIMES),
-    # What was sent and not confirmed, in milliseconds: a request of which nothing has arrived.
-    ("TCP_USER_TIMEOUT", (_IDLE_S + _AGAIN_S * _TIMES) * 1000),
-)
-
-
 class RunSession:
-    """Asks agents to play, any number at once.
+    """Asks any number of agents to play, each over a connection of its own.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
@@ -146,17 +148,17 @@ class RunSession:
             ) from error
         self._client_error = aiohttp.ClientError
         self._session = aiohttp.ClientSession(
-            # A rollout takes longer than servers keep a connection that nothing comes over.
+            # No reuse: a rollout takes longer than servers keep an idle connection open.
             connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         )
 
     async def run(self, url: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Post to `/run` of the server there; returns status and body, however long that takes.
+        """Post to `/run` of a server; return status and body, however long that takes.
 
         Raises:
-            OSError: no connection, one that broke, or an answer without an end.
+            OSError: the connection failed or broke, or the answer is too long.
         """
         try:
             async with self._session.post(
@@ -175,12 +177,12 @@ class RunSession:
             raise OSError(said(error)) from error
 
     async def close(self) -> None:
-        """Give up what is asked, and close."""
+        """Abandon the requests that still run, and close."""
         await self._session.close()
 
 
 def _watched(address: tuple[Any, ...]) -> socket.socket:
-    """A socket that notices when the other machine is gone."""
+    """Return a socket that notices when the other machine is gone."""
     family, kind, protocol, *_ = address
     watched = socket.socket(family, kind, protocol)
     watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

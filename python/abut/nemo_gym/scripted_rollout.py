@@ -1,7 +1,7 @@
-"""One rollout of an agent with a policy that says a script: does what it asks come here, and how.
+"""Probe rollouts: an agent plays once with a scripted policy, to see how its calls arrive here.
 
-Invariant: no model is asked. The policy calls the first tool that it is shown, and then answers, so
-that an agent with tools makes two calls, which have to be one conversation.
+Invariant: no model is asked. The policy calls the first tool that it is offered, and then answers,
+so that an agent with tools makes two calls, which must become one conversation.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from abut.gateway.ledger.unnamed import Unnamed
 from abut.gateway.ledger.writer import RunWriters, Writer, Writers
 from abut.gateway.server.registry import Registry
 from abut.nemo_gym.checks import Finding
-from abut.nemo_gym.replies import Reply, is_told, reply_of, unheard
 from abut.nemo_gym.run_request import RunSession, expected_of, run_request
+from abut.nemo_gym.run_result import RunResult, is_in_ledger, read_result, unheard
 from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
@@ -37,8 +37,8 @@ _NO_DEVELOPER = (
     "a template may have no role developer: set replace_developer_role_with_system: true in its "
     "model server"
 )
-# Servers that score a whole group know it by this index. Groups of training count from 0, and a
-# server may still remember the last probe, so each probe has one far away, and its own.
+# Servers that score a whole group know it by its index. Groups of training count from 0, and a
+# server may still remember the last probe, so each probe takes a random index far away.
 _FIRST_GROUP = 2**30
 _VALUES: dict[str, Any] = {
     "integer": 1,
@@ -50,18 +50,19 @@ _VALUES: dict[str, Any] = {
 }
 
 Template: TypeAlias = tuple[Tokenizer, ChatTemplateProcessor]
-"""A model's tokenizer, and what writes conversations with it."""
+"""A model's tokenizer, and the processor of its chat template."""
 
 
-class Script:
-    """A policy of one rollout; see `abut.gateway.ledger.policy.Policy`.
+class ScriptedPolicy:
+    """The policy of one probe rollout; a `Policy` for the gateway's ledger.
 
     Args:
-        writing: what writes its conversations; None: the demo's template, in which it can call.
-        number: of the probe, which its answers say: who quotes one names the rollout by it.
+        writing: writes its conversations; None: the demo's template, in which it can call tools.
+        number: the probe's number. Its answers contain it, so that a request that quotes one can
+            be matched with its rollout.
 
     Attributes:
-        asked: what came, in order.
+        asked: the requests, in order.
         error: why it could not go on, if so.
     """
 
@@ -70,31 +71,31 @@ class Script:
         self.max_turns: int | None = None
         self.error: Exception | None = None
         self.asked: list[AgentRequest] = []
-        self.tokenizer, self._processors = writing or _demo()
+        self.tokenizer, self._processors = writing or writing_of(*_demo_template())
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
-        """One in which nothing is said yet."""
+        """Return an empty conversation."""
         stops = tuple(processor.stop_token_ids)
         return Conversation(self.tokenizer, processor, stop_token_ids=stops, budget=_BUDGET)
 
     def budget(self) -> Budget:
-        """What a conversation may have."""
+        """Return the budget of a conversation."""
         return _BUDGET
 
     def seed(self, number: int) -> int:
-        """That of the sample of one call."""
+        """Return the seed of a call's sample."""
         return number
 
     async def writer_of(self, request: AgentRequest) -> Writer:
-        """What writes the conversation of a request."""
+        """Return the processor that writes the conversation of a request."""
         return await self._processors.of(request)
 
     def note(self, request: AgentRequest) -> None:
-        """Keep what is asked."""
+        """Keep the request."""
         self.asked.append(request)
 
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
-        """Say what the script says: a call of the first tool, then an answer."""
+        """Call the first tool, then answer."""
         text = f"This is probe {self._number}. The answer is A."
         if chat.tools and not any(message["role"] == "assistant" for message in chat.messages):
             text = _a_call(chat.tools[0]["function"])
@@ -105,7 +106,7 @@ class Script:
         return Sample(np.asarray(ids, dtype=np.int64), logprobs, "stop" if whole else "length")
 
     def failed(self, error: Exception) -> None:
-        """Keep why it cannot go on."""
+        """Keep the error that ended the rollout."""
         self.error = error
 
 
@@ -119,63 +120,63 @@ async def probe(
     timeout_s: float,
     is_example: bool = True,
 ) -> list[Finding]:
-    """Have an agent play a row once, and say what came of it.
+    """Have an agent play a row once, and return the findings.
 
     Args:
-        registry: of the gateway that runs.
-        servers: of the head.
-        agent: what plays it.
-        row: of a dataset.
-        number: of the probe, for its id and its answers.
-        timeout_s: seconds that it may take.
-        is_example: whether the row is one of the agent's; else its failure says little.
+        registry: the registry of the gateway that runs.
+        servers: the head's servers.
+        agent: the agent's name.
+        row: a row of a dataset.
+        number: the probe's number, for its id and its answers.
+        timeout_s: seconds that the rollout may take.
+        is_example: whether the row is one of the agent's own; else a failure is only a warning.
     """
     played = servers.of(agent)
-    script = Script(number=number)
+    script = ScriptedPolicy(number=number)
     rollout_id = registry.probe_id(number)
-    session = Ledger(rollout_id, script, registry.rewrites)
+    ledger = Ledger(rollout_id, script, registry.rewrites)
     settings = {"temperature": 1.0, "top_p": 1.0, **registry.settings}
     group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
     body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
     expected = expected_of(servers, agent, row, registry.turn_timeout_s)
-    await registry.ask(lambda: registry.open(session))
+    await registry.ask(lambda: registry.open(ledger))
     await registry.ask(lambda: registry.expect(rollout_id, expected))
     posts = RunSession()
-    reply: Reply | EnvError
+    result: RunResult | EnvError
     try:
         async with asyncio.timeout(timeout_s):
             status, answer = await posts.run(played.url, body)
-        reply = await work_done(False, lambda: reply_of(played.agent, status, answer))
+        result = await work_done(False, lambda: read_result(played.agent, status, answer))
     except TimeoutError:
-        reply = EnvError(
+        result = EnvError(
             f"it has not answered within {timeout_s:g} s; an environment that scores whole groups "
             'waits for more than one rollout: --no-play, or NemoGym(check="config"), plays none'
         )
     except EnvError as error:
-        reply = error
+        result = error
     except OSError as error:
-        reply = EnvError(f"{played.url} cannot be asked: {error}")
+        result = EnvError(f"{played.url} cannot be asked: {error}")
     finally:
         await posts.close()
-        await registry.ask(lambda: registry.end(session))
+        await registry.ask(lambda: registry.end(ledger))
     found = (
         []
         if registry.writing is None
         else await registry.ask(lambda: _written(played, registry, script))
     )
-    judged = _judged(played.agent, script, session, reply, settings, is_example, registry.unnamed)
+    judged = _judged(played.agent, script, ledger, result, settings, is_example, registry.unnamed)
     return [*found, *judged]
 
 
-async def _written(played: PlayedBy, registry: Registry, script: Script) -> list[Finding]:
-    """Check that the run's template writes what was asked: the script was said in the demo's.
+async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy) -> list[Finding]:
+    """Check that the run's template can write the requests: the probe used the demo's template.
 
-    On the loop of the gateway, which its processors belong to.
+    Runs on the gateway's loop, because its processors belong to that loop.
     """
     for request in script.asked:
-        session = Ledger("written", Script(registry.writing), registry.rewrites)
+        ledger = Ledger("written", ScriptedPolicy(registry.writing), registry.rewrites)
         try:
-            await session.ask(request, body=b"", retried=False, is_open=lambda: True).answered
+            await ledger.ask(request, body=b"", retried=False, is_open=lambda: True).answered
         except Refusal as refusal:
             roles = {message["role"] for message in request.messages}
             why, _, hint = str(refusal).partition("\nhint: ")
@@ -193,9 +194,9 @@ async def _written(played: PlayedBy, registry: Registry, script: Script) -> list
 
 def _judged(
     agent: str,
-    script: Script,
-    session: Ledger,
-    reply: Reply | EnvError,
+    script: ScriptedPolicy,
+    ledger: Ledger,
+    result: RunResult | EnvError,
     settings: Mapping[str, Any],
     is_example: bool,
     unnamed: Unnamed,
@@ -206,13 +207,13 @@ def _judged(
     if script.error is not None:
         yield Finding("error", f"{what} could not be answered: {script.error}")
         return
-    if isinstance(reply, EnvError):
+    if isinstance(result, EnvError):
         level: Any = "error" if is_example else "warning"
         hint = "" if is_example else "--dataset FILE gives it a row of its own"
-        said = f"{what} failed after {session.answered} calls: {reply}"
+        said = f"{what} failed after {ledger.answered} calls: {result}"
         if not (script.asked or unnamed.refused):
-            said = f"{what} failed, and asked this gateway nothing: {reply}"
-        yield Finding(level, said, hint, reply.may_pass)
+            said = f"{what} failed, and asked this gateway nothing: {result}"
+        yield Finding(level, said, hint, result.may_pass)
         return
     if not script.asked and unnamed.refused:
         why, _, hint = str(unheard(agent, unnamed)).partition("\nhint: ")
@@ -225,35 +226,37 @@ def _judged(
             "policy_base_url must be the gateway's address as Gym's machine reaches it",
         )
         return
-    lines = [np.asarray(branch.conversation.trajectory.ids) for branch in session.branches]
-    strange = [ids for ids, _ in reply.calls if not is_told(lines, ids)]
+    lines = [np.asarray(branch.conversation.trajectory.ids) for branch in ledger.branches]
+    strange = [ids for ids, _ in result.calls if not is_in_ledger(lines, ids)]
     if strange:
         yield Finding(
             "error",
             f"{what} came back with tokens that are not those of this gateway",
             "its model server must give the tokens of the answer, and tokenize nothing itself",
         )
-    if not reply.calls:
+    if not result.calls:
         yield Finding(
             "warning",
             f"{what} came back without tokens, so rollouts cannot be compared with the ledger",
             "set return_token_id_information: true in its model server, if it has one",
         )
-    if len(session.branches) > 1:
-        causes = ", ".join(sorted({branch.cause or "first" for branch in session.branches[1:]}))
+    if len(ledger.branches) > 1:
+        causes = ", ".join(sorted({branch.cause or "first" for branch in ledger.branches[1:]}))
         yield Finding(
             "warning",
-            f"{what} made {len(session.branches)} conversations of {session.answered} calls "
+            f"{what} made {len(ledger.branches)} conversations of {ledger.answered} calls "
             f"({causes}): one of them becomes the row",
             "docs/agents.md says what goes on with a conversation; RolloutConfig.branch chooses",
         )
     if not strange:
-        reward = "masked" if reply.masked else f"reward {reply.reward:g}"
-        one = ", one conversation" if len(session.branches) == 1 else ""
-        yield Finding("ok", f"{what}: {session.answered} calls{one}, {reward}")
+        reward = "masked" if result.masked else f"reward {result.reward:g}"
+        one = ", one conversation" if len(ledger.branches) == 1 else ""
+        yield Finding("ok", f"{what}: {ledger.answered} calls{one}, {reward}")
 
 
-def _sampling_findings(what: str, script: Script, settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _sampling_findings(
+    what: str, script: ScriptedPolicy, settings: Mapping[str, Any]
+) -> Iterator[Finding]:
     for name in ("temperature", "top_p"):
         asked = {request.sampling.get(name) for request in script.asked}
         if isinstance(settings.get(name), int | float) and asked != {settings[name]}:
@@ -266,26 +269,29 @@ def _sampling_findings(what: str, script: Script, settings: Mapping[str, Any]) -
 
 
 def writing_of(tokenizer: Tokenizer, processor: ChatTemplateProcessor) -> RunWriters:
-    """Return what writes conversations with a model's tokenizer and chat template."""
+    """Return the writer of conversations with a model's tokenizer and chat template."""
     made = Writers(lambda tools, variables: processor.with_tools(tools, **variables))
     return RunWriters(tokenizer, made)
 
 
-def _demo() -> RunWriters:
-    return writing_of(*_demo_template())
+def template_of(hf_tokenizer: Any) -> Template:
+    """Return a model's tokenizer and the processor of its chat template.
+
+    Raises:
+        AbutError: abut cannot use the tokenizer or the template exactly.
+    """
+    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
 
 
 @functools.cache
 def _demo_template() -> Template:
-    """The tokenizer that ships with abut, and what writes conversations with it."""
     from abut.demo.model import load_demo_tokenizer
 
-    hf_tokenizer = load_demo_tokenizer()
-    return Tokenizer.from_pretrained(hf_tokenizer), ChatTemplateProcessor(hf_tokenizer)
+    return template_of(load_demo_tokenizer())
 
 
 def _a_call(function: Mapping[str, Any]) -> str:
-    """A call of a tool with the least that its schema takes."""
+    """Return a call of a tool with its required arguments only."""
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()

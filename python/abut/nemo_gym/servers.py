@@ -1,7 +1,7 @@
 """The servers of one head: where agents are, and which of them plays a row.
 
-Invariant: a row has one agent, or the error says which ones there are. An environment server that
-is more than a relay stands before its agent, and gets the agent's rollouts.
+Invariant: a row has one agent, or the error lists the agents that exist. An environment server that
+is more than a relay gets its agent's rollouts, because it prepares and scores them.
 """
 
 import os
@@ -16,15 +16,15 @@ MODELS = "responses_api_models"
 RESOURCES = "resources_servers"
 
 QUOTING = frozenset({"proof_refinement_agent"})
-"""Agents whose second request is one message that quotes the answer before, without its id.
+"""Agents whose second request is one message that quotes the last answer, without the rollout's id.
 
-A judge's request does so too and is none of the rollout's, so they have to be known by name.
+A judge's request looks the same and does not belong to the rollout, so these agents are listed.
 """
 _RELAY = "legacy_agent"
 _TYPED_ONLY = "single_agent_turn"
 _OWN_MODEL = "model_server"
-"""The field of an agent that names what it asks for the policy."""
-# Where one of them is false, nobody asks the judge that is configured all the same.
+"""The setting of an agent that names its model server."""
+# If one of these settings is false, the judge is configured but never asked.
 _JUDGE_SWITCHES = ("should_use_judge", "enable_llm_judge")
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")
@@ -33,13 +33,13 @@ _DEEPEST = 16
 
 @dataclass(frozen=True)
 class PlayedBy:
-    """What plays a row.
+    """The server that plays a row.
 
     Attributes:
-        agent: its name, for logs and metrics.
-        url: of the server that has `/run`.
-        environment: the environment server's name, where that is one.
-        kind: of that server.
+        agent: the agent's name, for logs and metrics.
+        url: the address that has `/run`.
+        environment: the server's name if it is an environment server.
+        kind: the kind of that environment server.
     """
 
     agent: str
@@ -49,18 +49,18 @@ class PlayedBy:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it takes episodes alone, and no flat rows."""
+        """True if the server takes only episodes, not flat rows."""
         return self.kind == _TYPED_ONLY
 
 
 @dataclass(frozen=True)
 class ModelServer:
-    """What agents ask for the policy.
+    """A model server of Gym, which asks the gateway for an agent.
 
     Attributes:
-        name: of it.
+        name: the server's name.
         kind: `vllm_model` and others.
-        settings: its part of the configuration, references resolved; has a key of the gateway.
+        settings: its part of the configuration, references resolved; holds the gateway's key.
     """
 
     name: str
@@ -69,9 +69,9 @@ class ModelServer:
 
     @property
     def api_key(self) -> str | None:
-        """What it asks with; None where its own process alone knows.
+        """The key that it sends; None if only its own process knows the key.
 
-        A variable of its environment is taken to be the same here, where there is one of that name.
+        If the key is an environment variable, this process's variable of that name is taken.
         """
         said = str(self.settings.get("api_key"))
         if (variable := _VARIABLE.fullmatch(said)) is not None:
@@ -80,21 +80,21 @@ class ModelServer:
 
     @property
     def base_urls(self) -> list[str]:
-        """Where it asks; several where it spreads rollouts."""
+        """The addresses that it asks; several if it spreads rollouts."""
         said = self.settings.get("base_url")
         return [str(url) for url in (said if isinstance(said, list) else [said]) if url]
 
 
 @dataclass(frozen=True)
 class AskedApart:
-    """A model that a server asks beside its agent's own: a judge, or a user that is simulated.
+    """A model that a server asks besides its agent's own: a judge, or a simulated user.
 
     Attributes:
         server: the name of the server that asks.
-        kind: of that server, `resources_servers` and others.
-        field: of its settings, which names the model.
-        model: the model server's name, or the address where the field has one.
-        urls: where the model is.
+        kind: that server's kind, `resources_servers` and others.
+        field: its setting that names the model.
+        model: the model server's name, or the address that the setting has instead.
+        urls: the model's addresses.
     """
 
     server: str
@@ -105,14 +105,14 @@ class AskedApart:
 
 
 class Servers:
-    """What a head told.
+    """The servers that a head knows.
 
     Args:
-        instances: its `/server_instances`.
-        config: its `/global_config_dict_yaml`, read.
+        instances: the head's `/server_instances`.
+        config: the head's `/global_config_dict_yaml`, parsed.
 
     Raises:
-        ValueError: it is not what a head tells.
+        ValueError: these are not the answers of a head.
     """
 
     def __init__(self, instances: Any, config: Any) -> None:
@@ -135,22 +135,22 @@ class Servers:
         return sorted(self._played)
 
     def of(self, agent: str) -> PlayedBy:
-        """What plays an agent's rows.
+        """Return the server that plays an agent's rows.
 
         Raises:
-            ValueError: there is no such agent.
+            ValueError: the agent does not exist.
         """
         if (played := self._played.get(agent)) is not None:
             return played
         raise ValueError(f"there is no agent {agent!r}; there are: {self._listed()}")
 
     def agent_of(self, row: Mapping[str, Any], default: str | None = None) -> str:
-        """The agent of a row: its `agent_ref`, its `task_source`, its taskset, or the default.
+        """Return the agent of a row: by its `agent_ref`, `task_source`, taskset, or the default.
 
-        Of several that a `task_source` could mean, the default is meant.
+        If a `task_source` fits several agents, the default decides.
 
         Raises:
-            ValueError: it names none that there is, or one of several could be meant.
+            ValueError: the row names no agent that exists, or several fit.
         """
         reference = row.get("agent_ref")
         name = reference.get("name") if isinstance(reference, Mapping) else reference
@@ -170,12 +170,12 @@ class Servers:
         )
 
     def model_of(self, agent: str) -> ModelServer | None:
-        """The model server that an agent asks; None where its configuration names none."""
+        """Return the model server that an agent asks; None if its configuration names none."""
         reference = self._settings_of(agent, AGENTS).get(_OWN_MODEL)
         return self._model(reference.get("name") if isinstance(reference, Mapping) else None)
 
     def behind(self, agent: str) -> Iterator[tuple[str, str, str]]:
-        """Yield what kind of server an agent needs, its name and its address, where known."""
+        """Yield the kind, name and address of each server that an agent needs, as far as known."""
         model = self.model_of(agent)
         for what, kind, name in (
             ("resources server", RESOURCES, self._resources_of(agent)),
@@ -185,7 +185,7 @@ class Servers:
                 yield what, str(name), url
 
     def asked_apart(self, agent: str) -> Iterator[AskedApart]:
-        """Yield the models that an agent and its resources server ask beside the agent's own."""
+        """Yield the models that an agent and its resources server ask besides the agent's own."""
         environment = self.of(agent).environment
         for kind, name in (
             (RESOURCES, self._resources_of(agent)),
@@ -204,12 +204,12 @@ class Servers:
         if isinstance(value, Mapping):
             if (model := self._model(value.get("name"))) is not None:
                 yield AskedApart(server, kind, field, model.name, model.base_urls)
-        elif isinstance(value, str) and _is_judge(field):  # one that is asked without a server
+        elif isinstance(value, str) and _is_judge(field):  # the address of a judge itself
             url = str(self._resolved(value))
             yield AskedApart(server, kind, field, url, [url])
 
     def _model(self, name: Any) -> ModelServer | None:
-        """The model server of a name; None where there is none."""
+        """Return the model server of a name; None if there is none."""
         kinds = self._block(name, MODELS) if isinstance(name, str) else {}
         for kind, settings in kinds.items():
             known = settings if isinstance(settings, Mapping) else {}
@@ -217,7 +217,7 @@ class Servers:
         return None
 
     def kind_of(self, agent: str) -> str | None:
-        """The implementation of an agent, such as `simple_agent`; None where that is not known."""
+        """Return the implementation of an agent, such as `simple_agent`; None if not known."""
         return next(map(str, self._block(agent, AGENTS)), None)
 
     def _all_played(self) -> Iterator[tuple[str, PlayedBy]]:
@@ -237,7 +237,7 @@ class Servers:
                     yield agent, played
 
     def _of_source(self, source: str, default: str | None = None) -> str:
-        """The agent of a `task_source`: of that name, or the only one of that resources server."""
+        """Return the agent of a `task_source`, or the only agent of that resources server."""
         if source in self._played:
             return self._played[source].agent
         agents = sorted(self._urls.get(AGENTS, {}))
@@ -266,7 +266,7 @@ class Servers:
         return reference.get("name") if isinstance(reference, Mapping) else None
 
     def _settings_of(self, name: str, kind: str) -> Mapping[str, Any]:
-        """What is configured for the one implementation that a server has."""
+        """Return the settings of a server: those of its one implementation."""
         for settings in self._block(name, kind).values():
             return settings if isinstance(settings, Mapping) else {}
         return {}
@@ -277,7 +277,7 @@ class Servers:
         return kinds if isinstance(kinds, Mapping) else {}
 
     def _resolved(self, value: Any, depth: int = 0) -> Any:
-        """A part of the configuration without `${…}`, as far as it says itself what they are."""
+        """Return a part of the configuration with its `${…}` resolved, as far as they are known."""
         if depth > _DEEPEST:
             return value
         if isinstance(value, Mapping):

@@ -1,7 +1,9 @@
-"""What `/run` answers, and what of that counts.
+"""The result of `/run`, read from an agent's answer, and the outcome of its rollout.
 
-Invariant: a reply is a score or a failure. The status alone says neither: environment servers
-report failures with 200. Tokens of a reply are compared with the ledger, and never trained.
+Invariant: a result is a score or a failure. The HTTP status is not enough to tell: environment
+servers report failures with 200. The tokens of a result are compared with the ledger and never
+trained. A rollout that failed, was masked, or whose tokens differ from the ledger has no reward:
+None, never 0.0.
 """
 
 import json
@@ -23,24 +25,31 @@ _SHOWN = 400
 _HOP = "calling an inner server: "
 _WRONG_FIELD = re.compile(r'"loc": ?\[([^\]]*)\], ?"msg": ?"([^"]*)"')
 _REFUSAL = re.compile(r"""\{"error": ?\{"message": ?"(.*?)", ?"type\"""", re.DOTALL)
-"""What the gateway refuses with: what stands behind the message tells nobody more."""
-# A newline of a message is escaped again at each hop. Elsewhere the same letters may be LaTeX.
+"""A refusal of the gateway: the fields after its message add nothing."""
+# Each hop escapes a newline once more. Only before "hint:" is it a newline for sure: elsewhere
+# a backslash and an n may be LaTeX.
 _ESCAPED_HINT = re.compile(r"\\+nhint: ")
 _HINT = "\nhint: "
 _WORD = re.compile(r"[\w-]+")
+_CUT = (
+    StopReason.MAX_TURNS,
+    StopReason.MAX_COMPLETION_TOKENS,
+    StopReason.MAX_CONTEXT_TOKENS,
+    StopReason.DEADLINE,
+)
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What an agent said of a rollout that it played.
+class RunResult:
+    """An agent's result for a rollout that it played.
 
     Attributes:
-        reward: as it said; None where it masked the rollout.
+        reward: the reward; None if the agent masked the rollout.
         masked: whether the reward measures nothing.
         truncated: whether a limit ended the rollout.
         components: parts of the reward, by name.
-        calls: prompt and sample of each call, as they came back: `(T,)` int64, and where the
-            sample begins.
+        calls: prompt and sample of each call in the answer: `(T,)` int64, and the index at which
+            the sample begins.
     """
 
     reward: float | None
@@ -50,28 +59,28 @@ class Reply:
     calls: Sequence[tuple[NDArray[np.int64], int]] = ()
 
 
-def reply_of(agent: str, status: int, body: bytes) -> Reply:
-    """Read an answer.
+def read_result(agent: str, status: int, body: bytes) -> RunResult:
+    """Read an agent's answer.
 
     Raises:
-        EnvError: the rollout failed; `may_pass` says whether another attempt can do better.
+        EnvError: the rollout failed; `may_pass` says whether another attempt may succeed.
     """
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         value = body.decode(errors="replace")
     if status != 200:
-        raise _failed(
+        raise failed(
             f"agent {agent} answered {status}: {inner_error(value)}",
             may_pass=status >= 500,
             hint=_hint(status, value),
         )
     if not isinstance(value, dict):
-        raise _failed(f"agent {agent} answered 200 without a JSON object", may_pass=True)
+        raise failed(f"agent {agent} answered 200 without a JSON object", may_pass=True)
     if "episode_id" in value and ("result" in value or "failure" in value):
         value = _of_episode(agent, value)
     if value.get("_ng_failure_class") is not None:
-        raise _failed(
+        raise failed(
             f"agent {agent} failed, {value['_ng_failure_class']!s:.80} in its stage "
             f"{value.get('_ng_failure_stage')!s:.80}: "
             f"{inner_error(value.get('_ng_failure_message'))}",
@@ -79,10 +88,10 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
         )
     reward, masked = value.get("reward"), _is_masked(value)
     if not masked and not _is_number(reward):
-        raise _failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
+        raise failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
     response = value.get("response")
     response = response if isinstance(response, Mapping) else {}
-    return Reply(
+    return RunResult(
         reward=None if masked else float(reward or 0.0),
         masked=masked,
         truncated=bool(response.get("incomplete_details")) or value.get("truncated") is True,
@@ -91,20 +100,20 @@ def reply_of(agent: str, status: int, body: bytes) -> Reply:
     )
 
 
-def is_told(lines: Iterable[NDArray[np.int64]], ids: NDArray[np.int64]) -> bool:
-    """Whether a call's prompt and sample stand at the beginning of a line of the ledger."""
+def is_in_ledger(lines: Iterable[NDArray[np.int64]], ids: NDArray[np.int64]) -> bool:
+    """Return whether a line of the ledger begins with a call's prompt and sample."""
     return any(np.array_equal(line[: len(ids)], ids) for line in lines)
 
 
 def inner_error(value: Any) -> str:
-    """What the innermost server said: each hop quotes the one behind it, escaped once more."""
+    """Return the innermost error: each hop quotes the next one and escapes it once more."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     said = _ESCAPED_HINT.sub(_HINT, text.rpartition(_HOP)[2])
     said = re.sub(r"\\+", "", said).strip()
     if refusal := _REFUSAL.search(said):
         said = refusal[1]
     said = re.sub(r"^b?[\"']+|[\"']+$", "", said)
-    # What a server refuses repeats the whole row behind the field that is wrong.
+    # A server that refuses a field repeats the whole row after it.
     if wrong := _WRONG_FIELD.findall(said):
         said = "; ".join(f"{'.'.join(re.findall(_WORD, where))}: {why}" for where, why in wrong)
     said, newline, hint = said.partition(_HINT)
@@ -116,7 +125,7 @@ def _cut(text: str) -> str:
 
 
 def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat form of what a typed environment server answers."""
+    """Return the answer of a typed environment server with the keys of a flat one."""
     failure, result = value.get("failure"), value.get("result")
     if isinstance(failure, Mapping):
         return {
@@ -126,12 +135,12 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
             "_ng_failure_stage": failure.get("stage"),
         }
     if not isinstance(result, dict):
-        raise _failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
+        raise failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
     return result
 
 
 def _is_masked(value: Mapping[str, Any]) -> bool:
-    """Return whether a reply says that its reward measures nothing.
+    """Return whether a result says that its reward measures nothing.
 
     Agents that run a container for each row say so in the copy of their settings that they answer
     with, `instance_config`, and some of them nowhere else.
@@ -152,7 +161,7 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # JSON's integers have no end
+    except OverflowError:  # an integer of JSON may be larger than any float
         return False
 
 
@@ -164,11 +173,16 @@ def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
         if isinstance(prompt, list) and isinstance(sample, list):
             try:
                 yield np.asarray([*prompt, *sample], dtype=np.int64), len(prompt)
-            except (TypeError, ValueError, OverflowError):  # no ids, so none of the ledger
+            except (
+                TypeError,
+                ValueError,
+                OverflowError,
+            ):  # not ids: in no ledger
                 yield np.asarray([-1]), 0
 
 
-def _failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
+def failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
+    """Return the error of a rollout that failed; `may_pass`: another attempt may succeed."""
     error = EnvError(message + hint)
     error.may_pass = may_pass
     return error
@@ -187,59 +201,51 @@ def _hint(status: int, value: Any) -> str:
     return ""
 
 
-_CUT = (
-    StopReason.MAX_TURNS,
-    StopReason.MAX_COMPLETION_TOKENS,
-    StopReason.MAX_CONTEXT_TOKENS,
-    StopReason.DEADLINE,
-)
-
-
 class Outcome(StrEnum):
-    """What became of a rollout."""
+    """The outcome of a rollout."""
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """A limit ended it; its reward is what the environment says of what there is."""
+    """A limit ended the rollout; the environment scored what there was."""
     MASKED = "masked"
-    """Its environment says that the reward measures nothing."""
+    """The environment says that the reward measures nothing."""
     FAILED = "failed"
     DRIFT = "drift"
-    """The agent has tokens that are not those of the ledger: somebody else answered it."""
+    """The agent's tokens differ from the ledger: another model answered it."""
 
 
-def outcome_of(rollout: Rollout, reply: Reply | None) -> Outcome:
-    """What became of a rollout that has ended.
+def outcome_of(rollout: Rollout, result: RunResult | None) -> Outcome:
+    """Return the outcome of a rollout that has ended.
 
     Args:
-        rollout: as the gateway's ledger has it.
-        reply: of its agent; None where none counts.
+        rollout: the rollout as the gateway's ledger has it.
+        result: its agent's result; None if there is none.
     """
     if rollout.failed:
         return Outcome.FAILED
-    if reply is None:  # its agent raised at an answer that a limit had cut
+    if result is None:  # the agent may have failed on an answer that a limit had cut
         return Outcome.TRUNCATED if rollout.stop_reason in _CUT else Outcome.FAILED
     lines = list(_ledger(rollout))
-    if not all(is_told(lines, ids) for ids, _ in reply.calls):
+    if not all(is_in_ledger(lines, ids) for ids, _ in result.calls):
         return Outcome.DRIFT
-    if reply.masked:
+    if result.masked:
         return Outcome.MASKED
     cut = bool(rollout.turns) and rollout.turns[-1].finish_reason == "length"
-    if reply.truncated or cut or rollout.stop_reason in _CUT:
+    if result.truncated or cut or rollout.stop_reason in _CUT:
         return Outcome.TRUNCATED
     return Outcome.OK
 
 
-def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
-    """Give a rollout its reward, the columns of reward functions, and metrics of its agent."""
-    outcome = outcome_of(rollout, reply)
+def settled(rollout: Rollout, agent: str, result: RunResult | None) -> Outcome:
+    """Give a rollout its reward, the columns for reward functions, and its agent's metrics."""
+    outcome = outcome_of(rollout, result)
     scored = outcome in (Outcome.OK, Outcome.TRUNCATED)
-    if not (scored or rollout.failed):  # what one that failed has is RolloutConfig.on_failure's
+    if not (scored or rollout.failed):  # RolloutConfig.on_failure decides about failed ones
         rollout.reward = None
         rollout.measured = False
         for turn in rollout.turns:
             turn.reward = None
-    components = reply.components if reply is not None and scored else {}
+    components = result.components if result is not None and scored else {}
     of_agent = f"nemo_gym/{agent}"
     rollout.extras = {
         "nemo_gym_outcome": outcome.value,
@@ -255,23 +261,20 @@ def settled(rollout: Rollout, agent: str, reply: Reply | None) -> Outcome:
 
 
 def unheard(agent: str, unnamed: Unnamed) -> EnvError:
-    """Return why an agent answered, and none of its calls is in the ledger of its rollout."""
-    error = EnvError(f"agent {agent} answered, and no call of it was heard by this gateway")
+    """Return the error of an agent that answered although its rollout's ledger has no call."""
+    said = f"agent {agent} answered, and no call of it was heard by this gateway"
     hint = "policy_base_url of Gym's configuration must be the gateway's address"
     if unnamed.refused:
-        error = EnvError(
+        said = (
             f"agent {agent} answered, and this gateway could give no call to its rollout: "
-            f"{_requests(unnamed.refused)} refused, the last of them "
-            f"{unnamed.last}"
+            f"{_requests(unnamed.refused)} refused, the last of them {unnamed.last}"
         )
         hint = (
             "the harness asks the model server itself and leaves out the rollout's id, which "
             "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
             "rollout of a prompt at a time"
         )
-    error = EnvError(f"{error}\nhint: {hint}")
-    error.may_pass = False
-    return error
+    return failed(said, may_pass=False, hint=f"\nhint: {hint}")
 
 
 def _requests(count: int) -> str:
@@ -281,7 +284,7 @@ def _requests(count: int) -> str:
 
 
 def _ledger(rollout: Rollout) -> Iterator[NDArray[np.int64]]:
-    """Prompt and completion of the row and of each branch."""
+    """Yield the tokens of the row and of each branch, prompt and completion."""
     told: Sequence[Any] = [rollout, *rollout.branches]
     for one in told:
         if one.columns is not None:
