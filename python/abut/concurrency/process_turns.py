@@ -29,6 +29,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 from abut.concurrency.threads import THREADS
+from abut.notices import Once
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class ProcessTurns:
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
         self._kinds = weakref.WeakSet[Any]()
-        self._said: set[str] = set()
+        self._once = Once(logger)
         self._of_thread: weakref.WeakKeyDictionary[threading.Thread, CallTurn] = (
             weakref.WeakKeyDictionary()
         )
@@ -248,14 +249,14 @@ class ProcessTurns:
     def _note(self, turn: CallTurn) -> None:
         with suppress(TypeError):
             self._kinds.add(turn.kind())
-        if (name := turn.name()) not in self._said:
-            self._said.add(name)
-            logger.warning(
-                "%s forks this process. Forks of several threads at once fail or hang, so its "
-                "calls take turns from now on\nhint: subprocess.run without preexec_fn does not "
-                "fork, and such calls run at once",
-                name,
-            )
+        name = turn.name()
+        self._once.warn(
+            name,
+            "%s forks this process. Forks of several threads at once fail or hang, so its calls "
+            "take turns from now on\nhint: subprocess.run without preexec_fn does not fork, and "
+            "such calls run at once",
+            name,
+        )
 
     def _hook(self) -> None:
         self._is_hooked = True

@@ -17,6 +17,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import text_of
 from abut.eval_protocol.imports import require_package
 from abut.eval_protocol.scorer import Score
+from abut.notices import Once
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class RowLog:
         self._pool: ThreadPoolExecutor | None = None
         self._waiting = threading.BoundedSemaphore(_MOST_WAITING)
         self._failed = 0
-        self._said: set[str] = set()
+        self._once = Once(logger)
         self._shown: set[str] = set()
 
     def running(self, row: Any, task: RolloutTask) -> None:
@@ -105,7 +106,7 @@ class RowLog:
 
     def _later(self, make: Callable[[], Any]) -> None:
         if not self._waiting.acquire(blocking=False):
-            self._say(
+            self._once.warn(
                 "waits", "more rows wait to be logged than the store takes: some are left out"
             )
             return
@@ -119,7 +120,7 @@ class RowLog:
                 return
             row, changed = fitted(make())
             if changed:
-                self._say(
+                self._once.warn(
                     "fits",
                     f"ep logs could not show {', '.join(changed)} of a row, and would show none of "
                     "its store: it was cut to size or left out there; rewards are as they were",
@@ -128,7 +129,7 @@ class RowLog:
             self._failed = 0
         except Exception as error:
             self._failed += 1
-            self._say(
+            self._once.warn(
                 "fails",
                 f"a row could not be logged for ep logs, training goes on: {text_of(error)}",
             )
@@ -141,11 +142,6 @@ class RowLog:
         from eval_protocol.dataset_logger import default_logger
 
         return default_logger
-
-    def _say(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            logger.warning("%s", text)
 
 
 def prune_logs(*, keep_steps: int, experiment_id: str | None = None) -> int:

@@ -22,6 +22,7 @@ from abut.concurrency.threads import THREADS
 from abut.errors import text_of, trace_of
 from abut.eval_protocol.imports import import_for
 from abut.eval_protocol.loaded_test import LoadedTest
+from abut.notices import Once
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Scorer:
     def __init__(self, test: LoadedTest, row_timeout_s: float) -> None:
         self._test = test
         self._row_timeout_s = row_timeout_s
-        self._said: set[str] = set()
+        self._once = Once(logger)
         self._has_imported = False
         self._in_child = False
         self._slots = asyncio.Semaphore()
@@ -165,18 +166,15 @@ class Scorer:
         return _score_of(row)
 
     def _say_unscored(self, kind: str, why: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            said = "%s gave no score: %s. Those rollouts have no reward."
-            logger.warning(said, self._test.name, why)
+        said = "%s gave no score: %s. Those rollouts have no reward."
+        self._once.warn(kind, said, self._test.name, why)
 
     def _say_nothing(self, nothing: "_Nothing") -> None:
         why, error = nothing.why, nothing.error
         kind = why if error is None else type(error).__name__
         if not nothing.is_fault:
             self._say_unscored(kind, why)
-        elif kind not in self._said:
-            self._said.add(kind)
+        elif self._once.is_first(kind):
             logger.warning(
                 "%s gave no score: %s\n%s\nOthers of its kind are in the debug log; those rollouts "
                 "have no reward.",

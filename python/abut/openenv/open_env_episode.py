@@ -25,6 +25,7 @@ from abut.envs.env import LoopBound, Reply
 from abut.errors import EnvError, InvalidAction
 from abut.http import http_get
 from abut.messages import Message
+from abut.notices import Once
 from abut.openenv.session_pool import SessionPool
 from abut.openenv.text import (
     Act,
@@ -67,7 +68,7 @@ class Shared:
         self._texts: Texts | None = None
         self._texts_lock = asyncio.Lock()
         self._first_replies: OrderedDict[int, tuple[int, str]] = OrderedDict()
-        self._warned = False
+        self._once = Once(logger)
 
     def close(self) -> None:
         """End the sessions, the loop, and the servers that were started."""
@@ -91,9 +92,9 @@ class Shared:
         first = self._first_replies.setdefault(group, shown)
         if len(self._first_replies) > _REMEMBERED_GROUPS:
             self._first_replies.popitem(last=False)
-        if first != shown and not self._warned:
-            self._warned = True
-            logger.warning(
+        if first != shown:
+            self._once.warn(
+                "seed",
                 "the rollouts of one group began with different observations, %s and %s: the "
                 "environment does not follow the seed, so different tasks are compared\n"
                 "hint: send what selects the task, with reset= or tasks=",

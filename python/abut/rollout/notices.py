@@ -4,12 +4,12 @@ Each of these trains without an error, and to no purpose.
 """
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
 from abut.envs.task import RolloutTask
+from abut.notices import Once
 from abut.rollout.conversation import Budget
 from abut.rollout.rollout import Rollout, StopReason
 
@@ -35,15 +35,14 @@ class Notices:
     """Of one engine, over all of its batches; may be told of something on any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._once = Once(logger)
         self._same: Counter[str] = Counter()
         """So many rollouts did what a notice is about, and none did otherwise."""
         self._refuted: set[str] = set()
 
     def nan_reward(self, env: str) -> None:
         """Tell of an environment with a reward of NaN."""
-        self._say(
+        self._once.warn(
             f"nan {env}",
             f"{env}.reward is NaN, which is taken as no score: what has none trains nothing\n"
             "hint: see what the reward is made of; None says that there is no score",
@@ -86,7 +85,7 @@ class Notices:
                     "rollout and what is said between them; RolloutConfig.max_turn_tokens bounds "
                     "one turn"
                 )
-            self._say(what, text)
+            self._once.warn(what, text)
 
     def cut(self, rollouts: Sequence[Rollout], *, budget: Budget) -> None:
         """Tell of one token budget on which most scored rollouts of a batch end."""
@@ -107,8 +106,8 @@ class Notices:
         ):
             cut = [len(one.turns) for one in scored if one.stop_reason is reason]
             enough = len(scored) >= _ENOUGH_OF_BATCH and len(cut) >= _MOST * len(scored)
-            if enough and "first turn" not in self._said:  # which says the same
-                self._say(
+            if enough and "first turn" not in self._once:  # which says the same
+                self._once.warn(
                     f"cut {reason}",
                     f"{len(cut)} of the {len(scored)} rollouts of a batch ended on {reason}="
                     f"{limit}, after {median(cut):g} turns (median)\nhint: {cure}",
@@ -126,7 +125,7 @@ class Notices:
         if not dropped or dropped / sampled <= _DROPPED:
             return
         ((why, most),) = causes.most_common(1)
-        self._say(
+        self._once.warn(
             "dropped",
             f"{dropped / sampled:.0%} of the {sampled} tokens that agents sampled in a batch train "
             "nothing: they stand in other branches than the row's. In most of them "
@@ -140,13 +139,6 @@ class Notices:
             self._same[what] += 1
         else:
             self._refuted.add(what)
-
-    def _say(self, what: str, text: str) -> None:
-        with self._lock:
-            if what in self._said:
-                return
-            self._said.add(what)
-        logger.warning("%s", text)
 
 
 def _name_of(task: RolloutTask) -> str:

@@ -22,6 +22,7 @@ from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
+from abut.notices import Once
 from abut.tool_calls.parse import Parse, ParsedCalls, ToolCall
 from abut.tools.tool_messages import ToolAnswers
 
@@ -103,13 +104,12 @@ class ToolFaults:
     def __init__(self, maker: str) -> None:
         """`maker` is the function whose `timeout_s` bounds the calls: what a hint names."""
         self._maker = maker
-        self._told: set[str] = set()
+        self._once = Once(logger)
 
     def note(self, name: str, error: BaseException) -> None:
         """A tool raised; called on any thread."""
-        if name in self._told:
+        if not self._once.is_first(name):
             return
-        self._told.add(name)
         cure = f"{self._maker}(timeout_s=…) bounds the calls of a turn"
         hint = no_signals_hint(error, "a tool", cure)
         logger.warning(

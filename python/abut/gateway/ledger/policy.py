@@ -8,6 +8,7 @@ from abut._native import Tokenizer
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.writer import Writer
+from abut.notices import Once
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
 from abut.samplers.sampler import Sample, SampleRequest
@@ -90,23 +91,19 @@ class ClientWarnings:
 
     def __init__(self, sampling: Mapping[str, Any] | None) -> None:
         self._sampling = sampling
-        self._said: set[str] = set()
+        self._once = Once(logger, most=_MOST)
 
     def see(self, request: AgentRequest) -> None:
         """Look at a request."""
+        warn = self._once.warn
         for name in request.ignored:
-            self._say(name, f"requests have {name[:80]!r}, which the gateway ignores")
+            warn(name, f"requests have {name[:80]!r}, which the gateway ignores")
         for name in request.unmet:
-            self._say(name, f"requests ask by {name} for what is not enforced: sampled freely")
+            warn(name, f"requests ask by {name} for what is not enforced: sampled freely")
         for name, asked in request.sampling.items():
             if self._sampling is None:
                 return
             if name not in self._sampling:
-                self._say(name, f"requests have {name}={asked!r}, which the sampler decides itself")
+                warn(name, f"requests have {name}={asked!r}, which the sampler decides itself")
             elif asked != (own := self._sampling[name]):
-                self._say(name, f"requests have {name}={asked!r}; the trainer's {own!r} is used")
-
-    def _say(self, name: str, text: str) -> None:
-        if name not in self._said and len(self._said) < _MOST:
-            self._said.add(name)
-            logger.warning("%s", text)
+                warn(name, f"requests have {name}={asked!r}; the trainer's {own!r} is used")
