@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from abut.gateway.dialects.chat import SAMPLING, read_request
-from abut.gateway.ledger.matching import REWRITES
+from abut.gateway.dialects.chat import SAMPLING, Chat
+from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.ledger.refusal import Refusal
 from abut.rollout.rollout import BranchCause
 from tests.kit.training.example_run import blocks_of
@@ -82,7 +82,7 @@ def test_each_field_is_on_its_line() -> None:
     assert {*named(refused[1])} == {*ASKED}
     for name, value in ASKED.items():
         with pytest.raises(Refusal) as raised:
-            read_request({"messages": [message], name: value})
+            Chat().read({"messages": [message], name: value})
         assert raised.value.param == name
     assert {*SAMPLING} - {*named(trainers[1])} == {
         "repetition_penalty",
@@ -91,8 +91,8 @@ def test_each_field_is_on_its_line() -> None:
     }
     assert {*named(trainers[1])} < {*SAMPLING}
     assert [*HONOURED] == re.findall(r"`(\w+)`", honoured[1])
-    assert read_request({**HONOURED, "x": 1}).ignored == ["x"]
-    asked = read_request({"messages": [message], "tool_choice": "required"})
+    assert Chat().read({**HONOURED, "x": 1}).ignored == ["x"]
+    asked = Chat().read({"messages": [message], "tool_choice": "required"})
     assert asked.unmet == ["tool_choice"]
     assert named(free[1])[0] == "tool_choice"
 

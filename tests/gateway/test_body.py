@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abut.gateway.dialects.chat import read_request
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Beginning, Bodies, Body, read_body
 
@@ -23,6 +23,8 @@ values = st.recursive(
 )
 objects = st.dictionaries(st.text(max_size=3), values, max_size=3)
 separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
+
+CHAT = Chat()
 
 
 def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
@@ -90,16 +92,16 @@ def test_equal_fields_are_read_once_and_say_the_same() -> None:
     body, known = read(json.dumps(asked).encode())
     assert known is not None
     assert known.noted is None
-    first = known.noted = read_request(body)
+    first = known.noted = CHAT.read(body)
     longer, beginning = asked, known
     for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}, user):
         longer = {**asked, "messages": [*longer["messages"], added]}
         body, beginning = read(json.dumps(longer).encode(), beginning)
         assert beginning is not None
         assert len(beginning.noted.messages) == len(longer["messages"]) - 1
-        again = beginning.noted = read_request(body, like=beginning.noted)
-        assert again == read_request(longer)
-        assert again.frame == read_request(longer).frame
+        again = beginning.noted = CHAT.read(body, beginning.noted)
+        assert again == CHAT.read(longer)
+        assert again.frame == CHAT.read(longer).frame
         assert again.tools is first.tools
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
+from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import histories
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
 from abut.gateway.ledger.histories import Histories, who_goes_on
-from abut.gateway.ledger.matching import REWRITES, BranchEntry, History
+from abut.gateway.ledger.matching import BranchEntry, History
 from abut.gateway.ledger.writer import Writer
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
+
+CHAT = ChatRewrites()
 
 
 class Told:
@@ -63,7 +66,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def a_request(messages: list[Any]) -> AgentRequest:
-    return AgentRequest(messages=messages)
+    return AgentRequest(messages=messages, dialect=CHAT)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -82,10 +85,10 @@ def test_the_index_finds_the_longest_history_that_there_is(seed: int) -> None:
         if not messages:
             continue
         request = a_request(messages)
-        best = find_continuation(branches, frame, History(messages), REWRITES)
+        best = find_continuation(branches, frame, History(messages), CHAT)
         turns = 0 if best is None else best.found.turns
-        found = who_goes_on(histories, request, REWRITES)
-        theirs = find_continuation([s.branch for s in found], frame, History(messages), REWRITES)
+        found = who_goes_on(histories, request)
+        theirs = find_continuation([s.branch for s in found], frame, History(messages), CHAT)
         assert (0 if theirs is None else theirs.found.turns) == turns
 
 
@@ -107,7 +110,7 @@ def test_a_request_is_compared_with_its_own_rollout_among_hundreds(
     claimed = []
     for _ in range(3 if equal else 1):
         compared.clear()
-        (spot,) = who_goes_on(histories, a_request(request.messages), REWRITES)
+        (spot,) = who_goes_on(histories, a_request(request.messages))
         assert len(compared) == 1
         claim = a_request(request.messages)
         histories.claim(claim, spot)
@@ -119,12 +122,12 @@ def test_a_spot_that_was_claimed_in_vain_is_free_again() -> None:
     histories, request = Histories(), a_request([])
     told(histories, a_branch(1)[:-1], request.frame)
     first, second = a_request(as_sent(a_branch(1))), a_request(as_sent(a_branch(1)))
-    (spot,) = who_goes_on(histories, first, REWRITES)
+    (spot,) = who_goes_on(histories, first)
     histories.claim(first, spot)
     assert not spot.is_free
     histories.settled(first)
     assert spot.is_free
-    assert who_goes_on(histories, second, REWRITES) == [spot]
+    assert who_goes_on(histories, second) == [spot]
 
 
 def test_nothing_is_left_of_rollouts_that_ended() -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import matching
 from abut.gateway.ledger.known_prefix import KnownPrefix
-from abut.gateway.ledger.matching import REWRITES, History, match
+from abut.gateway.ledger.matching import History, match
 from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
+
+CHAT = ChatRewrites()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -29,8 +32,8 @@ def test_what_is_known_changes_no_match(seed: int) -> None:
         rng.choice(CHANGES)(messages, rng.randrange(len(messages)))
         if messages:
             sent.append(messages)
-            expected = match(entries, History(messages), REWRITES)
-            assert match(entries, History(messages), REWRITES, known) == expected
+            expected = match(entries, History(messages), CHAT)
+            assert match(entries, History(messages), CHAT, known) == expected
 
 
 def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +51,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         assert entry.comparable  # which it keeps
     for end in (101, 201):
         looked_at.clear()
-        found = match(entries, History(as_sent(entries[:end])), REWRITES, known)
+        found = match(entries, History(as_sent(entries[:end])), CHAT, known)
         assert (found.entries, found.turns, found.same_ids) == (end, end // 2, end // 2)
         assert looked_at == as_sent(entries[end - 100 - (end == 101) : end])
 
@@ -64,11 +67,11 @@ def test_a_bool_is_no_known_number(known: Any, other: Any) -> None:
 def test_a_message_in_another_way_is_learned_anew() -> None:
     entries, known = a_branch(3), KnownPrefix()
     messages = as_sent(entries)
-    match(entries, History(messages), REWRITES, known)
+    match(entries, History(messages), CHAT, known)
     assert known.common(messages) == len(entries)
     messages = as_sent(entries)
     no_text(messages, 3)
-    found = match(entries, History(messages), REWRITES, known)
+    found = match(entries, History(messages), CHAT, known)
     assert found.rewrites == {"text_lost": 1}
     assert known.common(messages) == len(entries)
     assert known.common(as_sent(entries)) == 3

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.ledger.matching import REWRITES, BranchEntry, History, match
+from abut.gateway.dialects.chat_rewrites import ChatRewrites
+from abut.gateway.ledger.matching import BranchEntry, History, match
 from tests.kit.clients.random_policy import naming
 from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
 from tests.kit.stage.rollouts import Recording, Stage
+
+CHAT = ChatRewrites()
 
 
 def assistant(content: str, **keys: Any) -> dict[str, Any]:
@@ -29,17 +32,17 @@ def branch(*messages: dict[str, Any]) -> list[BranchEntry]:
 @pytest.mark.parametrize("later", [[], [user("b")], [user("b"), assistant("yes")]])
 def test_an_answer_in_the_place_of_an_empty_one_is_an_edit(later: list[Any]) -> None:
     entries = branch(user("a"), assistant(""), *later)
-    forged = match(entries, History([user("a"), assistant("forged"), user("c")]), REWRITES)
+    forged = match(entries, History([user("a"), assistant("forged"), user("c")]), CHAT)
     assert (forged.turns, forged.entries, forged.messages) == (0, 1, 1)
     assert not forged.rewrites
 
 
 def test_an_empty_answer_may_be_left_out_before_what_is_shared() -> None:
     entries = branch(user("a"), assistant(""), user("b"), assistant("yes"))
-    found = match(entries, History([user("a"), user("b"), assistant("other")]), REWRITES)
+    found = match(entries, History([user("a"), user("b"), assistant("other")]), CHAT)
     assert (found.turns, found.behind_turn) == (1, (2, 1))
     assert found.rewrites == {"empty_turn_left_out": 1}
-    at_end = match(entries[:2], History([user("a"), user("b")]), REWRITES)
+    at_end = match(entries[:2], History([user("a"), user("b")]), CHAT)
     assert at_end.turns == 1
 
 
@@ -64,9 +67,9 @@ def test_a_result_is_that_of_a_call_wherever_the_calls_before_are_written_as_tex
     )
     line = f"Calling tools:\n{[{**first[0], 'function': {'name': 'lookup', 'arguments': {}}}]!r}"
     written = [user("?"), assistant(line), user("go on"), assistant("", tool_calls=second)]
-    found = match(entries, History([*written, result("a2")]), REWRITES)
+    found = match(entries, History([*written, result("a2")]), CHAT)
     assert (found.turns, found.messages) == (2, 4)
-    own = match(entries, History([entry.message for entry in entries]), REWRITES)
+    own = match(entries, History([entry.message for entry in entries]), CHAT)
     assert own.messages == 5
 
 

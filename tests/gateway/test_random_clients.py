@@ -8,11 +8,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from abut.gateway.dialects import chat_rewrites
 from abut.gateway.ledger import branch, comparable, ledger, matching
 from abut.gateway.ledger.agent_call import Repeats
 from abut.gateway.ledger.branch import LedgerBranch
@@ -102,7 +104,7 @@ def rewriting(
 ) -> Callable[..., str | None]:
     """`rewrite_of` of a message and an answer that were changed before."""
     real = matching.rewrite_of
-    return lambda message, entry, rewrites: real(*change(message, entry), rewrites)
+    return lambda message, entry, dialect: real(*change(message, entry), dialect)
 
 
 def without_inner_space(content: Any, joint: str | None = "") -> str | None:
@@ -162,29 +164,29 @@ def stripped(message: Any, **options: Any) -> Any:
 
 
 _form, _form_of_message = comparable.comparable, comparable.comparable_message
-_repeats, _same_reasoning = matching._repeats, matching._same_reasoning
-_with_calls = matching._with_calls
+_repeats, _same_reasoning = chat_rewrites._repeats, matching._same_reasoning
+_with_calls = chat_rewrites._with_calls
 
 GUARDS: dict[str, tuple[Any, str, Any]] = {
     "1: inner white space counts": (matching, "text_of", without_inner_space),
     "2: thinking is compared": (matching, "_same_reasoning", lambda message, entry: True),
     "2: both names of it": (matching, "_same_reasoning", of_one_key),
     "3: a bool is no number": (comparable, "comparable", with_bools_as_numbers),
-    "4: ids say which call": (matching, "call_at", lambda history, place, stands: None),
+    "4: ids say which call": (matching, "call_at", lambda history, at, entry_of: None),
     "5: what we never say": (matching, "_NEVER_OURS", ()),
-    "6: text lost, but not ids": (matching, "_ids", lambda calls: None),
+    "6: text lost, but not ids": (chat_rewrites, "ids_of", lambda calls: ANY),
     "7: stop strings of that request": (
         matching,
         "rewrite_of",
         rewriting(lambda message, entry: (message, replace(entry, stop=STOPS))),
     ),
     "8: ids of calls as text": (
-        matching,
+        chat_rewrites,
         "_with_calls",
         lambda entry: OfAnyIds(_with_calls(entry)),
     ),
-    "9: the code is in the text": (matching, "_repeats", of_any_code),
-    "9: the line is as Python writes it": (matching, "_repeats", written_in_any_way),
+    "9: the code is in the text": (chat_rewrites, "_repeats", of_any_code),
+    "9: the line is as Python writes it": (chat_rewrites, "_repeats", written_in_any_way),
     "10: only what is empty is left out": (
         BranchEntry,
         "is_empty",

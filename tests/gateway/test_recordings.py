@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.ledger import matching
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import arguments_of
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.matching import REWRITES, History, match
+from abut.gateway.ledger.matching import History, match
 from tests.kit.clients.edited_histories import edits
 from tests.kit.clients.recordings import Recorded, Replay, Verdicts, recordings, verdicts
 from tests.kit.stage.rollouts import SOAK, Stage
@@ -87,7 +88,7 @@ class Edited:
         messages = request.messages
         history = History(messages)
         for branch in session.branches:
-            said = match(branch.entries, history, REWRITES).messages
+            said = match(branch.entries, history, request.dialect).messages
             if branch.frame != request.frame or not said:
                 continue
             self.unedited += 1
@@ -95,7 +96,7 @@ class Edited:
                 if self._random.randrange(self._share):
                     continue
                 self.tried += 1
-                found = match(branch.entries, History(edited + messages[said:]), REWRITES)
+                found = match(branch.entries, History(edited + messages[said:]), request.dialect)
                 self.matched[what] += found.messages > first
 
 

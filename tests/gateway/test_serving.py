@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.server import idle
+from abut.gateway.server import standalone
 from abut.gateway.server.gateway import Gateway
 from abut.records.read import read_records
 from abut.rollout.rollout import Rollout
@@ -161,7 +161,7 @@ def test_after_an_hour_a_reward_for_an_idle_rollout_is_refused(
         url = gateway.endpoint("a").base_url.removesuffix("/v1")
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
         assert (status, "no write_scores" in answer["error"]["message"]) == (400, True)
-        monkeypatch.setattr(idle, "KEPT_S", -1.0)
+        monkeypatch.setattr(standalone, "KEPT_S", -1.0)
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
         assert (status, answer["error"]["message"]) == (400, "this rollout is over")
 

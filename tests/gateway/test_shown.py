@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.dialects.chat import read_request
+from abut.gateway.dialects.chat import Chat
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.growth import is_linear
 from tests.kit.stage.agents import Client, play_agents, user
@@ -180,7 +180,7 @@ def test_a_refusal_has_no_hint_that_a_client_cannot_follow(stage: Stage) -> None
 def test_a_block_of_thinking_is_the_reasoning() -> None:
     said = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
     messages = [user("a"), {"role": "assistant", "content": said}, user("b")]
-    answer = read_request({"messages": messages}).messages[1]
+    answer = Chat().read({"messages": messages}).messages[1]
     assert answer["reasoning_content"] == "hm"
     assert answer["content"] == [{"type": "text", "text": "yes"}]
 

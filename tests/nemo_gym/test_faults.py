@@ -96,16 +96,16 @@ def run(
             faults.happen(hf_tokenizer.decode(sampled.prompt_ids))
             return plays(sampled)
 
-        session_of = Registry.ledger_of
+        ledger_of = Registry.ledger_of
 
         async def noted(self: Any, endpoint_id: Any, *args: Any, **named: Any) -> Any:
             try:
-                return await session_of(self, endpoint_id, *args, **named)
+                return await ledger_of(self, endpoint_id, *args, **named)
             except Refusal as refusal:
                 faults.refused.append((endpoint_id, refusal.code))
                 raise
 
-        patch.setattr(Registry, "session_of", noted)
+        patch.setattr(Registry, "ledger_of", noted)
         files = [servers.file(name, servers.rows(name)[:2]) for name in NAMES]
         without = [
             {k: v for k, v in row.items() if k != "expected_count"}

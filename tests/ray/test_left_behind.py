@@ -66,7 +66,7 @@ with RayPool(talks, size=4, slots=2) as pool, RayPool(talks_sync, size=4, slots=
     ).rollouts
     print("errors", [rollout.error for rollout in played if rollout.error])
     print("again", sum(rollout.attempts > 1 for rollout in played) >= 3)
-    print("sessions", len(gateway.desk.sessions))
+    print("sessions", len(gateway.registry.ledgers))
 """
 
 

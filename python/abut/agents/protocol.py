@@ -112,7 +112,7 @@ def name_of(agent: Agent) -> str:
 def result_of(
     returned: Any, name: str, where: str, *, on_nan: Callable[[], None] | None = None
 ) -> AgentResult:
-    """What an agent returned, with a reward that is finite or None.
+    """Return an agent's result, with a reward that is finite or None.
 
     Args:
         returned: by `run`.

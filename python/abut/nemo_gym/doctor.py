@@ -194,7 +194,7 @@ async def _probed(
     """
     registry = gateway.registry
     before = registry.judge
-    registry.judge = Judge(ScriptedPolicy(), registry.rewrites) if judge == "policy" else None
+    registry.judge = Judge(ScriptedPolicy()) if judge == "policy" else None
     try:
         found = await asyncio.gather(
             *(

@@ -134,7 +134,7 @@ async def probe(
     played = servers.of(agent)
     script = ScriptedPolicy(number=number)
     rollout_id = registry.probe_id(number)
-    ledger = Ledger(rollout_id, script, registry.rewrites)
+    ledger = Ledger(rollout_id, script)
     settings = {"temperature": 1.0, "top_p": 1.0, **registry.settings}
     group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
     body = run_request(row, played, rollout_id=rollout_id, sampling=settings, group=group, place=0)
@@ -174,7 +174,7 @@ async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy)
     Runs on the gateway's loop, because its processors belong to that loop.
     """
     for request in script.asked:
-        ledger = Ledger("written", ScriptedPolicy(registry.writing), registry.rewrites)
+        ledger = Ledger("written", ScriptedPolicy(registry.writing))
         try:
             await ledger.ask(request, body=b"", retried=False, is_open=lambda: True).answered
         except Refusal as refusal:

@@ -23,11 +23,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from abut.gateway.dialects.chat import completion, read_request
+from abut.gateway.dialects.chat import Chat, completion
 from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.matching import REWRITES, History, match
+from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.row import others, row_of
 from abut.gateway.server.body import Bodies, read_body
@@ -37,6 +37,7 @@ from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy
 from tests.kit.clients.tree import Item, Message, Node, Tree, agreed, blank, differ, said
 from tests.kit.stage.agents import check_tree, user
 
+CHAT = Chat()
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -87,7 +88,7 @@ class Clients(RuleBasedStateMachine):
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
         self.policy = RandomPolicy(self.hf, random.Random(seed))
-        self.session = Ledger("r0", self.policy, REWRITES)
+        self.session = Ledger("r0", self.policy)
         self.bodies = Bodies()
         self.tree = Tree(self.hf)
         self.asked: list[Asked] = []
@@ -250,8 +251,8 @@ class Clients(RuleBasedStateMachine):
         self.figures["requests"] += 1
         body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
-        read = read_request(body, like=None if beginning is None else beginning.noted)
-        assert read == read_request(body)
+        read = CHAT.read(body, None if beginning is None else beginning.noted)
+        assert read == CHAT.read(body)
         if beginning is not None:
             beginning.noted = read
             self.bodies.keep("0", beginning)
@@ -371,11 +372,11 @@ class Clients(RuleBasedStateMachine):
             if branch.frame == frame:
                 history = History(messages, seen, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
-                found = match(branch.entries, history, REWRITES)
+                found = match(branch.entries, history, CHAT)
                 wanted, _ = agreed(path, items, self.unanswered(branch))
                 got = path[: found.turns]
                 assert got == wanted, differ(name, messages, got, wanted, path)
-        place = find_continuation(self.session.branches, frame, history, REWRITES)
+        place = find_continuation(self.session.branches, frame, history, CHAT)
         path = [self.node_of[call] for call in place.branch.calls] if place else []
         found_path = path[: place.found.turns] if place else []
         candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.dialects.chat import read_request
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.ledger import Ledger
@@ -113,7 +113,7 @@ class Replay:
 
     def __init__(self, stage: Stage, rewrites: Sequence[str], seen: Seen | None = None) -> None:
         self.stage = stage
-        self.rewrites = rewrites
+        self.chat = Chat(rewrites, "accept")
         self.seen = seen or (lambda session, request: None)
         self.requests = 0
         self._processors = Writers(
@@ -123,15 +123,15 @@ class Replay:
     async def verdicts(self, recorded: Sequence[Recorded]) -> Verdicts:
         """What becomes of each request of a recording."""
         policy = _Policy(self.stage, self._processors)
-        session = _AsRecorded("r", policy, self.rewrites)
+        session = _AsRecorded("r", policy)
         marks: list[str] = []
         failed: dict[str, str] = {}
         for number, one in enumerate(recorded):
-            request = read_request(one.body, unenforced="accept")
+            request = self.chat.read(one.body)
             self.seen(session, request)
             before = list(session.branches)
             text = json.dumps([request.frame, request.messages])
-            agreed = _agreed(before, request, self.rewrites)
+            agreed = _agreed(before, request)
             policy.message = one.message
             is_first = not session.answered
             asked = session.ask(request, body=b"%d" % number, retried=False, is_open=_open)
@@ -162,16 +162,14 @@ async def _is_answered(call: AgentCall) -> bool:
     return True
 
 
-def _agreed(
-    branches: Sequence[LedgerBranch], request: AgentRequest, rewrites: Sequence[str]
-) -> int:
+def _agreed(branches: Sequence[LedgerBranch], request: AgentRequest) -> int:
     """How many messages of a request stand before an answer that there was."""
     history = History(request.messages)
     most = 0
     for branch in branches:
         if branch.frame == request.frame:
             answered = max((k + 1 for k, one in enumerate(branch.entries) if one.ours), default=0)
-            most = max(most, match(branch.entries[:answered], history, rewrites).messages)
+            most = max(most, match(branch.entries[:answered], history, request.dialect).messages)
     return most
 
 

@@ -1,14 +1,15 @@
-"""One request for a chat completion: what of it counts, and what is refused.
+"""Chat completions: bodies to requests, and answers, events and refusals to JSON.
 
-Invariant: each field is honoured, refused or named as ignored; none changes in silence what the
-policy is asked.
+Invariant: each field of a body is honoured, refused, or named in a warning as ignored. None changes
+the prompt or the sample silently.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from abut._native import Tokenizer
+from abut.gateway.dialects.chat_rewrites import REWRITES, ChatRewrites
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
 from abut.gateway.ledger.refusal import Refusal
@@ -24,78 +25,97 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-"""Settings of sampling: a trainer's own win over them."""
+"""Settings of sampling. A trainer's own take precedence over a client's."""
 
-_TYPED = ("response_format", "structured_outputs", "guided_json", "guided_regex")
-_TYPED_TOO = ("guided_choice", "guided_grammar")
-_HONOURED = frozenset(
+_ANSWER_FORMS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+_READ = frozenset(
     {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stop"}
     | {"max_completion_tokens", "stream", "stream_options", "logprobs", "top_logprobs", "n"}
     | {"return_token_ids", "return_tokens_as_token_ids", "chat_template_kwargs", "rollout_id"}
     | {"logit_bias", "functions", "function_call", "chat_template", "continue_final_message"}
-    | {"metadata"}  # the client's own notes, which say nothing of the sample
-    | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_TYPED, *_TYPED_TOO}
+    | {"metadata"}  # the client's own notes, which do not concern the sample
+    | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_ANSWER_FORMS}
 )
 _TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs"})
 _TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": the turn is being sampled\n\n"
 
 
-def read_request(
-    body: Mapping[str, Any],
-    *,
-    unenforced: str = "refuse",
-    like: AgentRequest | None = None,
-) -> AgentRequest:
-    """What a request asks.
+class Chat(ChatRewrites):
+    """Chat completions: reads requests, with the rules for what a client may change.
 
     Args:
-        body: its JSON.
-        unenforced: "accept" samples freely where a typed answer is asked for.
-        like: one that was read with the same fields, and with the first of its messages; neither is
-            read again.
-
-    Raises:
-        Refusal: names the field that is wrong, or that could not be exact.
+        rewrites: the rules by which a client may change an answer of the policy.
+        unenforced: "accept" samples freely if a typed answer is asked for.
     """
-    if like is not None:
-        before = len(like.messages)
-        messages = _messages(body, before)
-        more = messages[before:]
-        return like.again(messages, token_ids=like.token_ids or any(map(_has_tokens, more)))
-    _refuse_inexact(body)
-    variables = _object(body, "chat_template_kwargs")
-    if taken := sorted(_TAKEN & variables.keys()):
-        raise Refusal(
-            f"chat_template_kwargs: {taken[0]} is no variable of the template's",
-            param="chat_template_kwargs",
+
+    def __init__(
+        self,
+        rewrites: Collection[str] = REWRITES,
+        unenforced: Literal["refuse", "accept"] = "refuse",
+    ) -> None:
+        super().__init__(rewrites)
+        self.unenforced = unenforced
+
+    def read(self, body: Mapping[str, Any], like: AgentRequest | None = None) -> AgentRequest:
+        """Return the request of a body.
+
+        Args:
+            body: its JSON.
+            like: a request that was read from a body with the same fields, and with the first of
+                its messages; neither is read again.
+
+        Raises:
+            Refusal: names the field that is wrong, or that could not be exact.
+        """
+        if like is not None:
+            before = len(like.messages)
+            messages = _messages(body, before)
+            more = messages[before:]
+            return like.again(messages, token_ids=like.token_ids or any(map(_has_tokens, more)))
+        _refuse_inexact(body)
+        variables = _object(body, "chat_template_kwargs")
+        if taken := sorted(_TAKEN & variables.keys()):
+            raise Refusal(
+                f"chat_template_kwargs: {taken[0]} is no variable of the template's",
+                param="chat_template_kwargs",
+            )
+        choice = body.get("tool_choice")
+        options = _object(body, "stream_options")
+        names = _flag(body, "return_tokens_as_token_ids")
+        unmet = _unmet(body, self.unenforced)
+        messages = _messages(body)
+        return AgentRequest(
+            messages=messages,
+            tools=_tools(body),
+            max_tokens=_max_tokens(body),
+            stop=_stop(body),
+            calls=choice != "none",
+            one_call=body.get("parallel_tool_calls") is False,
+            stream=_flag(body, "stream"),
+            usage=bool(options.get("include_usage")),
+            logprobs=_flag(body, "logprobs"),
+            token_ids=_flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
+            token_names=names,
+            template_kwargs=variables,
+            sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
+            ignored=sorted(key for key in body if key not in _READ and body[key] is not None),
+            unmet=unmet,
+            model=_text(body, "model") or "",
+            rollout_id=_text(body, "rollout_id"),
+            dialect=self,
         )
-    unmet = _unmet(body, unenforced)
-    choice = body.get("tool_choice")
-    options = _object(body, "stream_options")
-    names = _flag(body, "return_tokens_as_token_ids")
-    messages = _messages(body)
-    return AgentRequest(
-        messages=messages,
-        tools=_tools(body),
-        max_tokens=_max_tokens(body),
-        stop=_stop(body),
-        calls=choice != "none",
-        one_call=body.get("parallel_tool_calls") is False,
-        stream=_flag(body, "stream"),
-        usage=bool(options.get("include_usage")),
-        logprobs=_flag(body, "logprobs"),
-        token_ids=_flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
-        token_names=names,
-        template_kwargs=variables,
-        sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
-        ignored=sorted(key for key in body if key not in _HONOURED and body[key] is not None),
-        unmet=unmet,
-        model=_text(body, "model") or "",
-        rollout_id=_text(body, "rollout_id"),
-    )
 
 
 def _refuse_inexact(body: Mapping[str, Any]) -> None:
@@ -132,7 +152,7 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
             f"tool_choice={choice!r}: expected 'auto', 'none', 'required' or a function",
             param="tool_choice",
         )
-    for name in (*_TYPED, *_TYPED_TOO):
+    for name in _ANSWER_FORMS:
         asked = body.get(name)
         if asked is None or (isinstance(asked, Mapping) and asked.get("type") == "text"):
             continue
@@ -148,12 +168,12 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
 
 
 def _has_tokens(message: Message) -> bool:
-    """Whether a message came back with its tokens."""
+    """Return whether a message came back with its tokens."""
     return not _TOKEN_FIELDS.isdisjoint(message)
 
 
 def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
-    """Those of a request, of which so many were read before."""
+    """Return the messages of a body, of which the first `read` were checked before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list with a message at least", param="messages")
@@ -190,9 +210,9 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
 
 
 def _without_thinking(message: Message) -> Any:
-    """Take blocks of thinking out of an answer's content: they are its reasoning.
+    """Move blocks of thinking from an answer's content to its reasoning; return the content.
 
-    LiteLLM writes it so through its adapter for Anthropic's protocol.
+    LiteLLM's adapter for Anthropic's protocol writes such blocks.
     """
     content = message.get("content")
     if message["role"] != "assistant" or not isinstance(content, list):
@@ -283,7 +303,7 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 def completion(
     answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The body of an answer."""
+    """Return the JSON of an answer."""
     choice: dict[str, Any] = {
         "index": 0,
         "message": {**answer.message, **_tokens_of(answer, request)},
@@ -291,7 +311,7 @@ def completion(
         "finish_reason": answer.finish_reason,
     }
     body = {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
-    if request.token_ids:  # where vLLM has them
+    if request.token_ids:  # at the positions where vLLM has them
         choice["token_ids"] = answer.ids.tolist()
         body["prompt_token_ids"] = answer.prompt_ids.tolist()
     return body
@@ -300,7 +320,7 @@ def completion(
 def events(
     answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
 ) -> Iterator[bytes]:
-    """The same as server-sent events, without the last one."""
+    """Yield an answer as server-sent events, without the last one, `DONE`."""
     head = _head(answer, model, "chat.completion.chunk")
     message = answer.message
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -319,11 +339,15 @@ def events(
         yield event({**head, "choices": [], "usage": _usage(answer)})
 
 
-DONE = b"data: [DONE]\n\n"
+def refusal_body(refusal: Refusal) -> dict[str, Any]:
+    """Return the JSON of a refusal, as OpenAI writes errors."""
+    kind = "not_found_error" if refusal.status == 404 else "invalid_request_error"
+    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    return {"error": error}
 
 
 def event(value: Any) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
@@ -347,7 +371,7 @@ def _usage(answer: PolicyAnswer) -> dict[str, int]:
 
 
 def _tokens_of(answer: PolicyAnswer, request: AgentRequest) -> dict[str, Any]:
-    """The three fields that NeMo Gym and others take tokens from, verbatim."""
+    """Return the three fields that NeMo Gym and others read tokens from."""
     if not request.token_ids:
         return {}
     return {

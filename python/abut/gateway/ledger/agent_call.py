@@ -1,7 +1,7 @@
-"""One request for a chat completion: what of it counts, and what is refused.
+"""One call of an agent: its request, its sample, and the delivery of its answer.
 
-Invariant: each field is honoured, refused or named as ignored; none changes in silence what the
-policy is asked.
+Invariant: a message is a function of the sampled text. The trajectory keeps the tokens of all of
+the text, calls that are left out of the message included.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import TemplateError
+from abut.gateway.ledger.matching import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 from abut.processor import PartsProcessor
@@ -25,29 +26,30 @@ from abut.samplers.sampler import Sample
 from abut.tool_calls.parse import ParsedCalls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles of messages."""
+"""The roles that a message may have."""
 
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """What a client asks.
+    """A client's request, as its dialect has read it.
 
     Attributes:
         messages: as the client sent them, for comparing.
-        tools: None where there are none.
-        max_tokens: of the turn; None is no limit of the client's.
+        tools: None if there are none.
+        max_tokens: the client's limit of the turn; None: it sets none.
         stop: strings that end the turn.
-        calls: whether calls are taken out of the text.
+        calls: whether calls are parsed from the text.
         one_call: whether only the first call is wanted.
         stream: whether the answer is sent as server-sent events.
-        usage: whether a stream ends with the counts.
-        logprobs: whether those of the sampled tokens are wanted.
-        token_ids: whether ids are wanted on the message.
+        usage: whether a stream ends with the token counts.
+        logprobs: whether the logprobs of the sampled tokens are wanted.
+        token_ids: whether token ids are wanted on the message.
         token_names: whether tokens are called `token_id:N` among the logprobs.
         template_kwargs: variables for the chat template.
         sampling: the client's own settings.
-        ignored: names of fields that say nothing here.
-        unmet: what is asked for and sampled freely: `tool_choice`, `response_format`.
+        ignored: the names of fields that change nothing.
+        unmet: the fields that ask for a form of the answer, which is sampled freely all the same.
+        dialect: the protocol's rules for answers that come back.
     """
 
     messages: list[Message]
@@ -67,14 +69,15 @@ class AgentRequest:
     unmet: Sequence[str] = ()
     model: str = ""
     rollout_id: str | None = None
+    dialect: Dialect = NO_REWRITES
 
     @cached_property
     def frame(self) -> str:
-        """What the whole conversation is written with; another one is another conversation."""
+        """The tools and template variables; requests of one conversation have the same."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
     def again(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
-        """The same with other messages; what was found of the rest, its frame, is kept."""
+        """Return the same request with other messages; a frame that was computed is kept."""
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
         vars(other).update(vars(self), messages=messages, token_ids=token_ids)
         return other
@@ -85,17 +88,17 @@ _json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """One turn, as a client gets it.
+    """One turn of the policy, as a client gets it.
 
     Attributes:
         id: of the call.
         message: as `choices[0].message`, without tokens.
         finish_reason: `stop`, `length` or `tool_calls`.
-        prompt_ids: `(P,)` int64: the request to the engine.
-        ids: `(T,)` int64: what was sampled.
+        prompt_ids: `(P,)` int64: the prompt that the engine got.
+        ids: `(T,)` int64: the sampled tokens.
         logprobs: `(T,)` float32, nats.
         own_ids: call ids that the policy wrote itself.
-        left_out: so many calls were sampled and not wanted.
+        left_out: how many calls were sampled and not wanted.
         created: Unix time, seconds.
     """
 
@@ -122,15 +125,15 @@ def answer_of(
     ids: NDArray[np.int64],
     logprobs: NDArray[np.float32],
 ) -> PolicyAnswer:
-    """Take a turn apart as a chat API would.
+    """Split a turn into text, thinking and calls, as a chat API does.
 
     Args:
-        text: of the sample, up to what ended it.
-        processor: knows how thinking and calls are written.
+        text: of the sample, without its end token.
+        processor: parses thinking and calls.
         request: says whether calls are wanted.
         id: of the call.
-        cut: whether it was ended by length.
-        call_id: gives a call an id that no other of the rollout has, from the one that the policy
+        cut: whether it ended by length.
+        call_id: returns an id that no other call of the rollout has, given the one that the policy
             wrote.
         prompt_ids: see `PolicyAnswer`.
         ids: see `PolicyAnswer`.
@@ -182,16 +185,16 @@ def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request on its way, as who asked waits for it: that may go, and the call goes on.
+    """A request that is being placed; its client may hang up meanwhile, and the call goes on.
 
     Attributes:
         request: as it was read.
-        body: what equal bodies have in common.
-        retried: whether the client says that it has asked this before.
-        is_open: whether it still listens.
-        placed: holds the call when its prompt is written, or the `Refusal` that there is instead.
-        answered: the same when the call has its answer.
-        given: the call before it whose sample it gets, where that was known at once.
+        body: a digest that equal bodies share.
+        retried: whether the client says that it repeats a request.
+        is_open: returns whether the client still listens.
+        placed: gets the call when its prompt is written, or a `Refusal`.
+        answered: gets the call when it has its answer, or a `Refusal`.
+        given: the earlier call whose sample it gets, if that was known at once.
     """
 
     request: AgentRequest
@@ -203,43 +206,45 @@ class PendingRequest:
     given: "AgentCall | None" = None
 
     def as_call(self, number: int) -> "AgentCall":
-        """What it becomes, behind so many calls of its rollout."""
+        """Return its call, the `number`-th of the rollout."""
         answered: asyncio.Future[PolicyAnswer] = self.answered.get_loop().create_future()
         return AgentCall(number, self.body, self.request, answered, self.is_open, time.monotonic())
 
     def is_placed(self, call: "AgentCall") -> None:
-        """Note that its prompt is written."""
-        if not self.placed.done():  # cancelled, where who asked has gone
+        """Note that the call's prompt is written."""
+        if not self.placed.done():  # it is cancelled if the client hung up
             self.placed.set_result(call)
 
     def is_answered(self, call: "AgentCall") -> None:
-        """Note that it has its answer."""
+        """Note that the call has its answer."""
         if not self.answered.done():
             self.answered.set_result(call)
 
     def fail(self, error: BaseException) -> None:
-        """Note that it gets none."""
+        """Note that the request gets no answer."""
         _fail(self.placed, error)
         _fail(self.answered, error)
 
 
 @dataclass(eq=False)
 class AgentCall:
-    """One call, from when its prompt was written.
+    """One call of an agent: a request whose prompt is written, its sample and its answer.
+
+    Invariant: a sample is given to one client at a time, and only to one that sent an equal body.
 
     Attributes:
-        number: how many calls of the rollout were before it.
-        body: what equal bodies have in common.
+        number: how many calls of the rollout came before it.
+        body: a digest that equal bodies share.
         request: as it was read.
-        answered: holds the answer, or the `Refusal` that there is instead.
-        is_open: whether its asker still listens.
-        delivered: whether the answer was written to who asked, or has come back in a history.
-        sample: what was drawn.
-        turn: where that stands in its branch.
+        answered: gets the answer, or a `Refusal`.
+        is_open: returns whether its client still listens.
+        delivered: whether the answer was written to the client, or came back in a history.
+        sample: of the policy.
+        turn: its tokens in the branch.
         generate_s: seconds from the call to its sample.
         asked_at: by the monotonic clock.
-        heard_at: when its answer was written.
-        env_s: seconds that its asker took from then to the next call of the branch.
+        heard_at: when its answer was delivered.
+        env_s: seconds from then to the next call of the branch.
     """
 
     number: int
@@ -258,39 +263,39 @@ class AgentCall:
     """How many answers of the rollout were delivered before it."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer that there is no answer."""
+        """Answer with a refusal."""
         _fail(self.answered, refusal)
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens were drawn for it."""
+        """How many tokens were sampled for it."""
         return 0 if self.turn is None else self.turn.end - self.turn.start
 
     @property
     def may_be_given(self) -> bool:
-        """Whether it has a sample, or may still get one."""
+        """True if it has a sample, or may still get one."""
         return not self.answered.done() or self.answered.exception() is None
 
 
 class Repeats:
-    """The requests of a rollout by their bodies: a client may send one again."""
+    """The requests of a rollout by their bodies, because a client may repeat one."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
         self._coming: dict[PendingRequest, None] = {}
 
     def coming(self, asked: PendingRequest) -> None:
-        """Note a request that is not placed yet."""
+        """Add a request that is not placed yet."""
         self._coming[asked] = None
 
     def came(self, asked: PendingRequest, call: AgentCall | None = None) -> None:
-        """Note that a request was placed, as a call of its own if it is one, or was refused."""
+        """Note that a request was placed, as `call` if it is a new one, or was refused."""
         self._coming.pop(asked, None)
         if call is not None:
             self._calls[asked.body].append(call)
 
     def before(self, body: bytes, retried: bool) -> AgentCall | None:
-        """Return the call whose sample a request is to get, if it is no new one."""
+        """Return the call whose sample a request gets; None if it is a new one."""
         same = [call for call in self._calls.get(body, ()) if call.may_be_given]
         unheard = [call for call in same if not call.delivered]
         for call in unheard:
@@ -301,7 +306,7 @@ class Repeats:
         return None
 
     def fit(self, body: bytes, retried: bool) -> int:
-        """Return how well a request fits as one that was sent before; 0: it is a new one."""
+        """Return how well a request fits as a repeated one; 0: it is new."""
         if (call := self.before(body, retried)) is not None:
             return 1 if call.delivered else 2 if call.is_open() else 3
         same = [asked for asked in self._coming if asked.body == body]
@@ -311,4 +316,4 @@ class Repeats:
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # one that nobody waits for is none of the loop's
+        future.exception()  # or the loop logs it, if nobody waits for the future

@@ -1,10 +1,12 @@
-"""The branches of a rollout: its conversations, each a line of turns, and what they share.
+"""The branches of a rollout, which are its conversations, and the one that a request goes on with.
 
-Invariant: every call stands in the branches that go on from it, as it was sampled, and one of them
-owns it: over all branches a sampled token is trained once.
+Invariant: each call is in every branch that goes on from it, as it was sampled, and one branch owns
+it: over all branches a sampled token is trained once. Where a request goes on follows from what was
+said alone; ids only choose between branches in which the same was said.
 """
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from abut.gateway.ledger.comparable import calls_of, names_of_calls
 from abut.gateway.ledger.known_prefix import KnownPrefix, SeenMessages
 from abut.gateway.ledger.matching import (
     BranchEntry,
+    Dialect,
     History,
     Match,
     call_at,
@@ -31,12 +34,12 @@ class LedgerBranch:
     """One conversation of a rollout.
 
     Attributes:
-        frame: what it is written with, see `AgentRequest.frame`.
-        shown: what writes it.
+        frame: see `AgentRequest.frame`.
+        writer: writes its messages.
         conversation: its tokens.
         cause: why it is a branch of its own; None for the first.
         entries: its messages, as the client and the policy have them.
-        calls: those that made its turns.
+        calls: the calls whose samples are its turns.
         sampling: whether a sample is being drawn at its end.
     """
 
@@ -48,16 +51,16 @@ class LedgerBranch:
     calls: list[AgentCall] = field(default_factory=list)
     sampling: bool = False
     names: dict[str, str] = field(default_factory=dict)
-    """Of the tool that each call id has called."""
+    """The tool that each call names, by the call's id."""
     known: KnownPrefix = field(default_factory=KnownPrefix)
-    """How a client writes its beginning."""
+    """The messages that a client writes for its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
 
     def forked(
         self, entries: int, conversation: Conversation, cause: BranchCause
     ) -> "LedgerBranch":
-        """A branch that begins with so many entries of this one."""
+        """Return a branch that begins with the first `entries` of this one."""
         calls = sum(entry.ours for entry in self.entries[:entries])
         other = LedgerBranch(self.frame, self.writer, conversation, cause, calls=self.calls[:calls])
         for entry in self.entries[:entries]:
@@ -66,21 +69,21 @@ class LedgerBranch:
         return other
 
     def say(self, history: History, found: Match | None = None) -> None:
-        """Note what a client said: all of it, or what is behind the last answer that was found."""
+        """Add a client's messages: those behind the last answer that matched, or all of them."""
         said = 0 if found is None else found.behind_turn[1]
-        stands = [] if found is None else [*found.stands[:said]]
+        entry_of = [] if found is None else [*found.entry_of[:said]]
         for place in range(said, len(history.messages)):
-            call = call_at(history, place, stands)
-            stands.append(len(self.entries))
+            call = call_at(history, place, entry_of)
+            entry_of.append(len(self.entries))
             message = history.messages[place]
             if place == len(self.entries) == len(self.known.messages):
                 self.known.learn(place, message, ours=False)
             self._note(BranchEntry(message, answers=call, joints=self.writer.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
-        """What a client said behind the last answer that was found, with the ids of our calls.
+        """Return the messages behind the last answer that matched, with the ids of our calls.
 
-        A client may have given them others.
+        The client may have given the calls other ids.
         """
         said = found.behind_turn[1]
         messages = list(history.messages[said:])
@@ -88,17 +91,31 @@ class LedgerBranch:
             answered = history.answered(said + k)
             if answered is not None and answered[0] < said:
                 of, number = answered
-                call = calls_of(self.entries[found.stands[of]].message)[number]
+                call = calls_of(self.entries[found.entry_of[of]].message)[number]
                 messages[k] = message | {"tool_call_id": call.get("id")}
         return messages
 
     def hear(self, call: AgentCall) -> None:
-        """Note what the policy answered."""
+        """Add an answer of the policy."""
         answer = call.answered.result()
         self.calls.append(call)
         self.own_ids |= answer.own_ids
         joints = self.writer.joints
-        self._note(BranchEntry(answer.message, ours=True, stop=call.request.stop, joints=joints))
+        self._note(
+            BranchEntry(
+                answer.message,
+                ours=True,
+                stop=call.request.stop,
+                joints=joints,
+                dialect=call.request.dialect,
+            )
+        )
+
+    def note_env_time(self) -> None:
+        """Note how long the agent took since its last answer."""
+        last = self.calls[-1]
+        if last.heard_at is not None and not last.env_s:
+            last.env_s = time.monotonic() - last.heard_at
 
     def _note(self, entry: BranchEntry) -> None:
         self.entries.append(entry)
@@ -107,20 +124,20 @@ class LedgerBranch:
 
     @property
     def unanswered(self) -> bool:
-        """Whether it ends on what a client said."""
+        """True if it ends on a client's message."""
         return bool(self.entries) and not self.entries[-1].ours
 
     @property
     def delivered(self) -> int:
-        """So many of its calls, from the first on, up to the last one that somebody got."""
+        """How many calls there are up to and with the last one that was delivered."""
         return max((k + 1 for k, call in enumerate(self.calls) if call.delivered), default=0)
 
     def agreement(self, messages: Sequence[Message], found: Match) -> tuple[int, int, int]:
-        """How well what a request says of ids agrees with this branch, as far as texts do.
+        """Return how well the ids in a request agree with this branch, where the texts agree.
 
         Returns:
-            for the last answer, 1 where its token ids are ours, -1 where they are not; how many of
-            its calls have our ids; which delivery that answer was.
+            for the last answer: 1 if its token ids are ours, -1 if they are others, 0 if it has
+            none; how many answers have calls with our ids; the number of that answer's delivery.
         """
         tokens = 0
         if found.last is not None:
@@ -131,9 +148,9 @@ class LedgerBranch:
 
 
 def seen_in(branches: Sequence[LedgerBranch], messages: list[Message]) -> SeenMessages:
-    """Return what of a request was seen before, and put the messages that were in its place.
+    """Return the first messages of a request that were seen before, and reuse their objects.
 
-    So a rollout holds each message once, however many requests repeat it.
+    A rollout then holds each message once, however many requests repeat it.
     """
     count, known = 0, None
     for branch in branches:
@@ -153,34 +170,32 @@ def _same_tokens(message: Message, call: AgentCall) -> int:
 
 
 class Continuation(NamedTuple):
-    """Where a request goes on.
-
-    `again`: it asks once more what the branch was asked behind `found.turns` answers. `stale`: the
-    token ids that it names for the last of them are others.
-    """
+    """The end of an answer that a request goes on with."""
 
     branch: LedgerBranch
     found: Match
     again: bool
+    """True if it asks once more what the branch was asked behind `found.turns` answers."""
     stale: bool
+    """True if the token ids that it names for the last of these answers are not ours."""
 
 
 def find_continuation(
-    branches: Sequence[LedgerBranch], frame: str, history: History, rewrites: Collection[str]
+    branches: Sequence[LedgerBranch], frame: str, history: History, dialect: Dialect
 ) -> Continuation | None:
-    """The branch that has most of the history; None where none has an answer of it.
+    """Return the continuation with most of the history; None if no branch has an answer of it.
 
     Args:
-        branches: those of the rollout.
-        frame: what the request is written with, see `AgentRequest.frame`.
-        history: its messages.
-        rewrites: the rules by which an answer may have come back changed.
+        branches: of the rollout.
+        frame: of the request, see `AgentRequest.frame`.
+        history: of the request.
+        dialect: of the request.
     """
     best: tuple[tuple[int, ...], Continuation] | None = None
     for branch in branches:
         if branch.frame != frame:
             continue
-        found = match(branch.entries, history, rewrites, branch.known)
+        found = match(branch.entries, history, dialect, branch.known)
         whole = found.entries == len(branch.entries)
         rest = branch.entries[found.entries :]
         ended = found.messages == len(history.messages)
@@ -195,12 +210,12 @@ def find_continuation(
 
 
 def why_root(
-    branches: Sequence[LedgerBranch], frame: str, history: History, rewrites: Collection[str]
+    branches: Sequence[LedgerBranch], frame: str, history: History, dialect: Dialect
 ) -> BranchCause | None:
-    """Return why a request begins a conversation anew; None where it is the first.
+    """Return why a request begins a new conversation; None if it is the first.
 
-    It has rewritten one where an answer of the policy stood right behind what the two have in
-    common, or comes back behind it. Example answers of a client's own say nothing.
+    It rewrote a conversation if an answer of the policy is the first message on which the two
+    differ, or comes back behind it. Example answers that a client wrote itself do not count.
     """
     if not branches:
         return None
@@ -209,14 +224,12 @@ def why_root(
         return "tools"
     common = 0
     for branch in alike:
-        found = match(branch.entries, history, rewrites, branch.known)
+        found = match(branch.entries, history, dialect, branch.known)
         if found.entries < len(branch.entries) and branch.entries[found.entries].ours:
             return "rewritten"
         common = max(common, found.messages)
     ours = [entry for branch in alike for entry in branch.entries if entry.ours]
-    forms = {
-        comparable for entry in ours if not entry.is_empty for comparable in keys_returned(entry)
-    }
+    keys = {key for entry in ours if not entry.is_empty for key in keys_returned(entry)}
     behind = [m for m in history.messages[common:] if m["role"] == "assistant"]
-    back = any(not forms.isdisjoint(keys_read(message)) for message in behind)
+    back = any(not keys.isdisjoint(keys_read(message, dialect)) for message in behind)
     return "rewritten" if back else "new"

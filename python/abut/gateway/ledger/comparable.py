@@ -1,7 +1,7 @@
-"""What a client may write in two ways and means the same, in one form.
+"""Comparable values: one value for all spellings of a message that mean the same.
 
-Invariant: two values have one form exactly where they are equal as JSON, numbers by their exact
-value. `True` is no number, though Python says that it equals 1.
+Invariant: two JSON values have equal comparable values exactly if they are equal as JSON, numbers
+by their exact value. `True` is not a number, though Python says that it equals 1.
 """
 
 import json
@@ -19,7 +19,7 @@ MOST_DEPTH = 100
 
 
 def comparable(value: Any) -> Hashable:
-    """The form of a JSON value; the order of keys is none of it."""
+    """Return the comparable value of a JSON value; the order of keys does not count."""
     if value is None or isinstance(value, bool):
         return ("constant", value)
     if isinstance(value, str):
@@ -41,11 +41,11 @@ def _number(value: float) -> Any:
 
 
 def text_of(content: Any, joint: str | None = "") -> str | None:
-    """The text of a content, its parts joined; None where it holds more than text.
+    """Return the text of a content, its parts joined; None if it holds more than text.
 
     Args:
         content: of a message.
-        joint: stands between two parts; None: several parts are not one text.
+        joint: the text between two parts; None: several parts are not one text.
     """
     if isinstance(content, str):
         return content
@@ -72,7 +72,7 @@ def _text_of_part(part: Any) -> str | None:
 
 
 def arguments_of(arguments: Any) -> Any:
-    """A call's arguments as an object; what is none, as its text."""
+    """Return a call's arguments as an object, or as they came if they are not the JSON of one."""
     if isinstance(arguments, Mapping):  # as Ollama has them
         return arguments
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -100,18 +100,18 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The calls of a message that are calls of functions at all."""
+    """Return the calls of a message that are calls of functions."""
     calls = message.get("tool_calls")
     if not calls or not isinstance(calls, list):
         return []
-    # `dict`, and not `Mapping`: what JSON gives, told in a tenth of the time.
+    # `dict`, and not `Mapping`: JSON gives dicts, and the check takes a tenth of the time.
     return [
         call for call in calls if isinstance(call, dict) and isinstance(call.get("function"), dict)
     ]
 
 
 def names_of_calls(message: Mapping[str, Any]) -> dict[str, str]:
-    """The tool that each of its calls names, by id."""
+    """Return the tool that each call of a message names, by the call's id."""
     return {
         id_: call["function"]["name"]
         for call in calls_of(message)
@@ -120,40 +120,40 @@ def names_of_calls(message: Mapping[str, Any]) -> dict[str, str]:
 
 
 CallPosition: TypeAlias = tuple[int, int]
-"""Of a call: the place of its message, and the how many-th of that message it is."""
+"""The position of a call: the index of its message, and its index among that message's calls."""
 
 
 class CallIds:
-    """Which call an id means. An id that was given to two calls means none.
+    """The call that each id means. An id that two calls have means none of them.
 
     Args:
-        before: those of the messages before; what is added here is not added there.
+        before: the ids of the messages before. Ids that are added here are not added there.
     """
 
     def __init__(self, before: "CallIds | None" = None) -> None:
-        self._before = {} if before is None else before._places
-        self._places: dict[Any, CallPosition | None] = {}
+        self._before = {} if before is None else before._positions
+        self._positions: dict[Any, CallPosition | None] = {}
 
     def add(self, message: Mapping[str, Any], at: int) -> None:
-        """Note the calls of a message, the `at`-th of all, if it is an assistant's."""
+        """Add the calls of the message with the index `at`, if it is an assistant's."""
         if message.get("role") != "assistant":
             return
         for number, call in enumerate(calls_of(message)):
             id_ = call.get("id")
             if isinstance(id_, str):
-                is_new = id_ not in self._places and id_ not in self._before
-                self._places[id_] = (at, number) if is_new else None
+                is_new = id_ not in self._positions and id_ not in self._before
+                self._positions[id_] = (at, number) if is_new else None
 
-    def place(self, message: Message) -> CallPosition | None:
-        """Of the call that a tool's message answers; None where that is none, or more than one."""
+    def call_of(self, message: Message) -> CallPosition | None:
+        """Return the call that a tool's message answers; None if its id means none."""
         id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
         if not isinstance(id_, str):
             return None
-        return self._places[id_] if id_ in self._places else self._before.get(id_)
+        return self._positions[id_] if id_ in self._positions else self._before.get(id_)
 
 
 def call_ids(messages: Iterable[Message]) -> CallIds:
-    """Those of all calls in messages."""
+    """Return the ids of all calls in messages."""
     ids = CallIds()
     for at, message in enumerate(messages):
         ids.add(message, at)
@@ -161,14 +161,14 @@ def call_ids(messages: Iterable[Message]) -> CallIds:
 
 
 def comparable_message(
-    message: Message, *, has_place: bool = False, joint: str | None = None
+    message: Message, *, has_call: bool = False, joint: str | None = None
 ) -> Hashable:
-    """The form of a message that is none of the policy's.
+    """Return the comparable value of a client's own message.
 
     Args:
         message: as the client sent it.
-        has_place: whether the place of the call that it answers is known, and its id says nothing.
-        joint: stands in the row between two parts of its text; None: parts are no one text.
+        has_call: whether the call that it answers is known; its id then does not count.
+        joint: the text that the row has between two parts; None: several parts are not one text.
     """
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
@@ -186,14 +186,14 @@ def comparable_message(
         if len(theirs) == len(said.get("tool_calls") or ()):
             said.pop("tool_calls", None)
             calls = tuple(map(comparable_call, theirs))
-    if has_place:
+    if has_call:
         del said["tool_call_id"]
-    if len(said) == 2 and not calls and not has_place and isinstance(said.get("content"), str):
+    if len(said) == 2 and not calls and not has_call and isinstance(said.get("content"), str):
         return (said.get("role"), said["content"])
     return ("message", comparable(said), calls)
 
 
 def comparable_call(call: Mapping[str, Any]) -> Hashable:
-    """The form of a call, without its id."""
+    """Return the comparable value of a call, without its id."""
     function = call["function"]
     return (comparable(function.get("name")), comparable(arguments_of(function.get("arguments"))))

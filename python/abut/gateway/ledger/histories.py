@@ -1,12 +1,12 @@
-"""An index of what was said in rollouts: it finds those that a request without a name may go on.
+"""An index of rollouts by what was said in them, for requests that name no rollout.
 
-Invariant: where `match` finds that a branch is the beginning of a request, the index finds the
-branch too; it may name others, so each is compared before it is used. To look a request up takes
-time for what the request says, and none for the rollouts that have said something else.
+Invariant: if `match` finds that a branch is the beginning of a request, the index finds the branch
+too. It may find others, so each is compared before it is used. A look-up takes time for the
+messages of the request, and none for rollouts in which something else was said.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from abut.gateway.ledger.agent_call import AgentRequest
@@ -16,34 +16,34 @@ from abut.gateway.ledger.matching import BranchEntry, History, is_left_out, keys
 
 
 class _Node:
-    """A beginning that rollouts have in common."""
+    """A beginning that rollouts have in common: the messages from the root to here."""
 
-    def __init__(self, parent: "_Node | None", forms: frozenset[Hashable]) -> None:
+    def __init__(self, parent: "_Node | None", keys: frozenset[Hashable]) -> None:
         self.parent = parent
-        self.forms = forms
-        self.by_form: dict[Hashable, list[_Node]] = {}
-        self.by_forms: dict[frozenset[Hashable], _Node] = {}
+        self.keys = keys
+        self.by_key: dict[Hashable, list[_Node]] = {}
+        self.by_keys: dict[frozenset[Hashable], _Node] = {}
         self.free: dict[OpenEnd, None] = {}  # an ordered set
         self.taken: dict[OpenEnd, None] = {}
 
-    def child(self, forms: frozenset[Hashable]) -> "_Node":
-        """The node behind one more message; makes it where there is none."""
-        child = self.by_forms.get(forms)
+    def child(self, keys: frozenset[Hashable]) -> "_Node":
+        """Return the node behind one more message; make it if there is none."""
+        child = self.by_keys.get(keys)
         if child is None:
-            child = self.by_forms[forms] = _Node(self, forms)
-            for comparable in forms:
-                self.by_form.setdefault(comparable, []).append(child)
+            child = self.by_keys[keys] = _Node(self, keys)
+            for key in keys:
+                self.by_key.setdefault(key, []).append(child)
         return child
 
     def prune(self) -> None:
-        """Forget it, and those before it, where nothing is behind them."""
+        """Remove the node, and each one before it, if nothing is behind it."""
         node = self
-        while node.parent is not None and not (node.by_forms or node.free or node.taken):
-            del node.parent.by_forms[node.forms]
-            for comparable in node.forms:
-                node.parent.by_form[comparable].remove(node)
-                if not node.parent.by_form[comparable]:
-                    del node.parent.by_form[comparable]
+        while node.parent is not None and not (node.by_keys or node.free or node.taken):
+            del node.parent.by_keys[node.keys]
+            for key in node.keys:
+                node.parent.by_key[key].remove(node)
+                if not node.parent.by_key[key]:
+                    del node.parent.by_key[key]
             node = node.parent
 
 
@@ -52,11 +52,11 @@ class OpenEnd:
     """The end of an answer, where a request may go on.
 
     Attributes:
-        session: the rollout.
+        ledger: of the rollout.
         branch: its conversation.
-        entries: how many messages of the branch stand up to and with the answer.
+        entries: how many entries the branch has up to and with the answer.
         turns: how many answers are among them.
-        node: where the index has it.
+        node: its place in the index.
         is_passed: whether a request has gone on from there.
         claims: how many requests were given it and are still being placed.
     """
@@ -77,7 +77,7 @@ class OpenEnd:
 
 @dataclass(eq=False)
 class _Path:
-    """Where the index has got to in one branch."""
+    """The part of one branch that the index has."""
 
     node: _Node
     entries: int = 0
@@ -85,11 +85,11 @@ class _Path:
 
 
 class Histories:
-    """The histories of the rollouts that live, on the loop of the gateway."""
+    """The histories of live rollouts, on the loop of the gateway."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        """Called where a rollout has moved on: was asked, has answered, or has ended."""
+        """Called when a rollout has moved on: was asked, has answered, or has ended."""
         self._roots: dict[str, _Node] = {}
         self._paths: dict[Ledger, dict[LedgerBranch, _Path]] = {}
         self._bodies: dict[bytes, dict[Ledger, None]] = {}
@@ -113,7 +113,7 @@ class Histories:
             del self._bodies[body][ledger]
             if not self._bodies[body]:
                 del self._bodies[body]
-        for frame in [frame for frame, root in self._roots.items() if not root.by_forms]:
+        for frame in [frame for frame, root in self._roots.items() if not root.by_keys]:
             del self._roots[frame]
         self.on_change()
 
@@ -131,8 +131,8 @@ class Histories:
             root = self._roots.setdefault(branch.frame, _Node(None, frozenset()))
             path = paths[branch] = _Path(root)
         for entry in branch.entries[path.entries :]:
-            if (forms := _forms_of(entry)) is not None:
-                path.node = path.node.child(forms)
+            if (keys := _keys_of(entry)) is not None:
+                path.node = path.node.child(keys)
         path.entries = len(branch.entries)
         open_end = OpenEnd(ledger, branch, path.entries, len(branch.calls), path.node)
         path.open_ends.append(open_end)
@@ -150,7 +150,7 @@ class Histories:
                 break
 
     def claim(self, request: AgentRequest, open_end: OpenEnd) -> None:
-        """Give a spot to a request, until that is placed or refused."""
+        """Reserve an end for a request, until the request is placed or refused."""
         self._claims[id(request)] = request, open_end
         open_end.claims += 1
         _sort(open_end)
@@ -171,21 +171,21 @@ class Histories:
         return not self._bodies_of[ledger]
 
     def with_body(self, body: bytes) -> Iterable[Ledger]:
-        """The rollouts that were asked with this body."""
+        """Return the rollouts that were asked with this body."""
         return self._bodies.get(body, ())
 
-    def levels(self, frame: str, history: History) -> Iterator[list[_Node]]:
-        """Where a request may go on: the longest beginnings first."""
-        root = self._roots.get(frame)
+    def levels(self, request: AgentRequest, history: History) -> Iterator[list[_Node]]:
+        """Yield the nodes that a request may go on from, in groups: longest beginnings first."""
+        root = self._roots.get(request.frame)
         levels = [] if root is None else [[root]]
         for place, message in enumerate(history.messages if levels else ()):
             if not levels[-1]:
                 break
-            forms: list[Hashable] = [("said", history.coarse(place))]
+            keys: list[Hashable] = [("said", history.coarse(place))]
             is_answer = message.get("role") == "assistant"
             if is_answer:
-                forms += [("ours", comparable) for comparable in keys_read(message)]
-            ways = [node.by_form.get(comparable, ()) for node in levels[-1] for comparable in forms]
+                keys += [("ours", key) for key in keys_read(message, request.dialect)]
+            ways = [node.by_key.get(key, ()) for node in levels[-1] for key in keys]
             found = [child for way in ways for child in way]
             if is_answer and is_left_out(message):
                 found += levels[-1]
@@ -196,17 +196,17 @@ class Histories:
             seen.update(level)
 
 
-def _forms_of(entry: BranchEntry) -> frozenset[Hashable] | None:
-    """The forms in which a message may come back; None where it may not come back at all."""
+def _keys_of(entry: BranchEntry) -> frozenset[Hashable] | None:
+    """Return the keys that a message may come back by; None if it may not come back at all."""
     if not entry.ours:
         return frozenset([("said", entry.coarse)])
     if entry.is_empty:
         return None
-    return frozenset(("ours", comparable) for comparable in keys_returned(entry))
+    return frozenset(("ours", key) for key in keys_returned(entry))
 
 
 def _sort(open_end: OpenEnd) -> None:
-    """Keep a spot with those that are as free as it is."""
+    """Move an end to the free or the taken ends of its node."""
     free, taken = open_end.node.free, open_end.node.taken
     into, out_of = (free, taken) if open_end.is_free else (taken, free)
     out_of.pop(open_end, None)
@@ -214,29 +214,28 @@ def _sort(open_end: OpenEnd) -> None:
 
 
 def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Ledger]:
-    """Return the rollouts that a repeated request fits best; none where it is a new one."""
+    """Return the rollouts that a repeated request fits best; none if it is new."""
     fits = [(one.fits_again(body, retried), one) for one in histories.with_body(body)]
     best = max((fit for fit, _ in fits), default=0)
     return [ledger for fit, ledger in fits if fit == best] if best else []
 
 
 def who_goes_on(
-    histories: Histories, request: AgentRequest, rewrites: Collection[str], most: int | None = 1
+    histories: Histories, request: AgentRequest, most: int | None = 1
 ) -> Sequence[OpenEnd]:
-    """Return where a request may go on: of the longest histories, those that wait for a request.
+    """Return the ends that a request may go on from: of the longest histories, the free ones.
 
-    Where none waits, others have gone on from there, and the request begins a branch.
+    If none is free, requests have gone on from all of them, and this one begins a branch.
 
     Args:
-        histories: of the rollouts that it may be of.
-        request: names none.
-        rewrites: the rules by which an answer may have come back changed.
-        most: so many are enough; None: all.
+        histories: of the rollouts that may have sent the request.
+        request: names no rollout.
+        most: stop after so many; None: return all.
     """
     history = History(request.messages)
     exact: dict[Hashable, History] = {}
     fallback: tuple[int, OpenEnd] | None = None
-    for level in histories.levels(request.frame, history):
+    for level in histories.levels(request, history):
         for open_ends in ([node.free for node in level], [node.taken for node in level]):
             found: list[OpenEnd] = []
             for open_end in itertools.chain.from_iterable(open_ends):
@@ -244,7 +243,7 @@ def who_goes_on(
                 key = tuple(joints.items())
                 if (said := exact.get(key)) is None:
                     said = exact[key] = History(request.messages, joints=joints)
-                place = find_continuation([open_end.branch], request.frame, said, rewrites)
+                place = find_continuation([open_end.branch], request.frame, said, request.dialect)
                 turns = 0 if place is None else place.found.turns
                 if turns >= open_end.turns:
                     found.append(open_end)

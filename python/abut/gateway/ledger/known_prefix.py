@@ -1,8 +1,8 @@
-"""The beginning of a request that was compared before, found without a look at each message.
+"""The beginning of a request that was compared before, so that it is not compared again.
 
-Invariant: a message is a known one only where both are equal as JSON, `true` being no number. What
-a request is compared by, branch by branch, costs what is new in it; the rest is one comparison of
-two lists.
+Invariant: a message is known only if it equals one that was compared, as JSON (`true` is not a
+number). Comparing a request with a branch takes time for its new messages; for the others it takes
+one comparison of two lists.
 """
 
 import json
@@ -16,60 +16,60 @@ from abut.messages import Message
 
 
 class SeenMessages(NamedTuple):
-    """What of a request was seen before."""
+    """The first messages of a request, which an earlier request had too."""
 
     messages: int = 0
-    """So many of the first."""
+    """How many there are."""
     ids: CallIds | None = None
-    """Of the calls in them; it grows with what is learned."""
+    """The ids of the calls in them; grows as more messages become known."""
     answers: Sequence[CallPosition | None] = ()
     """For each of them, the call that it answers."""
 
 
 class PrefixMatch(NamedTuple):
-    """What came of comparing the beginning of a branch."""
+    """The result of comparing the beginning of a branch."""
 
     turns: int
-    """So many answers are in it."""
+    """How many answers are in it."""
     behind_turn: int
-    """So many messages up to and with the last of them."""
+    """How many messages there are up to and with the last answer."""
     rewrites: dict[str, int]
-    """How many of its answers have come back changed, by rule."""
+    """How many of its answers came back changed, by rule."""
     same_ids: int
-    """So many answers whose calls have our ids."""
+    """How many answers have calls with our ids."""
 
 
 class KnownPrefix:
-    """How a client writes the beginning of a branch, as it was found to be that.
+    """The messages that a client writes for the beginning of a branch.
 
     Attributes:
-        messages: the client's: the k-th is the k-th entry of the branch.
+        messages: the k-th is how the client writes the k-th entry of the branch.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._keys: list[Any] = []
-        self._rules: dict[int, str] = {}  # by the places of answers that came back changed
+        self._rules: dict[int, str] = {}  # by the indices of answers that came back changed
         self._answers: list[int] = []
-        self._same_ids: list[int] = []  # of the answers up to each
+        self._same_ids: list[int] = []  # among the answers up to each
         self._ids = CallIds()
-        self._places: list[CallPosition | None] = []
+        self._calls: list[CallPosition | None] = []
 
     def common(self, messages: Sequence[Any]) -> int:
-        """How many of the first messages are known."""
+        """Return how many of the first messages are known."""
         keys = self._keys
-        if messages[: len(keys)] == keys:  # no look at each: what is equal is mostly the same
+        if messages[: len(keys)] == keys:  # a C loop over mostly identical objects
             return len(keys)
         equal = list(map(eq, messages, keys))
         return equal.index(False) if False in equal else len(equal)
 
     def seen(self, count: int) -> SeenMessages:
-        """What the first messages are, so many of them."""
+        """Return the first `count` messages as seen."""
         ids = self._ids if count == len(self.messages) else call_ids(self.messages[:count])
-        return SeenMessages(count, ids, self._places)
+        return SeenMessages(count, ids, self._calls)
 
     def compared(self, count: int) -> PrefixMatch:
-        """What came of comparing so many of them."""
+        """Return the result of comparing the first `count` messages."""
         turns = bisect_left(self._answers, count)
         rewrites: dict[str, int] = {}
         for place, rule in self._rules.items():
@@ -82,13 +82,13 @@ class KnownPrefix:
     def learn(
         self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
     ) -> None:
-        """Note a message that is the entry at that place, behind known ones.
+        """Note how a client writes the entry behind the known ones.
 
         Args:
-            place: of the entry; what was known from there on is forgotten.
+            place: the entry's index; messages that were known from there on are forgotten.
             message: as the client writes it.
             ours: whether it is an answer of the policy.
-            rule: by which it is that.
+            rule: the rule by which a changed answer matched.
             same_ids: whether its calls have our ids.
         """
         if place < len(self.messages):
@@ -97,7 +97,7 @@ class KnownPrefix:
         self._keys.append(message if _is_plain(message) else _Exact(message))
         if rule:
             self._rules[place] = rule
-        self._places.append(self._ids.place(message))
+        self._calls.append(self._ids.call_of(message))
         self._ids.add(message, place)
         if ours:
             before = self._same_ids[-1] if self._same_ids else 0
@@ -105,26 +105,26 @@ class KnownPrefix:
             self._same_ids.append(before + same_ids)
 
     def first(self, count: int) -> "KnownPrefix":
-        """What is known of so many entries."""
+        """Return a copy that knows only the first `count` entries."""
         other = KnownPrefix()
         other.messages, other._keys = self.messages[:], self._keys[:]
         other._rules, other._answers = {**self._rules}, self._answers[:]
-        other._same_ids, other._places = self._same_ids[:], self._places[:]
+        other._same_ids, other._calls = self._same_ids[:], self._calls[:]
         other._forget(count)
         return other
 
     def _forget(self, place: int) -> None:
-        """Forget what stands from a place on."""
+        """Forget the messages from an index on."""
         turns = bisect_left(self._answers, place)
         del self.messages[place:], self._keys[place:]
         self._rules = {at: rule for at, rule in self._rules.items() if at < place}
         del self._answers[turns:], self._same_ids[turns:]
-        del self._places[place:]
+        del self._calls[place:]
         self._ids = call_ids(self.messages)
 
 
 class _Exact:
-    """Equals a message as JSON only: to Python `True` equals 1."""
+    """A message that equals another one only as JSON: to Python `True` equals 1."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -139,9 +139,9 @@ class _Exact:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether nothing in it is a number or a bool, so that Python's equality is JSON's."""
+    """Return whether a message has no number and no bool, so that Python's equality is JSON's."""
     values: list[Any] = [message]
-    for value in values:  # which grows by what is inside
+    for value in values:  # grows while it is read
         if type(value) is dict:
             values += value.values()
         elif type(value) is list:

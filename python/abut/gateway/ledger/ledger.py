@@ -1,9 +1,9 @@
-"""One rollout of an agent: its calls, and the conversations that they make.
+"""The ledger of one rollout: an agent's calls, and the conversations that they make.
 
-Invariant: what the engine is asked with is a prefix of a branch, and what it sampled stands there
-as it was sampled. A request goes on where its history ends; where that was never said, or was said
-and then changed, it begins a branch of its own. Calls are placed one after the other, and sampled
-at once.
+Invariant: each prompt that the engine gets is a prefix of a branch, and each sample is in its
+branch as it was sampled. A request goes on where its history ends; if that history was never said,
+or was changed, it begins a branch of its own. Calls are placed one after the other, because the
+place of each depends on those before it, and sampled at the same time.
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
 
 class Ledger:
-    """One rollout, on the loop of the gateway.
+    """The calls and branches of one rollout, on the loop of the gateway.
 
     Attributes:
         rollout_id: with its attempt.
         branches: its conversations, in the order in which they were begun.
-        calls: all that were placed.
+        calls: all calls that were placed.
         refused: the limit that ended it, or that it ran into last.
         refusal: why its last refused request got no answer.
         client_rewrites: how often a message of the policy came back changed, by rule.
-        stale_ids: how often token ids came back that are not those of the answer.
+        stale_ids: how often an answer came back with other token ids.
         tool_choice_unmet: how often a call was asked for and none was sampled.
-        left_out_calls: so many calls were sampled and not wanted.
+        left_out_calls: how many calls were sampled and not wanted.
     """
 
-    def __init__(self, rollout_id: str, policy: Policy, rewrites: Collection[str]) -> None:
+    def __init__(self, rollout_id: str, policy: Policy) -> None:
         self.rollout_id = rollout_id
         self.branches: list[LedgerBranch] = []
         self.calls: list[AgentCall] = []
@@ -63,24 +63,22 @@ class Ledger:
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
         self.observer: LedgerObserver | None = None
-        """Finds it by what was said in it, where requests may not name it."""
+        """An index that finds the rollout by what was said, if requests may leave out its id."""
         self._repeats = Repeats()
         self._policy = policy
-        self._rewrites = rewrites
         self._lock = asyncio.Lock()
         self._over: Callable[[], Refusal] | None = None
-        self._asking: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+        self._asking: set[asyncio.Task[None]] = set()  # a loop keeps only weak references
         self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
-        self._undelivered: set[AgentCall] = (
-            set()
-        )  # mostly none, and so no look at all that were before
+        # Mostly empty, so that a request need not look at all calls before it.
+        self._undelivered: set[AgentCall] = set()
         self._call_ids: set[str] = set()
         self._numbers = itertools.count()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Makes its tokens."""
+        """The tokenizer of the policy."""
         return self._policy.tokenizer
 
     @property
@@ -94,18 +92,18 @@ class Ledger:
         return tuple(self._sampling)
 
     def fits_again(self, body: bytes, retried: bool) -> int:
-        """Return how well a request fits as one that was sent before; 0: it is a new one."""
+        """Return how well a request fits as a repeated one; 0: it is new."""
         return self._repeats.fit(body, retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
-        """Answer nothing from here on, because of `why`; `reason` is the limit that it ran into."""
+        """Answer nothing from now on, because of `why`; `reason` is the limit that was reached."""
         if self._over is None:
             self._over, self.refused = (lambda: over(why)), reason or self.refused
         for task in self._sampling:
             task.cancel()
 
     async def close(self) -> None:
-        """End it, and wait until nothing of it changes any more."""
+        """End the rollout, and wait until nothing of it changes any more."""
         self._over = self._over or ended
         self.end("")
         if self._sampling:
@@ -116,21 +114,21 @@ class Ledger:
     def ask(
         self, request: AgentRequest, *, body: bytes, retried: bool, is_open: Callable[[], bool]
     ) -> PendingRequest:
-        """Place a request and draw its sample, in a task that goes on where nobody waits for it.
+        """Place a request and draw its sample, in a task that goes on if the client hangs up.
 
-        In one task: each more would be some turns of the loop for every call.
+        In one task, because each further one costs a few turns of the loop in every call.
 
         Args:
-            request: what is asked.
-            body: what equal bodies have in common.
-            retried: whether the client says that it has asked this before.
-            is_open: whether it still listens.
+            request: of the client.
+            body: a digest that equal bodies share.
+            retried: whether the client says that it repeats a request.
+            is_open: returns whether the client still listens.
         """
         loop = asyncio.get_running_loop()
-        asked = PendingRequest(
-            request, body, retried, is_open, loop.create_future(), loop.create_future()
-        )
-        # At once: another client that sends the same body meanwhile is not given the same sample.
+        placed, answered = loop.create_future(), loop.create_future()
+        asked = PendingRequest(request, body, retried, is_open, placed, answered)
+        # Now, and not in the task: another client that sends the same body meanwhile would be given
+        # the same sample.
         asked.given = self._given_again(asked)
         self._repeats.coming(asked)
         if self.observer is not None:
@@ -141,7 +139,7 @@ class Ledger:
         return asked
 
     def delivered(self, call: AgentCall) -> None:
-        """Note that an answer was written to who asked."""
+        """Note that an answer was delivered."""
         if not call.delivered:
             self._undelivered.discard(call)
             call.delivered, call.delivered_as = True, self._deliveries
@@ -159,7 +157,7 @@ class Ledger:
             else:
                 await self._sample(call, *turn)
             call.answered.result()
-        except BaseException as error:  # handed to who asked
+        except BaseException as error:  # raised where the client is answered
             self._settled(asked)
             asked.fail(error)
         else:
@@ -173,12 +171,12 @@ class Ledger:
     async def _call(
         self, asked: PendingRequest
     ) -> tuple[AgentCall, tuple[LedgerBranch, SampleRequest] | None]:
-        """The call of a request, and the turn that is to be sampled for it.
+        """Return the call of a request, and the turn to sample for it.
 
-        None: it gets the sample of a call that was before it.
+        None as the turn: the request gets the sample of an earlier call.
 
         Raises:
-            Refusal: it gets no answer.
+            Refusal: the request gets no answer.
         """
         self.used = time.monotonic()
         self._require_open()
@@ -213,19 +211,19 @@ class Ledger:
     # ---- where a request goes on
 
     def _given_again(self, asked: PendingRequest) -> AgentCall | None:
-        """Give a request the sample of a call before it, if it is no new one."""
+        """Give a request the sample of an earlier call, if the request is a repeated one."""
         if (call := self._repeats.before(asked.body, asked.retried)) is not None:
             call.is_open, call.delivered = asked.is_open, False
             self._undelivered.add(call)
         return call
 
     async def _placed(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
-        """The branch at whose end the request is answered, with all that it says."""
+        """Return the branch at whose end the request is answered, with all its messages."""
         seen = seen_in(self.branches, request.messages)
         history = History(request.messages, seen, writer.joints)
-        place = find_continuation(self.branches, request.frame, history, self._rewrites)
+        place = find_continuation(self.branches, request.frame, history, request.dialect)
         if place is None:
-            why = why_root(self.branches, request.frame, history, self._rewrites)
+            why = why_root(self.branches, request.frame, history, request.dialect)
             return await self._root(request, writer, history, why)
         branch, found, again, stale = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
@@ -241,12 +239,12 @@ class Ledger:
         if self.observer is not None:
             self.observer.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
-        # A turn may have been begun behind it and never sampled, though nobody said anything.
+        # A turn may have been begun there and never sampled, because its policy failed.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:
             target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
-        self._note_time(target)
+        target.note_env_time()
         try:
             await self._say(target, target.in_own_ids(history, found))
         except TemplateError as error:
@@ -263,9 +261,9 @@ class Ledger:
         return target
 
     def _asked_again(self, branch: LedgerBranch, found: Match) -> LedgerBranch:
-        """A branch that is asked once more what `branch` was asked."""
+        """Return a branch that is asked the same as `branch` once more."""
         self._require_turns(found.turns)
-        if found.entries == len(branch.entries):  # nobody has answered yet
+        if found.entries == len(branch.entries):  # there is no answer yet
             if not branch.sampling:
                 return branch
             at = len(branch.conversation.trajectory)
@@ -278,7 +276,7 @@ class Ledger:
     async def _root(
         self, request: AgentRequest, writer: Writer, history: History, cause: BranchCause | None
     ) -> LedgerBranch:
-        """A conversation from its beginning, as the template renders it."""
+        """Return a new conversation, as the template renders it."""
         conversation = self._policy.conversation(writer.processor)
         branch = LedgerBranch(request.frame, writer, conversation, cause)
         names = {id_: name for other in self.branches for id_, name in other.names.items()}
@@ -294,24 +292,17 @@ class Ledger:
         return branch
 
     async def _say(self, branch: LedgerBranch, messages: Sequence[Message]) -> None:
-        """Write what follows the last turn of a branch."""
+        """Write the messages that follow the last turn of a branch."""
         conversation = branch.conversation
         joined, names, ids = branch.writer.joins, branch.names, branch.own_ids
-        writer = branch.writer.written(template_messages(messages, names, ids, joined=joined))
-        quick = bool(writer) and conversation.is_quick(messages=writer)
+        written = branch.writer.written(template_messages(messages, names, ids, joined=joined))
+        quick = bool(written) and conversation.is_quick(messages=written)
         try:
-            await work_done(quick, lambda: conversation.reply(writer))
+            await work_done(quick, lambda: conversation.reply(written))
         except TokenizerError as error:
             raise unwritten(error) from error
 
-    @staticmethod
-    def _note_time(branch: LedgerBranch) -> None:
-        """Note how long the agent took since the last answer of a branch."""
-        last = branch.calls[-1]
-        if last.heard_at is not None and not last.env_s:
-            last.env_s = time.monotonic() - last.heard_at
-
-    # ---- what it may have
+    # ---- limits
 
     def _require_open(self) -> None:
         if self._over is not None:
@@ -338,7 +329,7 @@ class Ledger:
     # ---- samples
 
     async def _sample(self, call: AgentCall, branch: LedgerBranch, request: SampleRequest) -> None:
-        """Draw a turn and write it, whether or not who asked still listens."""
+        """Draw a turn and write it, whether or not the client still listens."""
         task = asyncio.current_task()
         assert task is not None
         self._sampling.add(task)
@@ -354,7 +345,7 @@ class Ledger:
             branch.hear(call)
             if self.observer is not None:
                 self.observer.heard(self, branch)
-        except asyncio.CancelledError:  # by `end`, and who asked is told so
+        except asyncio.CancelledError:  # `end` cancelled it, and the client is told so
             call.refuse(self._over() if self._over else ended())
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused
@@ -397,7 +388,7 @@ class Ledger:
         return answer
 
     def _call_id(self, own: str | None) -> str:
-        """An id that no other call of the rollout has, in a form that every template takes."""
+        """Return an id that no other call of the rollout has, and that every template takes."""
         id_ = own
         while id_ is None or id_ in self._call_ids:
             id_ = f"call{next(self._numbers):05d}"

@@ -1,4 +1,4 @@
-"""What a session asks for its samples, and what bounds it."""
+"""The policy that a ledger asks for samples, and warnings about requests that it cannot follow."""
 
 import logging
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _MOST = 32
 
 
 class LedgerObserver(Protocol):
-    """A follower that hears of all that happens in a session, on its loop."""
+    """Is told of everything that happens in a ledger, on its loop."""
 
     def asked(self, ledger: Any, body: bytes) -> None:
-        """A request came, with a body that equal ones share."""
+        """A request came; equal bodies have the same `body`."""
         ...
 
     def settled(self, request: AgentRequest) -> None:
@@ -30,7 +30,7 @@ class LedgerObserver(Protocol):
         ...
 
     def passed(self, ledger: Any, branch: LedgerBranch, entries: int) -> None:
-        """A request goes on behind so many messages of a branch."""
+        """A request goes on behind the first `entries` of a branch."""
         ...
 
     def heard(self, ledger: Any, branch: LedgerBranch) -> None:
@@ -39,51 +39,51 @@ class LedgerObserver(Protocol):
 
 
 class Policy(Protocol):
-    """What a session asks, and what bounds it."""
+    """Draws samples for a ledger, and sets its limits."""
 
     tokenizer: Tokenizer
     max_turns: int | None
-    """Calls of a branch."""
+    """The most calls of a branch; None: no limit."""
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
-        """One in which nothing is said yet."""
+        """Return an empty conversation."""
         ...
 
     def budget(self) -> Budget:
-        """What a conversation may have."""
+        """Return the token limits of a conversation."""
         ...
 
     def seed(self, number: int) -> int:
-        """That of the sample of one call."""
+        """Return the seed of a call's sample."""
         ...
 
     async def writer_of(self, request: AgentRequest) -> Writer:
-        """What writes the conversation of a request.
+        """Return the writer of a request's conversation.
 
         Raises:
-            Refusal: nothing can.
+            Refusal: the template cannot write it.
         """
         ...
 
     def note(self, request: AgentRequest) -> None:
-        """See what a request asks for that it does not get."""
+        """Warn about fields of a request that are not followed."""
         ...
 
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one turn.
 
         Raises:
-            Refusal: not in the time that there is.
+            Refusal: the time limit is over.
         """
         ...
 
     def failed(self, error: Exception) -> None:
-        """Note that no rollout can go on, or that this one cannot."""
+        """Note that this rollout, or every rollout, cannot go on."""
         ...
 
 
 class ClientWarnings:
-    """Of one batch, on the loop of the gateway.
+    """Warns once about each field that clients send and that is not followed.
 
     Args:
         sampling: the trainer's own settings, which win over a client's; None: the client's hold.
@@ -94,7 +94,7 @@ class ClientWarnings:
         self._once = Once(logger, most=_MOST)
 
     def see(self, request: AgentRequest) -> None:
-        """Look at a request."""
+        """Warn about the fields of a request."""
         warn = self._once.warn
         for name in request.ignored:
             warn(name, f"requests have {name[:80]!r}, which the gateway ignores")

@@ -1,14 +1,13 @@
-"""What the gateway refuses, in the form that OpenAI's clients read.
+"""Refusals: why a request gets no answer.
 
-Invariant: a refusal says why, and its status is 400, but for a route that is none. Clients ask
-again without end after 429 and 503, and a NeMo Gym model server is dead after 401.
+Invariant: a refusal says why, and its status is 400, except for an unknown route and a failure of
+the gateway itself. Clients retry without end after 429 and 503, and a NeMo Gym model server is dead
+after 401.
 """
-
-from typing import Any
 
 from abut.rollout.rollout import StopReason
 
-# What agents and SDKs look for, to end well where there is no more room.
+# Agents and SDKs end well on this code, as when a model's context is full.
 _OVER = "context_length_exceeded"
 
 
@@ -16,10 +15,10 @@ class Refusal(Exception):
     """Why a request gets no answer.
 
     Attributes:
-        status: of HTTP.
-        param: the field of the request that is meant.
-        code: what clients tell it by.
-        reason: the limit of the rollout that it is about, if any.
+        param: the field of the request that is wrong, if it is one.
+        code: by which clients recognise it.
+        status: of the HTTP answer.
+        reason: the limit of the rollout that was reached, if any.
     """
 
     def __init__(
@@ -37,36 +36,28 @@ class Refusal(Exception):
         self.status = status
         self.reason = reason
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """As OpenAI writes errors."""
-        kind = "not_found_error" if self.status == 404 else "invalid_request_error"
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        }
-
 
 def unwritten(error: Exception) -> Refusal:
-    """The template does not write the messages of a request.
+    """Return the refusal of messages that the template does not write.
 
-    A hint to use another template is left out: a client cannot.
+    A hint to use another template is left out, because a client cannot.
     """
     return Refusal(f"the messages cannot be written: {said_to_client(error)}", param="messages")
 
 
 def said_to_client(error: Exception) -> str:
-    """Return what an error says, with no hint that only the owner of the gateway can follow."""
+    """Return an error's message without hints that only the owner of the gateway can follow."""
     why, _, hint = str(error).partition("\nhint: ")
     hint = hint.partition(", or pass another")[0]
     return f"{why}\nhint: {hint}" if hint and "ChatTemplateProcessor" not in hint else why
 
 
 def over(why: str, *, reason: StopReason | None = None) -> Refusal:
-    """There is no more for this rollout: what SDKs take for the end of the context."""
+    """Return the refusal that SDKs take for the end of the context: the rollout gets no more."""
     text = f"This rollout is at its maximum context length: {why}"
     return Refusal(text, code=_OVER, reason=reason)
 
 
 def ended(why: str = "") -> Refusal:
-    """The rollout is over: nothing is wrong with its context, and nothing will be answered."""
+    """Return the refusal of a rollout that is over, which is no end of the context."""
     return Refusal("this rollout is over" + (f": {why}" if why else ""), code="rollout_over")

@@ -1,4 +1,4 @@
-"""What the calls of a session become: one row, and branches beside it."""
+"""A rollout's row, made of one branch of its ledger, and the other branches beside it."""
 
 import json
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ LIMITS = (
     StopReason.MAX_CONTEXT_TOKENS,
     StopReason.DEADLINE,
 )
-"""For which an agent is told that there is no more."""
+"""The limits at which an agent is told that there is no room."""
 
 
 def limit_of(ledger: Ledger) -> StopReason | None:
-    """The limit that the agent of a session ran into last, by a refusal or by a cut answer.
+    """Return the limit that a rollout's agent ran into last, by a refusal or by a cut answer.
 
     Clients raise at both (openai's `.parse()`, instructor), so neither is a failure of the agent.
     """
@@ -41,10 +41,10 @@ def limit_of(ledger: Ledger) -> StopReason | None:
 
 
 def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
-    """Return whether an answer was cut, and the agent asked nothing since it heard that.
+    """Return whether an answer was cut, and the agent has made no call since it got that answer.
 
-    What an agent raises after it went on has another cause. Calls that were asked at the same time
-    as the one that was cut don't count: the agent did not know yet.
+    An error that an agent raises later has another cause. Calls that it made at the same time as
+    the cut one don't count, because it did not know of the cut yet.
     """
     assert call.sample is not None
     answered_at = call.asked_at + call.generate_s
@@ -53,13 +53,13 @@ def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
 
 
 def fill(rollout: Rollout, ledger: Ledger | None, which: Which, result: AgentResult) -> None:
-    """Fill a rollout with what was said.
+    """Fill a rollout from its ledger.
 
     Args:
-        rollout: has its id, and the messages that there were before any call.
-        ledger: that changes no more; None where it may.
-        which: of its branches becomes the row.
-        result: the agent's.
+        rollout: has its id, and the messages of its task.
+        ledger: one that no longer changes; None if it still may.
+        which: the branch that becomes the row.
+        result: of the agent.
     """
     rollout.reward, rollout.extras = result.reward, result.extras
     rollout.measured = result.measured
@@ -109,7 +109,7 @@ def _record(call: AgentCall) -> TurnRecord:
 
 
 def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | None:
-    """The branch that becomes the row: of those that somebody got a sample of."""
+    """Return the branch that becomes the row: one of those with a delivered sample."""
     heard = [branch for branch in branches if branch.delivered]
     if not heard:
         return None
@@ -127,10 +127,10 @@ def _heard_tokens(branch: LedgerBranch) -> int:
 
 
 def others(branches: Sequence[LedgerBranch], row: LedgerBranch | None) -> list[Branch]:
-    """What the row does not hold: one branch for each that sampled something of its own."""
+    """Return the branches that are not in the row, if they sampled tokens of their own."""
     owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
     found: list[Branch] = []
-    # A branch that another one goes on from is a part of it.
+    # Longest first: a branch that another one goes on from is a part of that one.
     for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
         ends = sorted({branch.delivered, len(branch.calls)})
         for end in ends:
@@ -143,7 +143,7 @@ def others(branches: Sequence[LedgerBranch], row: LedgerBranch | None) -> list[B
 
 
 def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | None) -> Branch:
-    """The turns from `begin` to `end`, behind what stands before them as a prompt."""
+    """Return the turns from `begin` to `end`, with everything before them as the prompt."""
     trajectory = branch.conversation.trajectory
     turns = branch.conversation.turns
     while turns[begin].start == turns[begin].end:
@@ -168,7 +168,7 @@ def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | N
 
 
 def _versions(calls: Sequence[AgentCall], turns: Sequence[Heard]) -> Any:
-    """As `Rollout.versions`, from the first of these turns to the last."""
+    """Return `Rollout.versions` from the first of these turns to the last."""
     start = turns[0].start
     of_tokens = np.full(turns[-1].end - start, -1, np.int64)
     for call, turn in zip(calls, turns, strict=True):

@@ -1,8 +1,11 @@
-"""Whose request it is that names no rollout: one whose history it goes on with, or repeats.
+"""Requests that name no rollout: the rollout that each belongs to, or a judge's answer.
 
 Invariant: a rollout is found by what was said in it alone. Under a trainer a request is never
-given to one of two rollouts that fit alike, because the reward belongs to one of them: it waits
-until one of the two has moved on.
+given to one of two rollouts that fit equally well, because the reward belongs to one of them: it
+waits until one of the two has moved on.
+
+A judge that is the policy itself asks without a rollout's id. Its samples are in no row, so they
+are never trained, and each of its requests is a conversation of its own, rendered from its text.
 """
 
 import asyncio
@@ -33,7 +36,7 @@ _NUMBERS = itertools.count()
 
 
 def opening_of(messages: Iterable[Mapping[str, Any]]) -> Opening | None:
-    """Return what a conversation begins with; None where that is more than text, or nothing."""
+    """Return the beginning of a conversation; None if it is empty or holds more than text."""
     said = itertools.dropwhile(lambda m: m.get("role") in _INSTRUCTIONS, messages)
     opening = [(str(m.get("role")), text_of(m.get("content"))) for m in said]
     if not opening or any(text is None for _, text in opening):
@@ -47,9 +50,9 @@ class ExpectedRollout:
 
     Attributes:
         agent: its name, for errors.
-        opening: what its first request says, where that is known.
+        opening: the messages of its first request, if they are known.
         quotes: whether a later request may be one message that quotes the answer before it.
-        wait_s: how long a request waits that is as well another rollout's.
+        wait_s: how long a request waits that fits another rollout equally well.
     """
 
     agent: str
@@ -59,18 +62,19 @@ class ExpectedRollout:
 
 
 class Unnamed:
-    """The rollouts of a trainer's batches that are asked without their ids, on the gateway's loop.
+    """The rollouts of a trainer's batches whose agents may leave out their ids.
+
+    Used on the loop of the gateway.
 
     Attributes:
         matched: how many requests were given to a rollout.
         refused: how many were not.
-        last: what the last of these was, and why it was refused.
+        last: the last refused one, and why it was refused.
     """
 
-    def __init__(self, rewrites: Collection[str]) -> None:
+    def __init__(self) -> None:
         self.matched = self.refused = 0
         self.last = ""
-        self._rewrites = rewrites
         self._expected: dict[Ledger, ExpectedRollout] = {}
         self._histories = Histories()
         self._histories.on_change = self._has_changed
@@ -100,10 +104,10 @@ class Unnamed:
             request: names none.
             body: of the request.
             retried: whether its client says that it sent it before.
-            otherwise: makes what answers a request that belongs to none; None: it is refused.
+            otherwise: makes the ledger for a request that belongs to none; None: it is refused.
 
         Raises:
-            Refusal: it belongs to none, or to one of several for longer than they wait.
+            Refusal: it belongs to none, or still to one of several after their `wait_s`.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -132,21 +136,21 @@ class Unnamed:
     def _candidates(
         self, request: AgentRequest, body: bytes, retried: bool
     ) -> dict[Ledger, OpenEnd | None]:
-        """The rollouts that a request may belong to, and where it may go on."""
+        """Return the rollouts that a request may belong to, and the ends that it may go on from."""
         if again := who_repeats(self._histories, body, retried):
             return dict.fromkeys(again)
-        if open_ends := who_goes_on(self._histories, request, self._rewrites, most=None):
+        if open_ends := who_goes_on(self._histories, request, most=None):
             return {open_end.ledger: open_end for open_end in open_ends}
         return dict.fromkeys(self._beginning(request) or self._quoted(request))
 
     def _beginning(self, request: AgentRequest) -> Sequence[Ledger]:
-        """The rollouts that begin so: those that were asked nothing yet, else all."""
+        """Return the rollouts with this opening: those not asked yet, or all if there are none."""
         opening = opening_of(request.messages)
         fit = [s for s, one in self._expected.items() if opening and one.opening == opening]
         return [ledger for ledger in fit if self._histories.is_new(ledger)] or fit
 
     def _quoted(self, request: AgentRequest) -> Sequence[Ledger]:
-        """The rollouts whose last answer a message repeats: those with the longest."""
+        """Return the rollouts whose last answer the request quotes: those with the longest."""
         last = request.messages[-1]
         if any(message["role"] == "assistant" for message in request.messages):
             return []
@@ -177,7 +181,7 @@ class Unnamed:
 
 
 def _last_answer(ledger: Ledger) -> str:
-    """The text of a rollout's last answer, if somebody got it and nothing was asked since."""
+    """Return the text of a rollout's last answer, if it was delivered and no call came since."""
     call = ledger.calls[-1] if ledger.calls else None
     if call is None or not call.delivered:
         return ""
@@ -189,31 +193,29 @@ class Judge:
 
     Args:
         policy: draws the answers.
-        rewrites: what clients may do to a message of the policy.
     """
 
-    def __init__(self, policy: Policy, rewrites: Collection[str]) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._rewrites = rewrites
         self._calls = 0
-        # A request keeps its session alive for as long as it is answered.
-        self._sessions: weakref.WeakSet[Ledger] = weakref.WeakSet()
+        # The task that answers a request keeps its ledger alive.
+        self._ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
     def ledger(self) -> Ledger:
-        """Return what answers the next request."""
+        """Return the ledger for the next request."""
         self._calls += 1
-        ledger = _JudgeLedger(f"judge-{next(_NUMBERS)}", self._policy, self._rewrites)
-        self._sessions.add(ledger)
+        ledger = _JudgeLedger(f"judge-{next(_NUMBERS)}", self._policy)
+        self._ledgers.add(ledger)
         return ledger
 
     def take_calls(self) -> int:
-        """Return how many requests came since this was asked last."""
+        """Return how many requests came since the last call of this method."""
         calls, self._calls = self._calls, 0
         return calls
 
     async def close(self) -> None:
-        """Answer nothing any more, and wait for what is being sampled."""
-        for ledger in list(self._sessions):
+        """Answer nothing any more, and wait for the samples being drawn."""
+        for ledger in list(self._ledgers):
             await ledger.close()
 
 
@@ -223,8 +225,9 @@ class _JudgeLedger(Ledger):
     def _out_of(self, reason: StopReason, why: str) -> Refusal:
         # NeMo Gym makes an empty answer of "maximum context length", and a judge that says nothing
         # scores 0: a plain refusal fails the rollout instead.
-        return _refused(why)
+        return not_answered(why)
 
 
-def _refused(why: str) -> Refusal:
+def not_answered(why: str) -> Refusal:
+    """Return the refusal of a request that names no rollout."""
     return Refusal(f"a request that names no rollout is not answered: {why}", code="not_answered")

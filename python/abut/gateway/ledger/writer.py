@@ -1,7 +1,8 @@
-"""What writes a conversation with these tools: one processor for all requests that name them.
+"""Writers of conversations: a processor for each set of tools, and messages as it takes them.
 
-Invariant: requests with equal tools and variables share a processor, however many come at once, and
-it is made once.
+Invariant: requests with equal tools and variables share a writer, which is made once, however many
+come at the same time. A template is shown only the parts of a message that it may show: role and
+text, the thinking and calls of an answer, and the call that a tool's message answers.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from abut.processor import PartsProcessor
 from abut.tools.tool_messages import ToolAnswers
 
 MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
-"""Makes one of tools and of variables for the template."""
+"""Makes a processor from tools and template variables."""
 
 _KEPT = 64
 _QUOTED = 80
@@ -32,11 +33,11 @@ _NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
 
 @dataclass(frozen=True)
 class Writer:
-    """What writes a conversation.
+    """Writes the messages of conversations that have the same tools and template variables.
 
     Attributes:
-        processor: it.
-        answers: gives what tools say the form that the template takes; None where there are none.
+        processor: renders messages.
+        answers: converts tools' messages for the template; None if there are no tools.
     """
 
     processor: PartsProcessor
@@ -49,15 +50,15 @@ class Writer:
 
     @cached_property
     def joints(self) -> Mapping[str, str | None]:
-        """By role, what stands in the row between two text parts.
+        """By role, the text that the row has between two text parts.
 
-        None: what stands there does not make one string of them.
+        None: with what the template writes there, the parts are not one string.
         """
         joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
         return joints
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages that follow a turn, those of tools in the form that the template takes."""
+        """Return messages that follow a turn, those of tools converted for the template."""
         if self.answers is None:
             return list(messages)
         written: list[Message] = []
@@ -74,24 +75,24 @@ class Writer:
 
 
 class RunWriters(NamedTuple):
-    """The tokenizer of a run, and the processors of its template that write conversations."""
+    """The tokenizer of a run, and the writers of its template."""
 
     tokenizer: Tokenizer
     processors: "Writers"
 
 
 class Writers:
-    """Those of one gateway; of one loop. The least used goes where there are too many."""
+    """The writers of one gateway, on one loop. If there are too many, the least used one goes."""
 
     def __init__(self, make: MakeProcessor) -> None:
         self._make = make
         self._made: OrderedDict[str, asyncio.Future[Writer]] = OrderedDict()
 
     async def of(self, request: AgentRequest) -> Writer:
-        """What writes the conversation of a request.
+        """Return the writer for a request.
 
         Raises:
-            Refusal: none can: the template does not take these tools, or shows them not.
+            Refusal: the template does not take these tools, or does not show them.
         """
         frame = request.frame
         made = self._made.get(frame)
@@ -127,12 +128,12 @@ def template_messages(
     *,
     joined: bool = False,
 ) -> list[Message]:
-    """Messages as a chat template takes them.
+    """Return a client's messages as a chat template takes them.
 
     Args:
-        messages: a client's.
-        names: of the tool that each call id has called.
-        own_ids: call ids that the policy itself wrote; others are the gateway's, and not shown.
+        messages: of a client.
+        names: the tool that each call names, by the call's id.
+        own_ids: call ids that the policy wrote itself. Others are the gateway's, and not shown.
         joined: whether text parts are joined by a newline; else the template writes them.
     """
     writer = []
@@ -147,13 +148,13 @@ def template_messages(
 def why_unwritten(
     messages: Sequence[Message], processor: PartsProcessor, error: Exception
 ) -> Refusal:
-    """Return the refusal of shown messages that could not be written.
+    """Return the refusal of messages that the template could not write.
 
-    It names the first call whose arguments are not the JSON of an object, if `{}` in the place of
-    such arguments can be written.
+    It names the first call whose arguments are not the JSON of an object, if the messages can be
+    written with `{}` in the place of such arguments.
     """
     wrong = ""
-    mended: list[Message] = []
+    repaired: list[Message] = []
     for place, message in enumerate(messages):
         calls = []
         for number, call in enumerate(calls_of(message)):
@@ -163,10 +164,10 @@ def why_unwritten(
                 wrong = wrong or f"{where}, {_described(call)}"
                 call = {**call, "function": {**function, "arguments": {}}}
             calls.append(call)
-        mended.append({**message, "tool_calls": calls} if calls else message)
+        repaired.append({**message, "tool_calls": calls} if calls else message)
     if wrong:
         with suppress(TemplateError, TokenizerError):
-            processor.opening(mended)
+            processor.opening(repaired)
             return Refusal(wrong, param="messages")
     return unwritten(error)
 
@@ -211,7 +212,7 @@ def _shown(
 
 
 def _parts(content: Any, joined: bool) -> Any:
-    """The text of one part; several as parts, for the template to write."""
+    """Return the text of a single part, or several parts for the template to write."""
     parts = [] if content is None else content
     texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
     if joined or len(texts) < 2:

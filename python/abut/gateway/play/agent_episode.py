@@ -1,7 +1,7 @@
-"""One attempt of an agent: its code, its session at the gateway, and the row that comes of both.
+"""One attempt of an agent: its code, its ledger at the gateway, and the row made of both.
 
-Invariant: the agent runs where environments run, never on the loop of the batch or of the gateway;
-what it raises is an `EnvError`; and when the attempt is over, its session answers nothing any more.
+Invariant: the agent runs where environments run, never on the loop of the batch or of the gateway.
+Its exceptions become `EnvError`s. When the attempt is over, its ledger answers nothing any more.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.row import LIMITS, fill, limit_of
-from abut.gateway.play.batch_policy import BatchPolicy, Shared
+from abut.gateway.play.batch_policy import AgentBatch, AttemptPolicy
 from abut.gateway.server.gateway import Gateway
-from abut.rollout.batch import Batch
 from abut.rollout.rollout import Rollout, StopReason
 
 
@@ -34,24 +33,23 @@ class AgentEpisode:
         agent: Agent,
         name: str,
         gateway: Gateway,
-        shared: Shared,
-        batch: Batch,
+        shared: AgentBatch,
         task: RolloutTask,
         attempt: int,
     ) -> None:
         self._agent = agent
         self._name = name
-        self._batch = batch
+        self._batch = shared.batch
         self._task = task
         self._gateway = gateway
         self._id = str(gateway.registry.id_of(task.rollout_id, attempt))
-        self._policy = BatchPolicy(shared, batch, task, attempt)
-        self.ledger = Ledger(self._id, self._policy, gateway.registry.rewrites)
+        self._policy = AttemptPolicy(shared, task, attempt)
+        self.ledger = Ledger(self._id, self._policy)
         self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
         self._clock: Clock | None = None
         self._lent: Any = None
-        """By a pool of agents."""
+        """The agent that a pool of agents has lent."""
         self._is_settled = False
         self._watched: WatchedCall[Any] | None = None
         """The call of an asynchronous agent."""
@@ -59,15 +57,15 @@ class AgentEpisode:
 
     @property
     def request_id(self) -> str:
-        """What its requests for samples bear."""
+        """The id in its requests for samples."""
         return self._id
 
     async def run(self, clock: SparingTimeout) -> Rollout:
-        """Have the agent play, and make a row of what was said.
+        """Let the agent play, and make a row of its ledger.
 
         Args:
-            clock: the deadline of the attempt. When it is over the gateway answers no more, so
-                that an agent which asks then ends; the clock itself goes off a little later.
+            clock: the deadline of the attempt. When it is over, the gateway answers nothing any
+                more, so an agent that asks ends then; the clock ends any other one a little later.
 
         Raises:
             EnvError: the agent failed.
@@ -78,7 +76,7 @@ class AgentEpisode:
             self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered
         )
         if is_pool(self._agent):
-            with self._clock.stopped():  # that is the time of other rollouts
+            with self._clock.stopped():  # the pool is busy with other rollouts
                 self._lent = await lent_by(self._agent, self._task)
         registry = self._gateway.registry
         await registry.ask(lambda: registry.open(self.ledger))
@@ -91,12 +89,12 @@ class AgentEpisode:
         finally:
             await registry.ask(lambda: registry.end(self.ledger))
             self._is_settled = True
-        if failed.done():  # an agent may well have ended of that
+        if failed.done():  # also if the agent has ended because of it
             failed.result()
         return self._finish(result)
 
     def end(self) -> None:
-        """End the attempt: nobody is answered any more."""
+        """End the attempt: the gateway answers nothing any more."""
         if self._clock is not None:
             self._clock.close()
         self._policy.end()
@@ -110,7 +108,7 @@ class AgentEpisode:
             self._batch.closing.on_thread(self._thread, None, keep=False, hangs=hangs)
 
     def spared_s(self) -> float:
-        """How much of its time does not count, because others blocked its loop."""
+        """Return how much of its time does not count, because others blocked its loop."""
         return 0.0 if self._watched is None else self._watched.spared_s()
 
     @property
@@ -119,7 +117,7 @@ class AgentEpisode:
         return self._watched is not None and self._watched.is_held_up
 
     def where(self) -> str:
-        """Where its agent stands, or else where that begins."""
+        """Return the line that its agent is at, or else the one where its code begins."""
         if (at := stands_at(self._thread, behind=function_agent.__file__)) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
@@ -127,7 +125,7 @@ class AgentEpisode:
         return place_of_agent(self._agent)
 
     def failed(self, error: str) -> Rollout:
-        """What there is of a rollout that failed."""
+        """Return the row of a rollout that failed."""
         row = self._row(AgentResult(None))
         row.stop_reason, row.error, row.reward = StopReason.ERROR, error, None
         return row
@@ -145,10 +143,10 @@ class AgentEpisode:
         return self._watched.future
 
     def _result(self, call: asyncio.Future[Any]) -> AgentResult:
-        """What the agent returned.
+        """Return the agent's result.
 
         Raises:
-            EnvError: it raised, or returned what is no reward.
+            EnvError: it raised, or returned something else than a reward.
         """
         nan = self._batch.notices.nan_reward
         try:
@@ -157,7 +155,9 @@ class AgentEpisode:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
             if limit_of(self.ledger) is not None:
-                return AgentResult(None)  # it was told that there is no more, and ended of that
+                return AgentResult(
+                    None
+                )  # it was told that there is no room, and ended because of it
             raise self._raised(error) from error
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
 
@@ -179,7 +179,7 @@ class AgentEpisode:
         self._gateway.registry.submit(expire)
 
     def _finish(self, result: AgentResult) -> Rollout:
-        """The row; a session that is over no more changes."""
+        """Return the row, now that the ledger no longer changes."""
         ledger, name = self.ledger, self._name
         if not ledger.calls and ledger.refused in LIMITS:
             refused = EnvError(
@@ -213,7 +213,7 @@ class AgentEpisode:
         return row
 
     def _row(self, result: AgentResult) -> Rollout:
-        """What was said, as a rollout."""
+        """Return the ledger as a rollout."""
         row = Rollout(self.rollout.rollout_id, self.rollout.index, messages=[*self._task.messages])
         fill(row, self.ledger if self._is_settled else None, self._batch.config.branch, result)
         return row

@@ -1,24 +1,23 @@
-"""What a session asks, where a batch of rollouts plays it.
+"""The policies of a batch: an attempt's, and a judge's.
 
-Invariant: samples are drawn on the loop of the batch, with its slots, seeds, limits and weights, as
-those of environments are; all else is done on the loop of the gateway, which is the same but for
-a stream.
+Invariant: samples are drawn on the loop of the batch, with its slots, limits and weights, as those
+of environments are. Everything else happens on the loop of the gateway.
 """
 
 import asyncio
 import dataclasses
 import hashlib
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from abut._native import Tokenizer
 from abut.concurrency.clock import Clock
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.policy import ClientWarnings
-from abut.gateway.ledger.refusal import over
-from abut.gateway.ledger.unnamed import _refused
+from abut.gateway.ledger.refusal import Refusal, over
+from abut.gateway.ledger.unnamed import not_answered
 from abut.gateway.ledger.writer import Writer, Writers
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
@@ -29,77 +28,113 @@ from abut.samplers.sampler import Sample, SampleRequest
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the rollouts of an agent share."""
+class AgentBatch:
+    """A batch, as the rollouts of one agent share it.
 
-    processors: Writers
-    notes: ClientWarnings
+    Attributes:
+        batch: draws samples.
+        writers: write the conversations.
+        warnings: about requests that are not followed.
+    """
+
+    batch: Batch
+    writers: Writers
+    warnings: ClientWarnings
 
 
 class BatchPolicy:
-    """The policy of one attempt, made on the loop of the batch.
+    """Draws samples from a batch; made on its loop, and asked on the gateway's.
 
     Attributes:
-        failure: holds why nothing can go on, where that is so.
+        max_turns: the most calls of a branch; None: no limit.
+    """
+
+    max_turns: int | None = None
+
+    def __init__(self, shared: AgentBatch) -> None:
+        self.tokenizer = shared.batch.tokenizer
+        self._shared = shared
+        self._batch = shared.batch
+        self._on_batch = LoopTasks(asyncio.get_running_loop())
+
+    def conversation(self, processor: PartsProcessor) -> Conversation:
+        """Return an empty conversation."""
+        return self._batch.conversation(processor)
+
+    def budget(self) -> Budget:
+        """Return the token limits of a conversation."""
+        return self._batch.budget()
+
+    async def writer_of(self, request: AgentRequest) -> Writer:
+        """Return the writer of a request's conversation."""
+        return await self._shared.writers.of(request)
+
+    def note(self, request: AgentRequest) -> None:
+        """Warn about fields of a request that are not followed."""
+        self._shared.warnings.see(request)
+
+    def end(self) -> None:
+        """Draw no more samples; on the loop of the batch."""
+        self._on_batch.cancel()
+
+    async def _drawn(
+        self, draw: Callable[[], Awaitable[Sample]], refuse: Callable[[str], Refusal]
+    ) -> Sample:
+        """Draw a turn on the batch's loop; the trainer's settings hold, not the client's.
+
+        A model in this process is not bound by the time limit: its samples are drawn for all
+        rollouts at once, and none of them could be stopped alone.
+        """
+        seconds = self._batch.config.turn_timeout_s
+        try:
+            async with asyncio.timeout(None if self._batch.in_process else seconds):
+                return await self._on_batch.run(draw)
+        except TimeoutError:
+            raise refuse(f"turn_timeout_s={seconds:g} is over") from None
+
+
+class AttemptPolicy(BatchPolicy):
+    """The policy of one attempt.
+
+    Attributes:
+        failure: gets the error after which nothing can go on.
         clock: stands still while a model in this process samples.
     """
 
     clock: Clock
 
-    def __init__(self, shared: Shared, batch: Batch, task: RolloutTask, attempt: int) -> None:
-        self.tokenizer: Tokenizer = batch.tokenizer
-        self.max_turns = batch.config.max_turns
+    def __init__(self, shared: AgentBatch, task: RolloutTask, attempt: int) -> None:
+        super().__init__(shared)
+        self.max_turns = self._batch.config.max_turns
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._shared = shared
-        self._batch = batch
         self._task = task
         self._attempt = attempt
-        self._on_batch = LoopTasks(asyncio.get_running_loop())
-
-    def conversation(self, processor: PartsProcessor) -> Conversation:
-        """One in which nothing is said yet."""
-        return self._batch.conversation(processor)
-
-    def budget(self) -> Budget:
-        """What a conversation may have."""
-        return self._batch.budget()
 
     def seed(self, number: int) -> int:
-        """That of the sample of one call."""
+        """Return the seed of a call's sample."""
         return sample_seed(self._batch.config.seed, self._task, self._attempt, number)
 
-    async def writer_of(self, request: AgentRequest) -> Writer:
-        """What writes the conversation of a request."""
-        return await self._shared.processors.of(request)
-
-    def note(self, request: AgentRequest) -> None:
-        """See what a request asks for that it does not get."""
-        self._shared.notes.see(request)
-
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
-        """Draw one turn; the trainer's settings win over the client's.
+        """Draw one turn.
 
         Raises:
-            Refusal: not in the time that there is.
+            Refusal: the time limit is over.
         """
-        seconds = self._batch.config.turn_timeout_s
-        try:
-            async with asyncio.timeout(None if self._batch.in_process else seconds):
-                return await self._on_batch.run(lambda: self._sampled(request))
-        except TimeoutError:
-            raise over(f"turn_timeout_s={seconds:g} is over", reason=StopReason.DEADLINE) from None
+        return await self._drawn(
+            lambda: self._timed(request), lambda why: over(why, reason=StopReason.DEADLINE)
+        )
 
     def failed(self, error: Exception) -> None:
         """Note that nothing can go on."""
         self._on_batch.submit(lambda: self._fail(error))
 
     def end(self) -> None:
-        """Draw nothing any more; on the loop of the batch."""
-        self._on_batch.cancel()
+        """Draw no more samples; on the loop of the batch."""
+        super().end()
         if self.failure.done() and not self.failure.cancelled():
-            self.failure.exception()  # seen, or of no concern any more
+            self.failure.exception()  # or the loop logs it, if the attempt did not wait for it
 
-    async def _sampled(self, request: SampleRequest) -> Sample:
+    async def _timed(self, request: SampleRequest) -> Sample:
         if not self._batch.in_process:
             return await self._batch.sample(request)
         with self.clock.stopped():
@@ -110,70 +145,37 @@ class BatchPolicy:
             self.failure.set_exception(error)
 
 
-class JudgePolicy:
-    """Draws a judge's answers with the sampler, slots and limits of a batch.
-
-    Made on the loop of the batch, and asked on that of the gateway.
+class JudgePolicy(BatchPolicy):
+    """Draws the answers of a judge. Its calls are counted, and not bounded.
 
     Attributes:
-        tokenizer: makes the tokens.
-        max_turns: None: a judge's calls are counted, and not bounded.
-        error: why the sampler failed, where it did: that ends the batch.
+        error: why the sampler failed, which ends the batch; None if it did not.
     """
 
-    def __init__(self, shared: Shared, batch: Batch) -> None:
-        self.tokenizer = batch.tokenizer
-        self.max_turns: int | None = None
+    def __init__(self, shared: AgentBatch) -> None:
+        super().__init__(shared)
         self.error: Exception | None = None
-        self._shared = shared
-        self._batch = batch
-        self._on_batch = LoopTasks(asyncio.get_running_loop())
         self._asked: Counter[str] = Counter()
 
-    def conversation(self, processor: PartsProcessor) -> Conversation:
-        """Return a conversation in which nothing is said yet."""
-        return self._batch.conversation(processor)
-
-    def budget(self) -> Budget:
-        """Return what a conversation may have."""
-        return self._batch.budget()
-
     def seed(self, number: int) -> int:
-        """Return a seed that `sample` replaces: only there the prompt is known."""
+        """Return a seed that `sample` replaces, because only there the prompt is known."""
         return number
 
-    async def writer_of(self, request: AgentRequest) -> Writer:
-        """Return what writes the conversation of a request."""
-        return await self._shared.processors.of(request)
-
-    def note(self, request: AgentRequest) -> None:
-        """See what a request asks for that it does not get."""
-        self._shared.notes.see(request)
-
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
-        """Draw one answer; the trainer's settings win over the judge's.
+        """Draw one answer.
 
         Raises:
-            Refusal: not in the time that there is.
+            Refusal: the time limit is over.
         """
-        request = self._seeded(request)
-        seconds = self._batch.config.turn_timeout_s
-        try:
-            async with asyncio.timeout(None if self._batch.in_process else seconds):
-                return await self._on_batch.run(lambda: self._batch.sample_apart(request))
-        except TimeoutError:
-            raise _refused(f"turn_timeout_s={seconds:g} is over") from None
+        seeded = self._seeded(request)
+        return await self._drawn(lambda: self._batch.sample_apart(seeded), not_answered)
 
     def failed(self, error: Exception) -> None:
         """Keep why nothing can go on."""
         self.error = self.error or error
 
-    def end(self) -> None:
-        """Draw nothing any more; on the loop of the batch."""
-        self._on_batch.cancel()
-
     def _seeded(self, request: SampleRequest) -> SampleRequest:
-        """The same with a seed that follows from what is asked, and not from who was faster."""
+        """Return the request with a seed that follows from its prompt, not from its arrival."""
         asked = hashlib.blake2b(request.prompt_ids.tobytes(), digest_size=8).hexdigest()
         self._asked[asked] += 1
         parts = f"{self._batch.config.seed}/judge/{asked}/{self._asked[asked]}"

@@ -1,4 +1,4 @@
-"""An agent as `make_rollout_func` takes it, and as the engine plays it: behind the gateway."""
+"""Agents as `make_rollout_func` takes them, and as the engine plays them, behind the gateway."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.unnamed import Judge
 from abut.gateway.ledger.writer import RunWriters, Writers
 from abut.gateway.play.agent_episode import AgentEpisode
-from abut.gateway.play.batch_policy import JudgePolicy, Shared
+from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
@@ -28,9 +28,9 @@ class AgentSource:
     """An agent and its gateway: an `EnvSource`.
 
     Args:
-        agent: it.
-        gateway: where it asks the policy.
-        sampling: the trainer's settings of sampling, by the names that clients know them by.
+        agent: plays the rollouts.
+        gateway: has the endpoints that the agent asks.
+        sampling: returns the trainer's sampling settings, by their names in a chat request.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -43,7 +43,7 @@ class AgentSource:
         self.sampling = sampling
 
     def bind(self, processor: PartsProcessor) -> "PlayedAgent":
-        """What plays its tasks, in conversations that such processors write."""
+        """Return the player of the agent's tasks, whose conversations such processors write."""
         return PlayedAgent(self, processor)
 
 
@@ -55,15 +55,15 @@ class PlayedAgent(AgentPlayer):
         self._sampling = source.sampling
         self._base = processor
         self.__name__ = name_of(source.agent)
-        self._shared: Shared | None = None
+        self._shared: AgentBatch | None = None
         self._judge: JudgePolicy | None = None
 
     def complete(self, task: RolloutTask) -> RolloutTask:
-        """The task with what plays it."""
+        """Return a task with its player."""
         return dataclasses.replace(task, make_env=self)  # type: ignore[arg-type]
 
     def loop(self) -> LoopTasks:
-        """That of the gateway: a call crosses from one to the other and back otherwise."""
+        """Return the gateway's loop: with another one every call would cross over and back."""
         self._gateway.start()
         assert self._gateway.registry.loop is not None
         return self._gateway.registry.loop.tasks()
@@ -71,11 +71,11 @@ class PlayedAgent(AgentPlayer):
     @asynccontextmanager
     async def _for_batch(self, batch: Batch) -> AsyncIterator[None]:
         await THREADS.ask(self._gateway.start)
-        # Of this batch: they live on the gateway's loop, which one batch uses after the other.
-        processors = Writers(self._processor) if self._shared is None else self._shared.processors
+        # Kept from batch to batch, because they live on the gateway's loop.
+        writers = Writers(self._processor) if self._shared is None else self._shared.writers
         sampling = self._sampling()
-        self._shared = Shared(processors, ClientWarnings(sampling))
-        self._gateway.registry.writing = RunWriters(batch.tokenizer, processors)
+        self._shared = AgentBatch(batch, writers, ClientWarnings(sampling))
+        self._gateway.registry.writing = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
         self._gateway.registry.settings = {**sampling, "max_tokens": most}
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
@@ -92,14 +92,14 @@ class PlayedAgent(AgentPlayer):
 
     @asynccontextmanager
     async def _judging(self, batch: Batch) -> AsyncIterator[None]:
-        """Answer requests that name no rollout, where the agent's judge is the policy."""
+        """Answer requests that name no rollout, if the agent's judge is the policy."""
         if getattr(self._agent, "judge", None) != "policy":
             yield
             return
         assert self._shared is not None
         registry, before = self._gateway.registry, self._gateway.registry.judge
-        policy = self._judge = JudgePolicy(self._shared, batch)
-        judge = registry.judge = Judge(policy, registry.rewrites)
+        policy = self._judge = JudgePolicy(self._shared)
+        judge = registry.judge = Judge(policy)
         try:
             yield
         finally:
@@ -108,21 +108,19 @@ class PlayedAgent(AgentPlayer):
             await registry.ask(judge.close)
 
     def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
-        """Start the gateway and the agent, and stop that after the batch."""
+        """Start the gateway and the agent, and stop the agent after the batch."""
         return self._for_batch(batch)
 
     def episode(self, batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
-        """One attempt at a task."""
+        """Return one attempt at a task."""
         assert self._shared is not None
-        return AgentEpisode(
-            self._agent, self.__name__, self._gateway, self._shared, batch, task, attempt
-        )
+        return AgentEpisode(self._agent, self.__name__, self._gateway, self._shared, task, attempt)
 
     async def settle(self, batch: Batch, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
-        """Have the agent score what takes more than one rollout.
+        """Let the agent score rollouts together.
 
         Raises:
-            EnvError: it raised, or has set what is no reward.
+            EnvError: it raised, or has set a reward that is none.
             SamplerError: the sampler failed at a request of the judge.
         """
         if self._judge is not None and self._judge.error is not None:

@@ -1,7 +1,7 @@
 """The routes of the gateway.
 
-Invariant: whatever comes in, what goes out is an answer or a refusal in OpenAI's form; nothing of a
-request is logged, and none is sent anywhere but to the rank that plays its rollout.
+Invariant: every request gets an answer or a refusal, as its protocol writes them. Nothing of a
+request is logged, and it is sent only to the rank that plays its rollout.
 """
 
 import asyncio
@@ -16,13 +16,20 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from abut.address import said
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import work_done
-from abut.gateway.dialects.chat import DONE, completion, event, events, read_request
+from abut.gateway.dialects.chat import (
+    DONE,
+    KEEP_ALIVE,
+    completion,
+    event,
+    events,
+    refusal_body,
+)
 from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Body, read_body
+from abut.gateway.server.body import Beginning, Body, read_body
 from abut.gateway.server.connections import Connection
-from abut.gateway.server.registry import MODEL, Registry
+from abut.gateway.server.registry import MODEL, Access, Registry
 from abut.gateway.server.standalone import check_id, check_reward
 
 logger = logging.getLogger(__name__)
@@ -32,9 +39,9 @@ _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
 _SMALL_TOKENS = 4096
-# A token among the logprobs takes as long as so many bare ids: 8 microseconds.
+# A token among the logprobs takes as long as this many bare ids: 8 microseconds.
 _AS_LOGPROB = 8
-_COMMENT_S = 15.0
+_KEEP_ALIVE_S = 15.0
 # How long a client may take to send the next byte of a body.
 _BYTE_S = 30.0
 _STARTED = int(time.time())
@@ -42,14 +49,14 @@ ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
 _PASSED_ON = ("authorization", "content-type", ROLLOUT_HEADER, "x-stainless-retry-count")
 _BY_MODEL = f"{MODEL}/"
-_DESK = web.AppKey("desk", Registry)
+_REGISTRY = web.AppKey("registry", Registry)
 _PEERS = web.AppKey("peers", ClientSession)
 
 
 def make_app(registry: Registry) -> web.Application:
-    """The application of a gateway."""
+    """Return the application of a gateway."""
     app = web.Application(middlewares=[_answers])
-    app[_DESK] = registry
+    app[_REGISTRY] = registry
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/v1/chat/completions", _chat)
@@ -66,8 +73,8 @@ async def _peers(app: web.Application) -> Any:
     timeout = ClientTimeout(total=None)
     async with ClientSession(
         connector=connector, cookie_jar=DummyCookieJar(), timeout=timeout, trust_env=False
-    ) as ledger:
-        app[_PEERS] = ledger
+    ) as session:
+        app[_PEERS] = session
         yield
 
 
@@ -75,7 +82,7 @@ async def _peers(app: web.Application) -> Any:
 async def _answers(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer whatever comes; the connection of a body that nobody has read is closed."""
+    """Answer a request, and close its connection if nobody has read its body."""
     connection = _connection(request)
     if connection is not None:
         connection.begin()
@@ -97,7 +104,7 @@ async def _answer_or_refusal(
     try:
         return await handler(request)
     except Refusal as refusal:
-        return web.json_response(refusal.body, status=refusal.status)
+        return web.json_response(refusal_body(refusal), status=refusal.status)
     except web.HTTPException as error:
         return _refused(
             f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
@@ -112,14 +119,14 @@ async def _answer_or_refusal(
 
 
 def _connection(request: web.Request) -> Connection | None:
-    """The connection that a request came over, while it is open."""
+    """Return the connection that a request came over, while it is open."""
     transport = request.transport
     protocol = None if transport is None else transport.get_protocol()
     return protocol if isinstance(protocol, Connection) else None
 
 
 def _refused(message: str, status: int) -> web.Response:
-    return web.json_response(Refusal(message, status=status).body, status=status)
+    return web.json_response(refusal_body(Refusal(message, status=status)), status=status)
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -141,19 +148,19 @@ async def _responses(request: web.Request) -> web.Response:
 
 
 async def _end(request: web.Request) -> web.Response:
-    registry, standalone = request.app[_DESK], request.app[_DESK].standalone
-    key = _admit(request)
-    if not (registry.agents_may_end or registry.is_run_key(key)):
+    registry, standalone = request.app[_REGISTRY], request.app[_REGISTRY].standalone
+    access = _admit(request)
+    if not (registry.agents_may_end or access.opens_all):
         raise Refusal(
             "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
             "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
             code="wrong_api_key",
         )
     content = Body.of(await _chunks(request) or [b"{}"])
-    body, _ = await work_done(len(content.rest) <= _SMALL_BYTES, lambda: read_body(content))
-    rollout = _rollout_of(request, body, request.match_info.get("id"))
-    registry.check_key(key, rollout)
-    if standalone is None or rollout is None:
+    body, _ = await _parsed(content)
+    access.check(_rollout_of(request, body))
+    rollout_id = access.rollout_id
+    if standalone is None or rollout_id is None:
         why = (
             "the request names no rollout" if standalone else "the trainer ends its rollouts itself"
         )
@@ -162,23 +169,22 @@ async def _end(request: web.Request) -> web.Response:
     check_reward(reward)
     if not isinstance(extras, dict):
         raise Refusal("extras must be an object", param="extras")
-    return web.json_response(await standalone.end_or_score(rollout, AgentResult(reward, extras)))
+    return web.json_response(await standalone.end_or_score(rollout_id, AgentResult(reward, extras)))
 
 
 async def _key_of(request: web.Request) -> web.Response:
-    """The key that opens one rollout alone, for who starts its agent."""
-    registry, id_ = request.app[_DESK], request.match_info["id"]
-    registry.check_key(_key(request), None)
+    """Answer the key that opens one rollout alone, for the process that starts its agent."""
+    registry, id_ = request.app[_REGISTRY], request.match_info["id"]
+    registry.check_run_key(_key(request))
     check_id(id_)
     return web.json_response({"rollout_id": id_, "key": registry.key_of(id_)})
 
 
-def _admit(request: web.Request) -> str | None:
-    """The key of a request, which opens something; its body is unread so far."""
-    key = _key(request)
+def _admit(request: web.Request) -> Access:
+    """Check the key of a request, whose body is unread so far."""
     header, path_id = request.headers.get(ROLLOUT_HEADER), request.match_info.get("id")
-    request.app[_DESK].admit(key, header, path_id)
-    return key
+    access: Access = request.app[_REGISTRY].admit(_key(request), header, path_id)
+    return access
 
 
 def _key(request: web.Request) -> str | None:
@@ -187,26 +193,22 @@ def _key(request: web.Request) -> str | None:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    registry = request.app[_DESK]
-    key, path_id = _admit(request), request.match_info.get("id")
-    named = request.headers.get(ROLLOUT_HEADER) or path_id
-    with registry.noting(key, named):
+    registry = request.app[_REGISTRY]
+    with _admit(request) as access:
+        named = access.rollout_id
         content = registry.bodies.body(named, await _chunks(request))
-        small = len(content.rest) <= _SMALL_BYTES
-        body, beginning = await work_done(small, lambda: read_body(content))
-        rollout = _rollout_of(request, body, path_id)
-    registry.check_key(key, rollout)
-    if rollout is not None and (rank := registry.rank_of(rollout)) is not None:
-        return await _pass_on(request, registry, rank, content.whole)
-    with registry.noting(key, rollout):
-        like = None if beginning is None else beginning.noted
-        chat = read_request(body, unenforced=registry.unenforced, like=like)
+        body, beginning = await _parsed(content)
+        access.check(_rollout_of(request, body))
+        rollout_id = access.rollout_id
+        if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
+            return await _pass_on(request, registry, rank, content.whole)
+        chat = registry.chat.read(body, None if beginning is None else beginning.noted)
+        digest, retried = content.digest(beginning), _is_retry(request)
+        ledger = await registry.ledger_of(rollout_id, chat, digest, retried=retried)
         if beginning is not None:
             beginning.noted = chat
-        digest, retried = content.digest(beginning), _is_retry(request)
-        ledger = await registry.ledger_of(rollout, chat, digest, retried=retried)
-        if beginning is not None and ledger.rollout_id == named:
-            registry.bodies.keep(named, beginning)
+            if named == ledger.rollout_id:
+                registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:
@@ -214,11 +216,16 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _asked(request, ledger, chat, digest, retried)
 
 
+async def _parsed(content: Body) -> tuple[Any, Beginning | None]:
+    small = len(content.rest) <= _SMALL_BYTES
+    return await work_done(small, lambda: read_body(content))
+
+
 async def _asked(
     request: web.Request, ledger: Ledger, chat: AgentRequest, digest: bytes, retried: bool
 ) -> web.StreamResponse:
     is_open = _ClientListens(request)
-    # What is being written is not left half: a client that goes leaves it to the next.
+    # A call goes on if its client hangs up, so that a retry receives the sample.
     asked = ledger.ask(chat, body=digest, retried=retried, is_open=is_open)
     try:
         model = chat.model or MODEL
@@ -230,11 +237,11 @@ async def _asked(
 
 
 async def _chunks(request: web.Request) -> list[bytes]:
-    """The body, as it came in: `request.read()` copies it three times."""
+    """Return the chunks of a body as they came in, because `request.read()` copies them thrice."""
     chunks: list[bytes] = []
     if (request.content_length or 0) > _MOST_BYTES:
         raise Refusal(_TOO_LARGE)
-    if not request.body_exists:  # the stream of these is one for all, and ends for the first alone
+    if not request.body_exists:  # all such requests share one stream, which ends only once
         return chunks
     size = 0
     try:
@@ -252,7 +259,7 @@ async def _chunks(request: web.Request) -> list[bytes]:
 
 
 class _ClientListens:
-    """Whether who asked still listens."""
+    """Returns whether the client still listens."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -263,8 +270,8 @@ class _ClientListens:
         return not self.gone and transport is not None and not transport.is_closing()
 
 
-def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None) -> str | None:
-    """Which rollout is meant: body, header, path, model, in this order."""
+def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:
+    """Return the rollout that a request names: by body, header, path or model, in this order."""
     model = body.get("model")
     by_model = ""
     if isinstance(model, str) and model.startswith(_BY_MODEL):
@@ -272,7 +279,8 @@ def _rollout_of(request: web.Request, body: dict[str, Any], path_id: str | None)
     named = body.get("rollout_id")
     if named is not None and not isinstance(named, str):
         raise Refusal("rollout_id must be a text", param="rollout_id")
-    return named or request.headers.get(ROLLOUT_HEADER) or path_id or by_model or None
+    header, path_id = request.headers.get(ROLLOUT_HEADER), request.match_info.get("id")
+    return named or header or path_id or by_model or None
 
 
 def _is_retry(request: web.Request) -> bool:
@@ -305,13 +313,13 @@ async def _stream(
     await response.prepare(request)
     while True:
         try:
-            async with asyncio.timeout(_COMMENT_S):
+            async with asyncio.timeout(_KEEP_ALIVE_S):
                 answer = await asyncio.shield(call.answered)
             break
         except TimeoutError:
-            await response.write(b": the turn is being sampled\n\n")
+            await response.write(KEEP_ALIVE)
         except Refusal as refusal:
-            await response.write(event(refusal.body) + DONE)
+            await response.write(event(refusal_body(refusal)) + DONE)
             return response
     chat, tokenizer = call.request, ledger.tokenizer
     sent = await work_done(
@@ -341,7 +349,7 @@ def _note_delivery(request: web.Request, ledger: Ledger, call: AgentCall) -> Non
 async def _pass_on(
     request: web.Request, registry: Registry, rank: int, content: bytes
 ) -> web.StreamResponse:
-    """Have the rank answer that plays the rollout; it sees where this client hangs up."""
+    """Pass a request to the rank that plays its rollout, and a hang-up of the client with it."""
     url = registry.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")

@@ -1,7 +1,7 @@
 """The JSON of requests, each of which repeats the one before it.
 
-Invariant: what is read is what `json.loads` reads of the whole. What is equal byte for byte to the
-beginning of an earlier body is not parsed again, and its messages are the same objects.
+Invariant: the result is that of `json.loads` for the whole body. The beginning of a body that
+equals an earlier one byte for byte is not parsed again, and its messages are the same objects.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 
 _MOST_KEPT_BYTES = 2**28
-# Each is one more comparison for every call, and to join them copies the whole.
+# Each piece costs every call one more comparison, and joining them copies the whole.
 _MOST_PIECES = 16
 _SPACE = " \t\n\r"
 _UTF8 = ("utf-8", "surrogatepass")  # as `json.loads` decodes bytes
@@ -24,12 +24,12 @@ _value_at = json.JSONDecoder().raw_decode
 
 @dataclass
 class Fields:
-    """What stands around the messages: the same object for all bodies in which it is the same.
+    """The fields around the messages: one object for all bodies in which they are equal.
 
     Attributes:
-        head: what stands before them.
-        tail: what stands behind them, as text.
-        options: the same, read.
+        head: the fields before the messages.
+        tail: the text behind the messages.
+        options: the fields in the tail.
     """
 
     head: dict[str, Any]
@@ -39,16 +39,17 @@ class Fields:
 
 @dataclass
 class Beginning:
-    """A body up to its last message, and what was read of it.
+    """A body up to its last message, and the values in it.
 
     Attributes:
-        pieces: its bytes, as they came with one body after the other: none is copied for the next.
-        end: so many bytes, the last message's included.
-        digest: of these; one goes on from a copy.
-        messages: one at least.
-        fields: all else, of the whole body.
-        noted: what was made of it, by who reads it; until then, of one before it that has the same
-            fields and no message that is not among the first of these; None: nothing.
+        pieces: its bytes, in the pieces that came with one body after the other, so that none is
+            copied for the next.
+        end: the number of bytes.
+        digest: of these bytes; the next body continues a copy.
+        messages: at least one.
+        fields: all other fields of the body.
+        noted: the request that was read from it. Until then, that of an earlier body with the same
+            fields, whose messages are the first of these; or None.
     """
 
     pieces: tuple[bytes, ...]
@@ -60,11 +61,11 @@ class Beginning:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What was read in all."""
+        """The JSON object of the whole body."""
         return {**self.fields.head, "messages": [*self.messages], **self.fields.options}
 
     def behind(self, chunks: Sequence[bytes]) -> bytes | None:
-        """What of another body stands behind the same beginning; None where it has another."""
+        """Return the bytes of another body behind this beginning; None if it begins otherwise."""
         number = at = 0
         for piece in self.pieces:
             begun = 0
@@ -87,9 +88,9 @@ class Body:
     """A body as it came in.
 
     Attributes:
-        chunks: all of it.
-        known: what it begins with; None: nothing is known of it.
-        rest: what stands behind that.
+        chunks: the whole body.
+        known: the known beginning; None if there is none.
+        rest: the bytes behind the known beginning.
     """
 
     chunks: Sequence[bytes]
@@ -98,20 +99,20 @@ class Body:
 
     @classmethod
     def of(cls, chunks: Sequence[bytes], known: Beginning | None = None) -> "Body":
-        """One that may begin with what is known."""
+        """Return a body, which begins with `known` if its bytes do."""
         rest = None if known is None else known.behind(chunks)
         return cls(chunks, None, b"".join(chunks)) if rest is None else cls(chunks, known, rest)
 
     @property
     def whole(self) -> bytes:
-        """A copy of it."""
+        """All of its bytes."""
         return self.rest if self.known is None else b"".join(self.chunks)
 
     def digest(self, beginning: Beginning | None) -> bytes:
-        """By which equal bodies are known, in time that does not grow with what they repeat.
+        """Return a digest of the body, in time that does not grow with the part that is known.
 
         Args:
-            beginning: its own, where it has one.
+            beginning: of this body, if it has one.
         """
         if beginning is None:
             return hashlib.sha256(self.whole).digest()
@@ -121,11 +122,11 @@ class Body:
 
 
 class Bodies:
-    """The last body of each rollout, as far as a next one may repeat it.
+    """The last body of each rollout, up to its last message.
 
     Args:
-        most_bytes: of all that is kept; of more, the rollout that was asked longest ago is parsed
-            again as a whole.
+        most_bytes: in all. Beyond that, the rollout that was asked longest ago is forgotten, so
+            its next body is parsed as a whole.
     """
 
     def __init__(self, most_bytes: int = _MOST_KEPT_BYTES) -> None:
@@ -134,11 +135,11 @@ class Bodies:
         self._kept: OrderedDict[str, Beginning] = OrderedDict()
 
     def body(self, rollout: str | None, chunks: Sequence[bytes]) -> Body:
-        """A body of a rollout, where one is named, and what is known of it."""
+        """Return a body with its known beginning, if it names a rollout that has one."""
         return Body.of(chunks, None if rollout is None else self._kept.get(rollout))
 
     def keep(self, rollout: str, beginning: Beginning) -> None:
-        """Know it when the next one comes."""
+        """Keep a beginning for the rollout's next body."""
         self.forget(rollout)
         self._kept[rollout] = beginning
         self._bytes += beginning.end
@@ -146,20 +147,20 @@ class Bodies:
             self.forget(next(iter(self._kept)))
 
     def forget(self, rollout: str) -> None:
-        """Know nothing of a rollout any more."""
+        """Forget the beginning of a rollout."""
         if (known := self._kept.pop(rollout, None)) is not None:
             self._bytes -= known.end
 
 
 def read_body(body: Body) -> tuple[Any, Beginning | None]:
-    """The JSON object of a request, and what the next one may repeat of it.
+    """Return the JSON object of a body, and the beginning that the next one may repeat.
 
     Raises:
-        Refusal: it is none.
+        Refusal: the body is no JSON object.
     """
     try:
         beginning = _read(body)
-    except (ValueError, IndexError, RecursionError):  # what is wrong is said of the whole
+    except (ValueError, IndexError, RecursionError):  # json.loads says what is wrong
         beginning = None
     if beginning is not None:
         return beginning.body, beginning
@@ -177,7 +178,7 @@ def read_body(body: Body) -> tuple[Any, Beginning | None]:
 
 
 def _read(body: Body) -> Beginning | None:
-    """A body as its parts; None where it is not an object with one list of messages.
+    """Return a body up to its last message; None if it is no object with one list of messages.
 
     Raises:
         ValueError: it is no JSON.
@@ -228,7 +229,7 @@ def _read(body: Body) -> Beginning | None:
 
 
 def _head(text: str) -> tuple[dict[str, Any] | None, int]:
-    """What stands before the messages, and where these begin; None where they are not there."""
+    """Return the fields before the messages and where these begin; None if there are none."""
     head: dict[str, Any] = {}
     at = _behind_space(text, 0)
     if text[at] != "{":
@@ -248,7 +249,7 @@ def _head(text: str) -> tuple[dict[str, Any] | None, int]:
 
 
 def _tail(text: str) -> dict[str, Any] | None:
-    """What stands behind the messages; None where that is none, or other messages."""
+    """Return the fields behind the messages; None if they are no JSON, or other messages."""
     rest = text.strip(_SPACE)
     if rest == "}":
         return {}

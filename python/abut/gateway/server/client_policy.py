@@ -1,7 +1,7 @@
-"""What a session asks, where no trainer plays: the sampler itself, by the client's settings.
+"""The policy of a gateway without a trainer: its sampler, with each client's settings.
 
-Invariant: a sample is drawn by what its own request says of temperature and the like; what it
-leaves out is as the sampler was made.
+Invariant: a sample is drawn with the sampling settings of its own request. For a setting that the
+request leaves out, the sampler's own holds.
 """
 
 import asyncio
@@ -9,7 +9,9 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +20,13 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import Refusal, over
 from abut.gateway.ledger.writer import Writer, Writers
+from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, Sampler, SampleRequest
+from abut.template.processor import ChatTemplateProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -31,31 +35,33 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class SharedSampler:
-    """The sampler that all rollouts ask, and what they share.
+    """The sampler that all rollouts ask, with its tokenizer and limits.
 
     Attributes:
         sampler: entered on the loop of the gateway.
-        slots: so many requests at once.
-        stop_token_ids: end a turn besides those of the template.
-        secret: from which the seeds of samples follow that a client gives none.
+        slots: bounds the requests in flight.
+        stop_token_ids: end a turn, besides those of the template.
+        source: the tokenizer's name, for records.
+        secret: seeds the samples for which a client gives no seed.
     """
 
     tokenizer: Tokenizer
-    processors: Writers
+    writers: Writers
     sampler: Sampler
     config: RolloutConfig
-    notes: ClientWarnings
+    warnings: ClientWarnings
     slots: asyncio.Semaphore
     stop_token_ids: tuple[int, ...] = ()
-    secret: str = ""
+    source: str | None = None
+    secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
     settings: dict[str, Sampler] = dataclasses.field(default_factory=dict)
-    """Samplers by the settings that a client gave."""
+    """The samplers with a client's settings, by these settings."""
 
     def by(self, settings: Mapping[str, Any]) -> Sampler:
-        """The sampler with a client's settings.
+        """Return the sampler with a client's settings.
 
         Raises:
-            Refusal: it cannot sample so.
+            Refusal: it does not take these settings.
         """
         settings = {name: value for name, value in settings.items() if name != "seed"}
         changed: Callable[..., Sampler] | None = getattr(self.sampler, "with_settings", None)
@@ -77,22 +83,22 @@ class ClientPolicy:
     """The policy of one rollout.
 
     Attributes:
-        error: why it cannot go on, where that is so.
+        error: why the rollout cannot go on; None if it can.
     """
 
     def __init__(
-        self, upstream: SharedSampler, rollout_id: str, budget: Callable[[], Budget]
+        self, shared: SharedSampler, rollout_id: str, budget: Callable[[], Budget]
     ) -> None:
-        self.tokenizer = upstream.tokenizer
-        self.max_turns = upstream.config.max_turns
+        self.tokenizer = shared.tokenizer
+        self.max_turns = shared.config.max_turns
         self.error: str | None = None
-        self._upstream = upstream
+        self._shared = shared
         self._rollout_id = rollout_id
         self._budget = budget
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
-        """One in which nothing is said yet."""
-        stops = (*processor.stop_token_ids, *self._upstream.stop_token_ids)
+        """Return an empty conversation."""
+        stops = (*processor.stop_token_ids, *self._shared.stop_token_ids)
         return Conversation(
             self.tokenizer,
             processor,
@@ -101,36 +107,36 @@ class ClientPolicy:
         )
 
     def budget(self) -> Budget:
-        """What a conversation may have."""
+        """Return the token limits of a conversation."""
         return self._budget()
 
     def seed(self, number: int) -> int:
-        """That of the sample of one call, where its request has none."""
-        named = f"{self._upstream.secret}/{self._rollout_id}/{number}".encode()
+        """Return the seed of a call whose request has none."""
+        named = f"{self._shared.secret}/{self._rollout_id}/{number}".encode()
         return int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "big") >> 1
 
     async def writer_of(self, request: AgentRequest) -> Writer:
-        """What writes the conversation of a request."""
-        self._upstream.by(request.sampling)  # refused before anything is written
-        return await self._upstream.processors.of(request)
+        """Return the writer of a request's conversation."""
+        self._shared.by(request.sampling)  # so that settings are refused before anything is written
+        return await self._shared.writers.of(request)
 
     def note(self, request: AgentRequest) -> None:
-        """See what a request asks for that it does not get."""
-        self._upstream.notes.see(request)
+        """Warn about fields of a request that are not followed."""
+        self._shared.warnings.see(request)
 
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
-        """Draw one turn by the client's settings.
+        """Draw one turn with the client's settings.
 
         Raises:
-            Refusal: not in the time that there is.
+            Refusal: the time limit is over.
         """
         seed = chat.sampling.get("seed")
         if seed is not None:
             request = dataclasses.replace(request, seed=seed)
-        seconds = self._upstream.config.turn_timeout_s
+        seconds = self._shared.config.turn_timeout_s
         try:
-            async with asyncio.timeout(seconds), self._upstream.slots:
-                return await self._upstream.by(chat.sampling).sample(request)
+            async with asyncio.timeout(seconds), self._shared.slots:
+                return await self._shared.by(chat.sampling).sample(request)
         except TimeoutError:
             raise over(f"turn_timeout_s={seconds:g} is over", reason=StopReason.DEADLINE) from None
 
@@ -138,3 +144,39 @@ class ClientPolicy:
         """Note that this rollout cannot go on."""
         self.error = f"{type(error).__name__}: {error}"
         logger.error("rollout %s ends: %s", self._rollout_id, self.error)
+
+
+def shared_sampler(sampler: Sampler, tokenizer: Any, config: RolloutConfig) -> SharedSampler:
+    """Return the sampler of a gateway without a trainer.
+
+    Raises:
+        TypeError: the sampler does not draw one turn for each request.
+        ValueError: there is no tokenizer.
+    """
+    if not isinstance(sampler, Sampler) or isinstance(sampler, type):
+        raise TypeError(
+            f"sampler={type(sampler).__name__}: must have `async sample(request)`\n"
+            "hint: VLLMServerSampler(url); a model of this process needs the loop of a batch"
+        )
+    if tokenizer is None:
+        raise ValueError("sampler= without tokenizer=\nhint: name that of the sampler's model")
+    named = isinstance(tokenizer, str | os.PathLike)
+    hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer_of(tokenizer)
+    native = Tokenizer.from_pretrained(hf_tokenizer)
+    stops = generation_stop_ids(tokenizer, vocab_size=native.vocab_size) if named else []
+    processor = ChatTemplateProcessor(hf_tokenizer)
+
+    def made(tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> PartsProcessor:
+        return processor.with_tools(tools, **variables) if tools or variables else processor
+
+    takes_settings = callable(getattr(sampler, "with_settings", None))
+    return SharedSampler(
+        native,
+        Writers(made),
+        sampler,
+        config,
+        ClientWarnings(None if takes_settings else {}),
+        asyncio.Semaphore(config.max_requests),
+        stop_token_ids=tuple(stops),
+        source=os.fspath(tokenizer) if named else getattr(hf_tokenizer, "name_or_path", None),
+    )

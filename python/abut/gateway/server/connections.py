@@ -1,4 +1,4 @@
-"""The connections of clients: how long a request may take to come, and when an idle one is closed.
+"""The server's socket and its connections: how long a request may take, when idle ones are closed.
 
 Invariant: a connection that carries a request is never closed here, and an idle one only when no
 client would still use it. A client takes an idle connection from its pool without asking us, so one
@@ -24,7 +24,7 @@ IDLE_TICKS = 20
 _BACKLOG = 4096
 # Longer than clients keep a connection that nothing comes over.
 _KEEPALIVE_S = 620.0
-# A client that is refused before its body was read gets so long to send the rest and read why.
+# The time for a client that is refused before its body was read to send the rest and read why.
 _LINGER_S = 5.0
 _SHUTDOWN_S = 1.0
 
@@ -33,14 +33,14 @@ class Connection(asyncio.Protocol):
     """One connection, around the protocol that serves its requests.
 
     Args:
-        serves: what reads and answers the requests; it takes the transport for its own.
-        connections: all of the server.
+        serves: the protocol that reads and answers requests on the transport.
+        connections: of the server.
     """
 
     def __init__(self, serves: asyncio.Protocol, connections: "Connections") -> None:
         self.serves = serves
         self.used_by: str | None = None
-        """The rollout that used it; None where there was none, or several."""
+        """The only rollout that used it; None if there was none, or several."""
         self.is_left = False
         """True once the only rollout that used it has ended."""
         self.is_shared = False
@@ -100,12 +100,12 @@ class Connection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def tick(self) -> None:
-        """Let a little time pass; closes what has had its time."""
+        """Count a tick, and close the connection if it has had its time."""
         self._ticks += 1
         if self._state == "head" and self._ticks > HEADERS_TICKS:
             self._transport.abort()
         elif self.is_left and self._state == "idle" and self._ticks > IDLE_TICKS:
-            self._transport.close()  # what is still to be written is written
+            self._transport.close()  # after it has written what is left
 
     def _enter(self, state: Literal["head", "request", "idle", "lingers"]) -> None:
         self._state, self._ticks = state, 0
@@ -181,7 +181,7 @@ class ListeningServer:
     """A server that listens.
 
     Attributes:
-        port: where.
+        port: it listens there.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ListeningServer:
         self._runner, self._server, self._connections = runner, server, connections
 
     async def cleanup(self) -> None:
-        """Listen no more, and close all connections."""
+        """Stop listening, and close all connections."""
         self._server.close()
         await self._runner.cleanup()
         if self._connections is not None:
@@ -201,13 +201,13 @@ class ListeningServer:
 async def serve(
     app: "web.Application", host: str, port: int, connections: Connections | None = None
 ) -> ListeningServer:
-    """Listen.
+    """Listen, and answer requests with an application.
 
     Args:
-        app: what answers.
-        host: where.
+        app: answers requests.
+        host: an address of this machine.
         port: 0 takes a free one.
-        connections: watches those of clients; None: nobody does.
+        connections: watches the connections of clients; None: they are not watched.
 
     Raises:
         OSError: the address cannot be had.

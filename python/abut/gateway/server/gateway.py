@@ -1,7 +1,8 @@
 """The gateway: an OpenAI-compatible endpoint in front of the policy.
 
-Invariant: one server for a run, however many agents and batches; between batches it answers that a
-rollout is over. Its loop runs no foreign code, and nothing that takes long.
+Invariant: a run has one server, however many agents and batches it has; between batches it answers
+that a rollout is over. Its loop runs no foreign code and nothing that takes long, because every
+rollout waits for it.
 """
 
 import atexit
@@ -20,11 +21,13 @@ from abut.address import Address
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
+from abut.gateway.dialects.chat import Chat
+from abut.gateway.dialects.chat_rewrites import REWRITES, Rewrite
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.matching import REWRITES, Rewrite
 from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.client_policy import shared_sampler
 from abut.gateway.server.registry import MODEL, Registry
-from abut.gateway.server.standalone import check_reward, standalone_of
+from abut.gateway.server.standalone import Standalone, check_reward
 from abut.pickling import stays
 from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
@@ -123,14 +126,8 @@ class Gateway:
         self._key_file = None if key_file is None else Path(key_file)
         standalone = None
         if sampler is not None:
-            standalone = standalone_of(
-                sampler,
-                tokenizer,
-                config or RolloutConfig(),
-                rewrites=tuple(rewrites),
-                recorder=recorder,
-                idle_s=idle_s,
-            )
+            shared = shared_sampler(sampler, tokenizer, config or RolloutConfig())
+            standalone = Standalone(shared, recorder=recorder, idle_s=idle_s)
         elif (tokenizer, config, recorder) != (None, None, None):
             raise ValueError(
                 "tokenizer=, config= and recorder= are for a gateway that serves without a "
@@ -138,12 +135,11 @@ class Gateway:
             )
         self.registry = Registry(
             key,
-            rewrites=rewrites,
-            unenforced=unenforced,
+            chat=Chat(rewrites, unenforced),
             agents_may_end=agents_may_end,
             standalone=standalone,
         )
-        """What its routes ask."""
+        """The live rollouts, for the routes and the batches."""
         self._lock = threading.Lock()
         self._listening: Any = None
         self._url = ""
@@ -168,7 +164,7 @@ class Gateway:
         self.stop()
 
     def endpoint(self, rollout_id: str) -> Endpoint:
-        """Where an agent asks the policy; without a trainer the first request opens the rollout."""
+        """Return the endpoint of a rollout; without a trainer its first request opens it."""
         base_url = f"{self._url}/r/{rollout_id}/v1"
         key, standalone = self.registry.key_of(rollout_id), self.registry.standalone
         counted = None if standalone is None else functools.partial(standalone.answered, rollout_id)
@@ -181,7 +177,7 @@ class Gateway:
         *,
         extras: Mapping[str, Any] | None = None,
     ) -> Rollout:
-        """End a rollout without a trainer and record it; returns it.
+        """End a rollout without a trainer, record it, and return it.
 
         Args:
             rollout_id: of it.
@@ -203,12 +199,12 @@ class Gateway:
 
     @property
     def key(self) -> str:
-        """Opens all rollouts of this run: for agents that have one fixed key."""
+        """The key of all rollouts of this run, for agents that have one fixed key."""
         return self.registry.key
 
     @property
     def base_url(self) -> str:
-        """For clients that name their rollout themselves; ends in `/v1`.
+        """The address for clients that name their rollout themselves; it ends in `/v1`.
 
         Raises:
             RuntimeError: it has not started.
@@ -218,7 +214,7 @@ class Gateway:
         return f"{self._url}/v1"
 
     def start(self) -> None:
-        """Listen, from a thread of its own; nothing where it does already. Blocks until it does.
+        """Start a thread that listens, and wait until it does. Does nothing if it listens already.
 
         Raises:
             EnvError: the address cannot be had.
@@ -282,19 +278,21 @@ class Gateway:
             registry.loop = None
 
     def _show_key(self) -> None:
-        """Write the key where only its owner reads it."""
+        """Write the key to a file that only its owner can read."""
         if self._key_file is None:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         descriptor = os.open(self._key_file, flags, stat.S_IRUSR | stat.S_IWUSR)
         with os.fdopen(descriptor, "w") as file:
             if sys.platform != "win32":
-                os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # one that was there
+                os.fchmod(
+                    file.fileno(), stat.S_IRUSR | stat.S_IWUSR
+                )  # a file that was there keeps its mode
             file.write(self.key + "\n")
 
 
 def _allow_more_files() -> None:
-    """Raise the soft limit of open files: each call in flight has two, its client's and ours."""
+    """Raise the soft limit of open files: a call in flight has two, its client's and ours."""
     try:
         import resource
     except ImportError:  # Windows
@@ -309,7 +307,7 @@ def _allow_more_files() -> None:
 
 
 def key_is_given() -> bool:
-    """Whether the environment says which key opens all rollouts."""
+    """Return whether the environment has the key that opens all rollouts."""
     return bool(os.environ.get(KEY_VARIABLE))
 
 

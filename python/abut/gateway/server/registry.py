@@ -1,15 +1,15 @@
-"""Who may ask which rollout, and where that is played.
+"""The rollouts that a gateway answers, and the requests that may ask for them.
 
-Invariant: who has no key learns nothing, and what has ended is told apart from what never was
-without being remembered.
+Invariant: a request without a valid key learns nothing. A rollout that has ended is told apart from
+one that never was, without being remembered.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal, ended
@@ -23,176 +23,161 @@ from abut.rollout.config import RolloutConfig
 
 T = TypeVar("T")
 MODEL = "policy"
-"""The name to ask for; any other one is answered as well."""
+"""The model's name. Requests for other names are answered as well."""
 
 
 class Registry:
-    """What the routes of one gateway ask, on its loop.
+    """The live rollouts of one gateway, for its routes and for the batches that play them.
+
+    Used on the loop of the gateway.
 
     Args:
         key: opens all rollouts of the run; None makes one.
-        rewrites: what clients may do to a message of the policy.
-        unenforced: "accept" samples freely where a form of the answer is asked for.
+        chat: reads chat completions.
         agents_may_end: whether a rollout's own key may end and reward it.
-        serving: the rollouts that no trainer plays; None where one does.
+        standalone: the rollouts that no trainer plays; None if a trainer plays them.
     """
 
     def __init__(
         self,
         key: str | None,
         *,
-        rewrites: Collection[str],
-        unenforced: str,
+        chat: Chat,
         agents_may_end: bool,
         standalone: Standalone | None,
     ) -> None:
-        self.rewrites = frozenset(rewrites)
-        self.unenforced = unenforced
+        self.chat = chat
         self.agents_may_end = agents_may_end
         self.standalone = standalone
         self.ledgers: dict[str, Ledger] = {}
-        """Those that are live, by the ids of their endpoints; of a trainer's batches."""
-        self.unnamed = Unnamed(self.rewrites)
-        """The rollouts that are asked without their ids."""
+        """The ledgers of a trainer's live rollouts, by the ids of their endpoints."""
+        self.unnamed = Unnamed()
+        """The rollouts whose agents may leave out their ids."""
         self.connections = Connections()
         self.bodies = Bodies()
         self.peers: Mapping[int, str] = {}
-        """Where the other ranks' gateways are."""
+        """The addresses of the other ranks' gateways."""
         self.rank: int | None = None
-        """Of this process; None where there is one."""
+        """The rank of this process; None if there is only one."""
         self.settings: Mapping[str, Any] = {}
-        """How the trainer samples, by the names that clients know, `max_tokens` of a completion
-        among them; for agents that have to say so to somebody."""
+        """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a
+        completion, for agents that pass them on."""
         self.judge: Judge | None = None
-        """Answers requests that name no rollout and are no rollout's; None: they are refused."""
+        """Answers requests that belong to no rollout; None: they are refused."""
         self.writing: RunWriters | None = None
-        """Writes the conversations of the batch, for agents that check rows before it is played."""
+        """The writers of the batch, for agents that check rows before the batch is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
-        """The limit of a turn in the batch that is played."""
+        """The time limit of a turn in the batch that is played."""
         self.loop: DaemonLoop | None = None
-        """Where it is asked, while the server runs."""
-        if standalone is not None:
-            standalone.on_open = lambda id_: self._live_keys.add(self.key_of(id_))
-            standalone.on_end = self._forget
+        """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)
-        self._live_keys: set[str] = set()
+        if standalone is not None:
+            standalone.on_open = self._keys.add_live
+            standalone.on_end = self._forget
         self._run_id = ""
 
     @property
     def key(self) -> str:
-        """Opens all rollouts of the run."""
+        """The key that opens all rollouts of the run."""
         return self._keys.key
 
     async def open(self, ledger: Ledger) -> None:
-        """Answer a rollout from here on."""
+        """Answer a rollout from now on."""
         self.ledgers[ledger.rollout_id] = ledger
-        self._live_keys.add(self.key_of(ledger.rollout_id))
+        self._keys.add_live(ledger.rollout_id)
 
     async def expect(self, endpoint_id: str, expected: ExpectedRollout) -> None:
-        """Match requests that name no rollout with this one, from its first call on.
+        """Match requests that name no rollout with this one too, from its first call on.
 
-        Rank 0 alone gets such requests and knows its own rollouts alone, so with several ranks
-        none is matched: the one that fits may be another rank's.
+        With several ranks no request is matched: only rank 0 gets such requests, and it knows only
+        its own rollouts, while the one that fits may be another rank's.
         """
         if self.rank is None and (ledger := self.ledgers.get(endpoint_id)) is not None:
             self.unnamed.expect(ledger, expected)
 
     async def end(self, ledger: Ledger) -> None:
-        """Answer a rollout no more, and wait until nothing of it changes."""
+        """Stop answering a rollout, and wait until nothing of it changes any more."""
         self.ledgers.pop(ledger.rollout_id, None)
         self.unnamed.forget(ledger)
         await ledger.close()
         self._forget(ledger.rollout_id)
 
     def _forget(self, endpoint_id: str) -> None:
-        self._live_keys.discard(self.key_of(endpoint_id))
+        self._keys.discard_live(endpoint_id)
         self.connections.end(endpoint_id)
         self.bodies.forget(endpoint_id)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Have it done on the gateway's loop; waits on that of the caller."""
+        """Run a call on the gateway's loop, and await it on the caller's."""
         assert self.loop is not None
         return self.loop.ask(call)
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> "Future[T]":
-        """Have it done on the gateway's loop."""
+        """Run a call on the gateway's loop."""
         assert self.loop is not None
         return self.loop.submit(call)
 
     def belongs_to(self, run_id: str, *, rank: int | None = None, key: str | None = None) -> None:
-        """Say whose rollouts it serves.
+        """Set the run whose rollouts this gateway serves.
 
         Args:
             run_id: ends the ids of all rollouts of the run.
-            rank: of this process; None where there is one.
-            key: that of rank 0.
+            rank: of this process; None if there is only one.
+            key: of rank 0.
         """
         self._run_id, self.rank = run_id, rank
         if key is not None:
             self._keys = Keys(key)
 
     def probe_id(self, number: int) -> str:
-        """An id for a rollout of no batch, which is this rank's."""
+        """Return an id for a rollout of this rank that is in no batch."""
         return str(self.id_of(f"probe-{number}-{self._run_id}", 0))
 
     def key_of(self, endpoint_id: str) -> str:
-        """The key that opens one rollout alone."""
+        """Return the key that opens one rollout alone."""
         return self._keys.of(endpoint_id)
 
     def id_of(self, rollout_id: str, attempt: int) -> EndpointId:
-        """The id of one attempt at a rollout of this rank."""
+        """Return the id of one attempt at a rollout of this rank."""
         return EndpointId(rollout_id, attempt, self.rank)
 
-    def admit(self, key: str | None, *endpoint_ids: str | None) -> None:
+    def admit(self, key: str | None, *endpoint_ids: str | None) -> "Access":
         """Refuse a request whose key opens nothing, before its body is read.
 
-        A live rollout's key is admitted without its id, which may stand in the body.
+        The key of a live rollout is admitted without the rollout's id, which may be in the body.
 
         Args:
             key: of the request.
-            endpoint_ids: the ids that stand outside of the body.
+            endpoint_ids: the ids outside of the body, the one that counts first.
 
         Raises:
-            Refusal: as `check_key`.
+            Refusal: there is no key, or it opens none of these rollouts.
         """
-        named = [id_ for id_ in endpoint_ids if id_ is not None]
-        if key and (self._keys.opens_all(key) or key in self._live_keys):
-            return
-        if key and any(self._keys.opens(key, id_) for id_ in named):
-            return
-        self.check_key(key, named[0] if named else None)
+        named = [id_ for id_ in endpoint_ids if id_]
+        first = named[0] if named else None
+        if not (
+            key and (self._keys.is_live(key) or any(self._keys.opens(key, id_) for id_ in named))
+        ):
+            self._keys.check(key, first)
+        return Access(self, self._keys, key, first)
 
-    @contextmanager
-    def noting(self, key: str | None, endpoint_id: str | None) -> Iterator[None]:
-        """Note what is refused in here, for the rollout that the key opens."""
-        try:
-            yield
-        except Refusal as refusal:
-            if key and endpoint_id is not None and self._keys.opens(key, endpoint_id):
-                if self.standalone is not None:
-                    self.standalone.refused(endpoint_id, refusal)
-                elif (ledger := self.ledgers.get(endpoint_id)) is not None:
-                    ledger.refusal = str(refusal)
-            raise
-
-    def is_run_key(self, key: str | None) -> bool:
-        """Return whether a key opens all rollouts of the run."""
-        return key is not None and self._keys.opens_all(key)
-
-    def check_key(self, key: str | None, endpoint_id: str | None) -> None:
-        """Refuse who has no key of this rollout; None: of the run.
+    def check_run_key(self, key: str | None) -> None:
+        """Refuse a request whose key does not open all rollouts of the run.
 
         Raises:
-            Refusal: says so, as a status that ends no agent's server.
+            Refusal: says so.
         """
-        if not key:
-            raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
-        keys = self._keys
-        if not (keys.opens_all(key) if endpoint_id is None else keys.opens(key, endpoint_id)):
-            raise Refusal("the API key does not open this rollout", code="wrong_api_key")
+        self._keys.check(key, None)
+
+    def note_refusal(self, endpoint_id: str, refusal: Refusal) -> None:
+        """Note why a rollout's last request got no answer."""
+        if self.standalone is not None:
+            self.standalone.refused(endpoint_id, refusal)
+        elif (ledger := self.ledgers.get(endpoint_id)) is not None:
+            ledger.refusal = str(refusal)
 
     def rank_of(self, endpoint_id: str) -> int | None:
-        """The other rank that plays a rollout; None where this one does."""
+        """Return the rank that plays a rollout; None if it is this one."""
         if self.standalone is not None or endpoint_id in self.ledgers:
             return None
         read = EndpointId.read(endpoint_id)
@@ -201,7 +186,7 @@ class Registry:
     async def ledger_of(
         self, endpoint_id: str | None, request: AgentRequest, body: bytes, *, retried: bool
     ) -> Ledger:
-        """The rollout that a request belongs to; arguments as of `Ledger.call`.
+        """Return the ledger of the rollout that a request belongs to; arguments as of `Ledger.ask`.
 
         Raises:
             Refusal: it has ended, or never was one of this run.
@@ -221,3 +206,45 @@ class Registry:
             "hint: use the endpoint's base_url as it is",
             code="unknown_rollout",
         )
+
+
+class Access:
+    """A request's key, and the rollout that the request names.
+
+    As a context manager it notes refusals for that rollout, if the key opens it.
+
+    Attributes:
+        rollout_id: None if the request names none, so far.
+    """
+
+    def __init__(
+        self, registry: Registry, keys: Keys, key: str | None, rollout_id: str | None
+    ) -> None:
+        self.rollout_id = rollout_id
+        self._registry = registry
+        self._keys = keys
+        self._key = key
+
+    def check(self, rollout_id: str | None) -> None:
+        """Take the rollout that the whole request names, and check that the key opens it.
+
+        Raises:
+            Refusal: it does not.
+        """
+        self.rollout_id = rollout_id
+        self._keys.check(self._key, rollout_id)
+
+    @property
+    def opens_all(self) -> bool:
+        """True if the key opens all rollouts of the run."""
+        return bool(self._key) and self._keys.opens_all(self._key or "")
+
+    def __enter__(self) -> "Access":
+        """Note refusals from here on."""
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Note a refusal, unless it is one of the key."""
+        key, rollout_id = self._key, self.rollout_id
+        if isinstance(error, Refusal) and key and rollout_id and self._keys.opens(key, rollout_id):
+            self._registry.note_refusal(rollout_id, error)

@@ -1,7 +1,7 @@
-"""Rollouts that nobody plays: agents that are evaluated or recorded without a trainer.
+"""Rollouts without a trainer, of agents that are evaluated or recorded.
 
-Invariant: a rollout is opened by its first request, ended once, by who knows its reward or because
-nothing came any more, and then recorded; what has ended is not opened again.
+Invariant: a rollout is opened by its first request. It ends once, with a reward or because no
+request came for some time, and is then recorded. One that has ended is not opened again.
 """
 
 import asyncio
@@ -13,38 +13,31 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from abut._native import Tokenizer
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import THREADS
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.histories import Histories, who_goes_on, who_repeats
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import Refusal, ended, over
 from abut.gateway.ledger.row import fill
-from abut.gateway.ledger.writer import Writers
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
-from abut.gateway.server.idle import IdleRollouts, said_of
-from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
-from abut.processor import PartsProcessor
 from abut.records.record import score_record
 from abut.records.recorder import Recorder, recorder_at
-from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.rollout import Rollout, StopReason
-from abut.samplers.sampler import Sampler
-from abut.template.processor import ChatTemplateProcessor
 
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _ENDED_KEPT = 2**17
 _GRACE_S = 10.0
+KEPT_S = 3600.0
+_MOST_IDLE = 10_000
 
 
 @dataclass(eq=False)
@@ -58,42 +51,41 @@ class _Live:
 
 
 class Standalone:
-    """The rollouts of a gateway that serves alone, on its loop.
+    """The rollouts of a gateway that serves without a trainer, on its loop.
 
     Attributes:
-        ended: how many have ended.
+        ended: how many rollouts have ended.
     """
 
     def __init__(
         self,
-        upstream: SharedSampler,
+        shared: SharedSampler,
         *,
-        rewrites: Sequence[str],
-        recorder: Recorder | None,
+        recorder: Recorder | str | os.PathLike[str] | None,
         idle_s: float,
-        source: str | None,
     ) -> None:
-        """Begin with none.
+        """Begin without rollouts.
 
         Args:
-            upstream: what draws their samples.
-            rewrites: what clients may do to a message of the policy.
-            recorder: keeps what they become.
-            idle_s: a rollout ends when nothing came for so long.
-            source: the tokenizer's name, for records.
+            shared: draws their samples.
+            recorder: keeps them when they have ended.
+            idle_s: a rollout ends when no request came for so long.
         """
+        if not idle_s > 0:
+            raise ValueError(f"idle_s={idle_s!r}: must be more than 0 seconds")
+        if isinstance(recorder, str | os.PathLike):
+            recorder = recorder_at(recorder)
         self.ended = 0
         self.on_open: Callable[[str], object] = lambda id_: None
         """Called with the id of a rollout that begins."""
         self.on_end: Callable[[str], object] = lambda id_: None
         """Called with the id of a rollout that has ended."""
         self._counted = (0, 0)
-        self._upstream = upstream
-        self._rewrites = rewrites
+        self._shared = shared
         self._recorder = recorder
         self._idle_s = idle_s
         self._run_id = secrets.token_hex(8)
-        self._of_record = {"run_id": self._run_id, "tokenizer": source}
+        self._of_record = {"run_id": self._run_id, "tokenizer": shared.source}
         self._live: dict[str, _Live] = {}
         self._histories = Histories()
         """The histories of the rollouts that no client has named."""
@@ -105,16 +97,19 @@ class Standalone:
 
     @property
     def live(self) -> int:
-        """How many rollouts there are that have not ended."""
+        """How many rollouts have not ended."""
         return len(self._live)
 
     def answered(self, id_: str) -> int:
-        """How many calls of a rollout that lives were answered."""
+        """How many calls of a live rollout were answered."""
         live = self._live.get(id_)
         return 0 if live is None else live.ledger.answered
 
     def counts(self, ledgers: Sequence[Ledger] | None = None) -> tuple[int, int]:
-        """How many calls were answered, and how many tokens sampled; None: by all that live too."""
+        """How many calls were answered and tokens sampled, by ended rollouts and by `ledgers`.
+
+        None: by all live ones.
+        """
         if ledgers is None:
             ledgers = [live.ledger for live in list(self._live.values())]
         calls, tokens = self._counted
@@ -130,7 +125,7 @@ class Standalone:
             SamplerError: it cannot sample.
             ValueError: nothing bounds a rollout.
         """
-        sampler = self._upstream.sampler
+        sampler = self._shared.sampler
         if hasattr(sampler, "__aenter__"):
             await self._stack.enter_async_context(sampler)  # type: ignore[arg-type]
         try:
@@ -140,7 +135,7 @@ class Standalone:
             raise
 
     async def stop(self) -> None:
-        """End all that is live, when what is being sampled is done or takes too long."""
+        """End all live rollouts, once their samples are drawn or take too long."""
         self._stops = True
         if busy := [task for live in self._live.values() for task in live.ledger.sampling]:
             await asyncio.wait(busy, timeout=_GRACE_S)
@@ -153,7 +148,7 @@ class Standalone:
     async def ledger_of(
         self, id_: str | None, request: AgentRequest, body: bytes, *, retried: bool
     ) -> Ledger:
-        """The rollout of a request; one that nobody has named is found by its history.
+        """Return the ledger of a request's rollout; without a name it is found by its history.
 
         Raises:
             Refusal: it has ended.
@@ -167,7 +162,7 @@ class Standalone:
         return self._open(id_)
 
     def refused(self, id_: str, refusal: Refusal) -> None:
-        """Note that a request of a named rollout was refused; its first one opens the rollout."""
+        """Note that a rollout's request was refused; its first request opens it all the same."""
         live = self._live.get(id_)
         if live is None:
             if id_ in self._over or self._stops or _ID.fullmatch(id_) is None:
@@ -177,10 +172,10 @@ class Standalone:
         live.ledger.refusal, live.ledger.used = str(refusal), time.monotonic()
 
     async def end_or_score(self, id_: str, result: AgentResult) -> dict[str, Any]:
-        """End a rollout, or score one that has ended because nothing came; returns what it was.
+        """End a rollout, or score one that ended because it was idle; return a summary of it.
 
         Raises:
-            Refusal: as `end`, and where the recorder takes no scores.
+            Refusal: as `end`, and if the recorder takes no scores.
         """
         if id_ not in self._idle or result.reward is None:
             return said_of(await self.end(id_, result))
@@ -228,14 +223,14 @@ class Standalone:
     # ---- which rollout
 
     def _found(self, request: AgentRequest, body: bytes, retried: bool) -> Ledger | None:
-        """The rollout that a request without a name goes on with.
+        """Return the rollout that a request without a name goes on with.
 
-        Of equal agents any one may be it, but each must be another one: it is claimed here, before
-        anything is waited for.
+        Among agents with equal histories any rollout will do, but no two requests may get the same
+        one, so it is claimed here, before anything is awaited.
         """
         if again := who_repeats(self._histories, body, retried):
             return again[0]
-        open_ends = who_goes_on(self._histories, request, self._rewrites)
+        open_ends = who_goes_on(self._histories, request)
         if not open_ends:
             return None
         self._histories.claim(request, open_ends[0])
@@ -249,8 +244,8 @@ class Standalone:
     def _open(self, id_: str) -> Ledger:
         if self._stops:
             raise over("the gateway stops")
-        policy = ClientPolicy(self._upstream, id_, self._bounds)
-        ledger = Ledger(id_, policy, self._rewrites)
+        policy = ClientPolicy(self._shared, id_, self._bounds)
+        ledger = Ledger(id_, policy)
         live = _Live(ledger, policy, time.monotonic())
         self._live[id_] = live
         self.on_open(id_)
@@ -258,22 +253,22 @@ class Standalone:
         return ledger
 
     async def _end_idle(self, id_: str, ledger: Ledger) -> None:
-        """End a rollout of which nobody wants anything any more."""
+        """End a rollout once no request has come for `idle_s`."""
         while (left_s := ledger.used + self._idle_s - time.monotonic()) > 0 or ledger.sampling:
             await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
     def _bounds(self) -> Budget:
-        holds = getattr(self._upstream.sampler, "max_context_tokens", None)
-        return budget_of(self._upstream.config, holds)
+        holds = getattr(self._shared.sampler, "max_context_tokens", None)
+        return budget_of(self._shared.config, holds)
 
-    # ---- what becomes of it
+    # ---- its row
 
     def _row(self, live: _Live, result: AgentResult) -> Rollout:
         ledger = live.ledger
         rollout = Rollout(ledger.rollout_id, next(self._numbers))
         rollout.seconds = time.monotonic() - live.began
-        fill(rollout, ledger, self._upstream.config.branch, result)
+        fill(rollout, ledger, self._shared.config.branch, result)
         if live.policy.error is not None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, live.policy.error
             rollout.reward = None
@@ -287,7 +282,7 @@ class Standalone:
 
 
 def check_id(id_: str) -> None:
-    """Refuse what is not the id of a rollout.
+    """Refuse a text that is not the id of a rollout.
 
     Raises:
         Refusal: it is too long, or has other characters.
@@ -300,7 +295,7 @@ def check_id(id_: str) -> None:
 
 
 def check_reward(reward: Any) -> None:
-    """Refuse what is no reward.
+    """Refuse a value that is not a reward.
 
     Raises:
         Refusal: it is neither None nor a finite number.
@@ -318,51 +313,40 @@ def _is_finite(reward: float) -> bool:
         return False
 
 
-def standalone_of(
-    sampler: Sampler,
-    tokenizer: Any,
-    config: RolloutConfig,
-    *,
-    rewrites: Sequence[str],
-    recorder: Recorder | str | os.PathLike[str] | None,
-    idle_s: float,
-) -> Standalone:
-    """What serves without a trainer; arguments as of `Gateway`."""
-    if not isinstance(sampler, Sampler) or isinstance(sampler, type):
-        raise TypeError(
-            f"sampler={type(sampler).__name__}: must have `async sample(request)`\n"
-            "hint: VLLMServerSampler(url); a model of this process needs the loop of a batch"
-        )
-    if tokenizer is None:
-        raise ValueError("sampler= without tokenizer=\nhint: name that of the sampler's model")
-    if not idle_s > 0:
-        raise ValueError(f"idle_s={idle_s!r}: must be more than 0 seconds")
-    named = isinstance(tokenizer, str | os.PathLike)
-    hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer_of(tokenizer)
-    native = Tokenizer.from_pretrained(hf_tokenizer)
-    stops = generation_stop_ids(tokenizer, vocab_size=native.vocab_size) if named else []
-    processor = ChatTemplateProcessor(hf_tokenizer)
+class IdleRollouts:
+    """Rollouts that ended because they were idle, oldest first; each may still be scored once."""
 
-    def made(tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> PartsProcessor:
-        return processor.with_tools(tools, **variables) if tools or variables else processor
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[float, dict[str, Any]]] = OrderedDict()
 
-    takes_settings = callable(getattr(sampler, "with_settings", None))
-    upstream = SharedSampler(
-        native,
-        Writers(made),
-        sampler,
-        config,
-        ClientWarnings(None if takes_settings else {}),
-        asyncio.Semaphore(config.max_requests),
-        stop_token_ids=tuple(stops),
-        secret=secrets.token_hex(8),
-    )
-    if isinstance(recorder, str | os.PathLike):
-        recorder = recorder_at(recorder)
-    return Standalone(
-        upstream,
-        rewrites=rewrites,
-        recorder=recorder,
-        idle_s=idle_s,
-        source=os.fspath(tokenizer) if named else getattr(hf_tokenizer, "name_or_path", None),
-    )
+    def __contains__(self, id_: object) -> bool:
+        self._drop_old()
+        return id_ in self._kept
+
+    def add(self, id_: str, rollout: Rollout) -> None:
+        """Keep the summary of a rollout."""
+        self._kept[id_] = time.monotonic(), said_of(rollout)
+        self._drop_old()
+        while len(self._kept) > _MOST_IDLE:
+            self._kept.popitem(last=False)
+
+    def scored(self, id_: str, reward: float) -> dict[str, Any]:
+        """Return the summary with a reward, and forget the rollout."""
+        return self._kept.pop(id_)[1] | {"reward": reward}
+
+    def _drop_old(self) -> None:
+        before = time.monotonic() - KEPT_S
+        while self._kept and next(iter(self._kept.values()))[0] < before:
+            self._kept.popitem(last=False)
+
+
+def said_of(rollout: Rollout) -> dict[str, Any]:
+    """Return a summary of a rollout, the answer to a request that ends it."""
+    return {
+        "rollout_id": rollout.rollout_id,
+        "reward": rollout.reward,
+        "turns": len(rollout.turns),
+        "branches": len(rollout.branches),
+        "stop_reason": rollout.stop_reason.value,
+        "error": rollout.error,
+    }
