@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 
 
-LAST_REWARD = (0.7, 1.0)
-"""The range of the mean reward of the last ten steps, whatever the seed and the machine."""
-
-
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 

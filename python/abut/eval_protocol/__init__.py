@@ -1,7 +1,7 @@
-"""Eval Protocol: an `@evaluation_test` is environment and reward of a training run, unmodified.
+"""Eval Protocol: an unmodified `@evaluation_test` is environment and reward of a training run.
 
-Invariant: what a rollout asks goes to the policy, and nothing else does; nothing of the package is
-imported before a test is named.
+Invariant: a rollout's calls go to the policy, and nothing else does; the package is not imported
+before a test is named.
 """
 
 from abut.eval_protocol.eval_agent import eval_test

@@ -1,15 +1,15 @@
 """A test as an agent: its processor plays a rollout, its body scores it.
 
-Invariant: a rollout is scored once, by itself where the test scores rows one by one, else with the
-others when all of the batch have ended; what a body sees of a row is what evaluation shows it.
+Invariant: a rollout is scored once: alone if the test scores rows one by one, else with the others
+when the whole batch has ended. A body sees the same row as in evaluation.
 """
 
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from abut._native import Tokenizer
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -19,14 +19,8 @@ from abut.eval_protocol.row_log import RowLog
 from abut.eval_protocol.scorer import Score, Scorer
 from abut.rollout.rollout import Rollout
 
-logger = logging.getLogger(__name__)
-
 Log = Literal["all", "sample"]
 _MODEL = "policy"
-
-
-class _Tokenizer(Protocol):
-    def decode_bytes(self, ids: Sequence[int]) -> bytes: ...
 
 
 def eval_test(
@@ -41,17 +35,18 @@ def eval_test(
 
     Args:
         test: `"pkg.mod"`, `"pkg.mod:test"`, or the decorated function.
-        name: for logs, errors and the dataset's column `environment`; None: `pkg.mod:test`.
-        kwargs: what the body gets besides rows; needed where the test has several
+        name: the name in logs, errors and the dataset's column `environment`; None:
+            `pkg.mod:test`.
+        kwargs: the keywords that the body gets besides rows; needed if the test has several
             `evaluation_test_kwargs`.
-        log: which rollouts `ep logs` shows: "all", a "sample" of each batch, None of them.
+        log: which rollouts `ep logs` shows: "all", a "sample" of each batch, or None of them.
         row_timeout_s: seconds that the body may take for a row.
 
     Raises:
-        TypeError: it is no test.
-        ValueError: the module has several tests, the test several `evaluation_test_kwargs`, or a
-            processor that cannot train; or an argument is none of what it may be.
-        ImportError: there is no such module.
+        TypeError: `test` is not a test.
+        ValueError: the module has several tests, the test has several `evaluation_test_kwargs` or
+            a processor that cannot train, or an argument has a value that it must not have.
+        ImportError: the module does not exist.
         MissingExtraError: eval_protocol is not installed.
     """
     if log not in ("all", "sample", None):
@@ -73,7 +68,7 @@ class EvalTest:
     """An agent that plays and scores as a test does; `eval_test` makes it.
 
     Attributes:
-        name: of it, in logs, errors and the dataset.
+        name: the name in logs, errors and the dataset.
     """
 
     def __init__(
@@ -88,18 +83,18 @@ class EvalTest:
         row_of: Callable[[RolloutTask, str], Any] = row_of,
         is_helper: bool = False,
     ) -> None:
-        """Take what plays, scores and logs.
+        """Take a player, a scorer and a log.
 
         Args:
-            name: of it.
-            player: plays rollouts.
-            test: whose rows they are; None where they are somebody else's.
-            scorer: None: the sum of an episode's step rewards is its reward.
-            log: of its rows.
-            model: what the log calls the policy.
-            row_of: the row of a task.
-            is_helper: whether reward functions of Eval Protocol's helper read it, for which
-                `eval_score` is a float in every row.
+            name: the agent's name.
+            player: plays the rollouts.
+            test: the test that the rows belong to; None if the trainer's dataset has the rows.
+            scorer: scores the rows; None: a rollout's reward is the sum of its step rewards.
+            log: logs the rows.
+            model: the policy's name in the log.
+            row_of: returns the row of a task.
+            is_helper: whether this agent serves Eval Protocol's helper for TRL, whose reward
+                functions expect a float `eval_score` in every row.
         """
         self._is_helper = is_helper
         self.name = self.__name__ = name
@@ -109,20 +104,20 @@ class EvalTest:
         self._scores: dict[str, Score] = {}
 
     def dataset(self) -> Any:
-        """Its rows, as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+        """Return the test's rows as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
 
-        The columns: `prompt`, to look at; `row_id`; `environment`, its name, for a `dict` of
-        environments; and the row itself.
+        Its columns: `prompt`, for people; `row_id`; `environment`, this agent's name, for a `dict`
+        of environments; and the row itself.
 
         Raises:
-            ValueError: there are no rows, or one cannot be kept as JSON.
+            ValueError: there are no rows, or a row cannot be restored from JSON.
         """
         if self._test is None:
             raise ValueError(f"{self.name} has no rows of its own: the dataset is the trainer's")
         return dataset_of(self._test.rows(), self.name)
 
     async def start(self, gateway: Any) -> None:
-        """Have the processor set up."""
+        """Prepare scorer and player for a batch."""
         self._rows.clear()
         self._scores.clear()
         if self._scorer is not None:
@@ -130,18 +125,18 @@ class EvalTest:
         await self._player.start()
 
     async def stop(self) -> None:
-        """Have it clean up; what has not been settled was given up with the batch."""
+        """Clean up; log rollouts that were not settled as given up."""
         for row in self._rows.values():
             self._log.given_up(row)
         self._rows.clear()
         await self._player.stop()
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
-        """Play one rollout, and score it where that takes no other.
+        """Play one rollout, and score it unless the test scores several together.
 
         Raises:
-            UnplayableRow: the trainer's row has none of the test's, or the test needs rollouts
-                that other ranks play.
+            UnplayableRow: the trainer's row lacks the test's row, or the test needs rollouts that
+                other ranks play.
             Exception: what the processor raises.
         """
         if self._mode == "groupwise" and not task.whole_group:
@@ -170,9 +165,9 @@ class EvalTest:
         return AgentResult(score.value, self._extras(score.row, score), measured=measured)
 
     async def settle(
-        self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: _Tokenizer
+        self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Tokenizer
     ) -> None:
-        """Score what takes several rollouts, and log all of the batch."""
+        """Score the rollouts that are scored together, and log the whole batch."""
         if self._scorer is not None and self._mode != "pointwise":
             for group in self._groups(played):
                 scores = await self._scorer.of_rows([self._rows[t.rollout_id] for t, _ in group])
@@ -183,18 +178,19 @@ class EvalTest:
         for task, rollout in played:
             for name in self._numbers:
                 if rollout.extras.get(name) is None:
-                    # A number to whoever sums it, and no score to TRL, as None is.
+                    # Code that sums the column needs a number; TRL ignores NaN as it does None.
                     rollout.extras = {**rollout.extras, name: math.nan}
             if (row := self._rows.get(task.rollout_id)) is not None:
-                _say_steps(rollout, _steps_of(row))
+                _reward_turns(rollout, _steps_of(row))
                 self._restore(row)
-                self._log.ended(row, task, rollout, self._scores.get(task.rollout_id), tokenizer)
+                scored = self._scores.get(task.rollout_id)
+                self._log.ended(row, task, rollout, scored, tokenizer.decode_bytes)
         self._rows.clear()
         self._scores.clear()
 
     @property
     def _numbers(self) -> list[str]:
-        """The columns that have a number in every row."""
+        """The columns that must have a number in every row."""
         names = ["step_rewards"] * self._player.has_steps
         return [*names, *["eval_score"] * self._is_helper]
 
@@ -205,7 +201,7 @@ class EvalTest:
     def _groups(
         self, played: Sequence[tuple[RolloutTask, Rollout]]
     ) -> list[list[tuple[RolloutTask, Rollout]]]:
-        """What is scored together: without those that failed or were cut short."""
+        """Return the groups to score together, without rollouts that failed or were cut short."""
         groups: dict[Any, list[tuple[RolloutTask, Rollout]]] = {}
         for task, rollout in played:
             row = self._rows.get(task.rollout_id)
@@ -217,7 +213,7 @@ class EvalTest:
 
     def _note(self, task: RolloutTask, score: Score) -> None:
         before, after = self._rows[task.rollout_id], score.row
-        if after is not before:  # a new row says nothing of its rollout
+        if after is not before:  # the body returned a new row: copy the rollout's facts
             after.execution_metadata = before.execution_metadata
             after.rollout_status, after.pid = before.rollout_status, before.pid
             after.input_metadata = before.input_metadata
@@ -226,7 +222,7 @@ class EvalTest:
         self._rows[task.rollout_id], self._scores[task.rollout_id] = score.row, score
 
     def _prepared(self, row: Any, task: RolloutTask) -> Any:
-        """A row as evaluation has it before its rollout."""
+        """Return a row as evaluation has it before its rollout."""
         from eval_protocol.models import Status
 
         metadata, info = row.execution_metadata, row.input_metadata
@@ -241,7 +237,7 @@ class EvalTest:
         return row
 
     def _eval_metadata(self) -> Any:
-        """The metadata that `ep logs` shows of a test whose body has not ended."""
+        """Return the metadata that `ep logs` shows for a test whose body has not ended."""
         from eval_protocol.models import EvalMetadata, Status
 
         p = None if self._test is None else self._test.parameters
@@ -256,7 +252,7 @@ class EvalTest:
         )
 
     def _restore(self, row: Any) -> None:
-        """Say of the model what the test says; processors leave address and key there."""
+        """Restore the test's completion parameters: processors leave address and key in them."""
         params = {} if self._test is None else self._test.completion_params
         row.input_metadata.completion_params = {**params, "model": self._model}
 
@@ -271,15 +267,15 @@ class EvalTest:
 
 
 def _steps_of(row: Any) -> list[float] | None:
-    """The reward of each step of an environment; None where there is none."""
+    """Return the reward of each step of an environment; None if the row has none."""
     steps = (row.execution_metadata.extra or {}).get("step_rewards")
     if not isinstance(steps, list | tuple):
         return None
     return [float(reward or 0.0) for reward in steps]
 
 
-def _say_steps(rollout: Rollout, steps: list[float] | None) -> None:
-    """Give each turn the reward of its step, where each step was a turn of the row."""
+def _reward_turns(rollout: Rollout, steps: list[float] | None) -> None:
+    """Give each turn the reward of its step, if each step was a turn of the row."""
     if rollout.failed or not rollout.turns:
         return
     if steps is not None and len(steps) == len(rollout.turns):

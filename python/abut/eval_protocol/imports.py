@@ -1,7 +1,7 @@
-"""The eval_protocol package, imported when it is first needed.
+"""Imports: of the eval_protocol package, when it is first needed, and of users' own functions.
 
-Invariant: its import asks no network, and it is changed for rollouts of ours alone: outside of
-them each of its functions does what it did.
+Invariant: importing the package makes no network request. abut changes functions of the package for
+its own rollouts only: outside of them each does what it did.
 """
 
 import dis
@@ -27,13 +27,13 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Route:
-    """Where the calls of one rollout go.
+    """The address of one rollout's calls.
 
     Attributes:
-        model: the name that its processor gets; it holds the rollout's id, so that no cache takes
-            one rollout's question for another one's.
-        base_url: of its endpoint.
-        api_key: opens it.
+        model: the name that the processor gets; it contains the rollout's id, so that no cache
+            confuses the requests of two rollouts.
+        base_url: the rollout's endpoint.
+        api_key: the endpoint's key.
     """
 
     model: str
@@ -42,17 +42,17 @@ class Route:
 
 
 ROUTE: ContextVar[Route | None] = ContextVar("abut_eval_protocol_route", default=None)
-"""Of the rollout whose processor runs; None in everything else, test bodies among it.
+"""The route of the rollout whose processor runs; None everywhere else, such as in test bodies.
 
-A variable of the process, such as OPENAI_BASE_URL, would have a test's judge ask the policy.
+A variable of the whole process, such as OPENAI_BASE_URL, would make a test's judge ask the policy.
 """
 
 
 def require_package() -> None:
-    """Import it, the first time.
+    """Import eval_protocol, the first time.
 
     Raises:
-        MissingExtraError: it is not installed, or an extra that it needs here.
+        MissingExtraError: eval_protocol, or a package that abut needs with it, is not installed.
     """
     for name in ("eval_protocol", "aiohttp", "datasets"):
         if importlib.util.find_spec(name) is None:
@@ -66,7 +66,7 @@ def require_package() -> None:
 
 
 def _import_offline() -> None:
-    """Import litellm without its look-up of prices, which takes seconds where no network is."""
+    """Import litellm without its request for prices, which takes seconds without a network."""
     is_ours = "litellm" not in sys.modules and _COST_MAP not in os.environ
     if is_ours:
         os.environ[_COST_MAP] = "True"
@@ -79,10 +79,11 @@ def _import_offline() -> None:
 
 
 def _route_policies() -> None:
-    """Have the package's own policies ask where their rollout is.
+    """Make the package's own policies ask their rollout's endpoint.
 
-    Most processors make one with a model's name and no address, and each turns on a cache of the
-    process whose key has no address: rollouts of one group would get each other's samples.
+    Most processors make a policy with a model's name and no address. Each policy also turns on a
+    cache of the process whose key has no address, so rollouts of one group would get each other's
+    samples.
     """
     policy = importlib.import_module("eval_protocol.mcp.execution.policy").LiteLLMPolicy
     if getattr(policy, _CHANGED, False):
@@ -96,7 +97,7 @@ def _route_policies() -> None:
         if route is None or self.model_id != route.model:
             return
         self.base_url = route.base_url
-        self.num_retries = 0  # a rollout that is over is over; whole rollouts are retried
+        self.num_retries = 0  # abut retries whole rollouts instead
         self.additional_params = {
             **self.additional_params,
             "api_key": route.api_key,
@@ -115,10 +116,10 @@ def _route_policies() -> None:
 
 
 def _keep_log() -> None:
-    """Have processors log nothing: they would on the loop that all rollouts share.
+    """Keep processors from logging, because they would write on the loop that rollouts share.
 
-    Some write to the package's logger whatever they are given, and fail where that cannot write.
-    `row_log` writes what became of a rollout.
+    Some write to the package's logger whatever logger they are given, and fail if it cannot write.
+    `row_log` logs the rollouts instead.
     """
     default = importlib.import_module("eval_protocol.dataset_logger").default_logger
     if getattr(default, _CHANGED, False):
@@ -133,7 +134,15 @@ def _keep_log() -> None:
 
 
 def import_for(functions: Iterable[Callable[..., Any] | None]) -> None:
-    """Import what these functions would; blocks."""
+    """Import the modules that users' functions import, before their first call; blocks.
+
+    A factory or a test's body often imports inside. If many threads do that at once, beside others
+    that import, CPython 3.11 fails (`SystemError: AST constructor recursion depth mismatch`), and
+    packages that import lazily lack names from then on. Evaluation never shows this, because it
+    plays one environment after the other.
+
+    No function is called, and an import that fails is left to the function itself.
+    """
     for function in functions:
         code = getattr(function, "__code__", None)
         if code is None:
@@ -143,11 +152,11 @@ def import_for(functions: Iterable[Callable[..., Any] | None]) -> None:
             with suppress(Exception):
                 found = importlib.import_module("." * level + module, package)
                 if name is not None:
-                    getattr(found, name, None)  # a lazy one is imported by that
+                    getattr(found, name, None)  # imports a lazy submodule
 
 
 def imports_of(code: CodeType) -> Iterator[tuple[int, str, str | None]]:
-    """The imports of a function and of those inside it, as `(level, module, name)`."""
+    """Yield the imports of a function and of those inside it, as `(level, module, name)`."""
     level, module = 0, ""
     before: list[Any] = []
     for instruction in dis.get_instructions(code):
@@ -157,7 +166,7 @@ def imports_of(code: CodeType) -> Iterator[tuple[int, str, str | None]]:
             yield level, module, None
         elif instruction.opname == "IMPORT_FROM":
             yield level, module, instruction.argval
-        # The level and the names are pushed just before.
+        # IMPORT_NAME takes the level and the names that the two instructions before it push.
         before = [*before[-1:], instruction.argval]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,6 +1,7 @@
-"""An `@evaluation_test` as its decorator left it: its parameters, its function and its rows.
+"""An `@evaluation_test` as its decorator left it: parameters, function, rows, and their dataset.
 
-Invariant: one test, one choice of keywords; where there are several, an error names them all.
+Invariant: one test, one choice of keywords; if there are several, an error names them all. A row
+comes out of the dataset as it went in, or the dataset is not made.
 """
 
 import importlib
@@ -15,6 +16,12 @@ from abut.eval_protocol.imports import require_package
 _PARAMETERS = "__ep_params__"
 _RESERVED = ("row", "rows")
 
+ROW = "eval_row"
+"""The dataset's column of rows."""
+
+# Fields that differ each time a row is made.
+_OF_THE_MOMENT = {"created_at", "execution_metadata", "pid"}
+
 
 @dataclass(frozen=True)
 class LoadedTest:
@@ -22,9 +29,9 @@ class LoadedTest:
 
     Attributes:
         name: `module:test`.
-        function: the user's, sync or async.
+        function: the user's function, sync or async.
         parameters: all arguments of the decorator, as attributes.
-        kwargs: what the function gets besides rows.
+        kwargs: the keywords that the function gets besides rows.
     """
 
     name: str
@@ -39,14 +46,14 @@ class LoadedTest:
 
     @property
     def completion_params(self) -> dict[str, Any]:
-        """Of the first model that it is for."""
+        """The completion parameters of the test's first model."""
         return dict((self.parameters.completion_params or [None])[0] or {})
 
     def rows(self) -> list[Any]:
-        """Its `EvaluationRow`s, each with a `row_id`, as Eval Protocol would roll them out.
+        """Return its `EvaluationRow`s, each with a `row_id`, as Eval Protocol would play them.
 
         Raises:
-            ValueError: there are none, or two have one id.
+            ValueError: there are none.
         """
         rows = _filtered([row.model_copy(deep=True) for row in _input_rows(self)], self)
         from eval_protocol.human_id import generate_id, num_combinations
@@ -64,13 +71,13 @@ class LoadedTest:
 
 
 def load_test(test: Any, kwargs: Mapping[str, Any] | None) -> LoadedTest:
-    """Find a test; arguments as of `eval_test`.
+    """Find a test; the arguments are those of `eval_test`.
 
     Raises:
-        TypeError: it is none.
-        ValueError: a module has several or none, or there are several choices of keywords.
-        ImportError: there is no such module.
-        MissingExtraError: the package is not installed.
+        TypeError: `test` is not a test.
+        ValueError: a module has several tests or none, or there are several choices of keywords.
+        ImportError: the module does not exist.
+        MissingExtraError: eval_protocol is not installed.
     """
     require_package()
     if isinstance(test, str):
@@ -119,7 +126,7 @@ def _find(path: str) -> tuple[str, Any]:
 
 
 def _chosen(name: str, parameters: Any, kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The keywords of the user's function."""
+    """Return the keywords for the user's function."""
     if kwargs is None:
         choices: Sequence[Any] = parameters.evaluation_test_kwargs or [None]
         if len(choices) > 1:
@@ -144,7 +151,7 @@ def _input_rows(test: LoadedTest) -> list[Any]:
         from eval_protocol.common_utils import load_jsonl
 
         paths = [path for one in p.input_dataset for path in (one if _is_list(one) else [one])]
-        # `combine_datasets=False` makes a test of each file, and cuts each.
+        # With `combine_datasets=False` each file is a test of its own, so each is cut.
         files = [paths] if p.combine_datasets else [[path] for path in paths]
         return [
             row
@@ -155,7 +162,7 @@ def _input_rows(test: LoadedTest) -> list[Any]:
         generate_parameter_combinations,
     )
 
-    # Both have many shapes, which this makes one, cut to max_dataset_rows.
+    # Messages and rows come in many shapes; this unifies them and cuts to max_dataset_rows.
     combinations = generate_parameter_combinations(
         None, [None], p.input_messages, p.input_rows, None, p.max_dataset_rows, True, None
     )
@@ -186,27 +193,23 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-ROW = "eval_row"
-"""The column that holds a row."""
-
-_OF_THE_MOMENT = {"created_at", "execution_metadata", "pid"}
-
-
 def dataset_of(rows: Sequence[Any], name: str) -> Any:
-    """A `datasets.Dataset` with the columns `prompt`, `row_id`, `environment` and the row.
+    """Return a `datasets.Dataset` with the columns `prompt`, `row_id`, `environment` and the row.
+
+    The row is one JSON text, because Arrow would add a null for each key that only other rows have.
 
     Args:
         rows: `EvaluationRow`s with ids.
-        name: for the column `environment`.
+        name: the value of the column `environment`.
 
     Raises:
-        ValueError: a row is another one after JSON.
+        ValueError: a row cannot be restored from JSON.
     """
     from datasets import Dataset
 
     return Dataset.from_dict(
         {
-            "prompt": [_shown(row) for row in rows],
+            "prompt": [_preview(row) for row in rows],
             "row_id": [row.input_metadata.row_id for row in rows],
             "environment": [name] * len(rows),
             ROW: [_text_of(row) for row in rows],
@@ -215,10 +218,10 @@ def dataset_of(rows: Sequence[Any], name: str) -> Any:
 
 
 def row_of(task: RolloutTask, name: str) -> Any:
-    """A fresh row of what a task has of the dataset.
+    """Return a fresh copy of a task's row.
 
     Raises:
-        UnplayableRow: it has none.
+        UnplayableRow: the task has no row.
     """
     from eval_protocol.models import EvaluationRow
 
@@ -244,8 +247,8 @@ def _text_of(row: Any) -> str:
     return text
 
 
-def _shown(row: Any) -> str:
-    """What one sees of a row in TRL's tables: the rollout starts from its messages."""
+def _preview(row: Any) -> str:
+    """Return a row's messages as text, for TRL's tables of completions."""
     said = [message for message in row.messages if text_of(message)]
     if len(said) == 1:
         return text_of(said[0])
@@ -254,7 +257,7 @@ def _shown(row: Any) -> str:
 
 
 def text_of(message: Any) -> str:
-    """The text of a message, without images and the like."""
+    """Return the text of a message, without images and the like."""
     content = message.content
     if content is None or isinstance(content, str):
         return content or ""

@@ -1,7 +1,7 @@
-"""The `rollout_func` of Eval Protocol's own helper for TRL, with rows that are right.
+"""The `rollout_func` of Eval Protocol's own helper for TRL, with rows that are exact.
 
-Invariant: an argument means what it means there, or is an error that says what to write instead;
-what is given wins over what a test has.
+Invariant: an argument means the same as in Eval Protocol, or is an error that says what to write
+instead. Arguments win over the test's own settings.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _OWN: Mapping[str, Any] = {
     "viewport_height": 720,
     "timeout_ms": 10000,
 }
-"""The helper's own values: an argument that has one of them was not given."""
+"""The helper's default values: an argument that equals its default counts as not given."""
 
 
 def create_openenv_vllm_rollout_func(
@@ -161,10 +161,10 @@ def _check_processor(processor_cls: Any) -> None:
 
 
 def _source(test: LoadedTest | None, given: Mapping[str, Any]) -> OpenEnvSource:
-    """The environments: as they are given, else those of the test.
+    """Return the source of environments: the arguments, else the test's.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no environments.
     """
     named = {
         name: value
@@ -194,9 +194,9 @@ def _source(test: LoadedTest | None, given: Mapping[str, Any]) -> OpenEnvSource:
 
 
 def _of_test(processor: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What a test's processor was made with, as far as it goes with what is given.
+    """Return the arguments of a test's processor that fit the given arguments.
 
-    An environment that is given takes the place of the test's, and of all that makes that one.
+    A given environment replaces the test's environment and everything that makes it.
     """
     from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
 
@@ -213,7 +213,7 @@ def _of_test(processor: Any, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row_of_prompt(task: RolloutTask, name: str) -> Any:
-    """A row that begins with the trainer's prompt."""
+    """Return a row that begins with the trainer's prompt."""
     from eval_protocol.human_id import generate_id, num_combinations
     from eval_protocol.models import EvaluationRow, Message
 

@@ -1,10 +1,10 @@
 """Rollouts of OpenEnv tests: the loop of `OpenEnvRolloutProcessor`, many at once.
 
 The package's own loop calls environments on the event loop, so they play one after the other; it
-sends a step again after an error; and where the user's `prompt_builder` fails it shows the policy
-the observation's repr. Here each environment has a thread, and what fails fails its rollout.
+repeats a step after an error; and if the user's `prompt_builder` fails, it shows the policy the
+observation's repr. Here each environment has a thread, and a failure fails its rollout.
 
-Invariant: what test bodies find in a row is what that processor leaves there: the messages,
+Invariant: a test's body finds in a row what that processor leaves there: the messages,
 `execution_metadata.extra["step_rewards"]`, usage and duration.
 """
 
@@ -34,11 +34,11 @@ class OpenEnvPlayer:
     """Plays the environments of one source.
 
     Args:
-        source: makes them.
-        completion_params: what each turn is asked with; the trainer's settings of sampling win.
-        max_steps: of an episode.
-        max_rollouts: at once; None: all of the batch.
-        max_tokens: of a turn; None: as many as the trainer allows.
+        source: makes the environments.
+        completion_params: parameters of each turn's request; the trainer's sampling settings win.
+        max_steps: the most steps of an episode.
+        max_rollouts: the most rollouts at once; None: the whole batch.
+        max_tokens: the most tokens of a turn; None: as many as the trainer allows.
     """
 
     has_steps = True
@@ -78,14 +78,14 @@ class OpenEnvPlayer:
         self._client = openai.AsyncOpenAI(
             base_url="http://each.rollout.has.its.own",
             api_key="too",
-            # The gateway closes the connections of a rollout that ends, and another one may just
-            # have taken one of them up; it gives a request that is sent again the same sample.
+            # When a rollout ends, the gateway closes its connections, and another rollout may just
+            # have reused one. A retry is safe: it gets the same sample.
             max_retries=5,
             timeout=None,
         )
 
     async def stop(self) -> None:
-        """Let environments close, for a while; one that hangs keeps its thread."""
+        """Wait a few seconds for environments to close; one that hangs keeps its thread."""
         client, self._client = self._client, None
         closing, self._closing = self._closing, []
         if closing:
@@ -140,7 +140,7 @@ class OpenEnvPlayer:
             if result.done:
                 break
             build = self._source.prompt_builder
-            # A copy: the user's function may keep it.
+            # A copy of the history, because the user's function may keep it.
             asked = await env.beside(build, result.observation, step, list(history))
             messages.append(Message(role="user", content=asked))
             answer = await self._ask(endpoint, messages, usage)
@@ -160,7 +160,7 @@ class OpenEnvPlayer:
         return row
 
     async def _ask(self, endpoint: Endpoint, messages: list[Any], usage: list[int]) -> str | None:
-        """A turn of the policy; None where its budget is used up."""
+        """Return the policy's answer; None if its budget is used up."""
         import openai
 
         client = self._client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
@@ -173,7 +173,7 @@ class OpenEnvPlayer:
             )
         except openai.BadRequestError as error:
             if error.code == _OVER and endpoint.calls:
-                return None  # what was played until here has its score
+                return None  # the steps so far are scored
             raise
         if reply.usage is not None:
             counts = reply.usage
@@ -184,7 +184,7 @@ class OpenEnvPlayer:
 
 
 def _line(step: int, action: Any, reward: float, observation: Any) -> str:
-    """What the next prompt is told of a step."""
+    """Return a line about a step for the history of the next prompt."""
     said = getattr(action, "action_str", None) or str(action)
     if isinstance(observation, Mapping):
         failed = observation.get("last_action_error")

@@ -1,6 +1,6 @@
-"""What environments an OpenEnv test has: what makes one, and on which task.
+"""The source of an OpenEnv test's environments: how one is made, and for which task.
 
-Invariant: one group, one task; the tasks go on from group to group over all batches and ranks.
+Invariant: a group has one task, and the next group the next one, over all batches and ranks.
 """
 
 import copy
@@ -18,16 +18,16 @@ _BROWSERGYM = "BROWSERGYM_"
 
 @dataclass(frozen=True)
 class OpenEnvSource:
-    """What makes the environments; the names are those of Eval Protocol.
+    """Makes environments; its fields have Eval Protocol's names.
 
     Attributes:
-        prompt_builder: the user's message for `(observation, step from 1, history)`.
-        action_parser: the action in a text of the policy.
-        env_factory: makes one; wins over the others.
-        env_client_cls: a client of the openenv package, of a server or a container.
+        prompt_builder: returns the user's message for `(observation, step from 1, history)`.
+        action_parser: returns the action in a text of the policy.
+        env_factory: makes an environment; wins over the other fields.
+        env_client_cls: a client class of the openenv package, for a server or a container.
         env_base_url: the server's address.
-        tasks: in turn, one for each group.
-        task_var: the container's variable that names one.
+        tasks: one for each group, in turn.
+        task_var: the container's variable for the task.
     """
 
     prompt_builder: Callable[[Any, int, list[str]], Any]
@@ -47,7 +47,7 @@ class OpenEnvSource:
 
     @classmethod
     def of_processor(cls, processor: Any) -> "OpenEnvSource":
-        """What an `OpenEnvRolloutProcessor` was made with."""
+        """Return the source that an `OpenEnvRolloutProcessor` was made with."""
         given = {
             name: getattr(processor, f"_{name}", None)
             for name in (f.name for f in dataclasses.fields(cls))
@@ -67,7 +67,7 @@ class OpenEnvSource:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        """Refuse what makes no environment.
+        """Refuse fields that cannot make an environment.
 
         Raises:
             ValueError: names the argument.
@@ -90,7 +90,7 @@ class OpenEnvSource:
             )
 
     def task_of(self, group: int) -> str | None:
-        """The task of a group; None where there are none."""
+        """Return the task of a group; None if there are no tasks."""
         return self.tasks[group % len(self.tasks)] if self.tasks else None
 
     def make(self, group: int) -> Any:
@@ -102,7 +102,7 @@ class OpenEnvSource:
         variables = dict(self.env_vars)
         if (task := self.task_of(group)) is not None and self.task_var is not None:
             variables[self.task_var] = str(task)
-        # A provider knows the one container that it has started, so each has its own.
+        # A provider remembers one container, so each environment gets its own provider.
         keywords: dict[str, Any] = {"provider": copy.copy(self.provider)}
         if variables:
             keywords["env_vars"] = variables
@@ -113,7 +113,7 @@ class OpenEnvSource:
         return self.env_client_cls.from_docker_image(self.docker_image, **keywords)
 
     def _client_of_server(self) -> Any:
-        """A client, with what this one takes: the packages have changed the names."""
+        """Return a client, with the argument names of its version of the package."""
         offered = {
             "request_timeout_s": self.request_timeout_s,
             "message_timeout_s": self.request_timeout_s,
@@ -131,11 +131,11 @@ class OpenEnvSource:
 
 
 def browsergym_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What a BrowserGym server reads from its environment.
+    """Return the environment variables of a BrowserGym server.
 
     Args:
         settings: benchmark, headless, viewport_width, viewport_height, timeout_ms and miniwob_url,
-            by the names that Eval Protocol gives them; None is not set.
+            by Eval Protocol's names; None is not set.
     """
     variables = {
         f"{_BROWSERGYM}{name.upper()}": str(value).lower() if value in (True, False) else str(value)

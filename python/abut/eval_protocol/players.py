@@ -1,13 +1,14 @@
-"""How the rollouts of a test are played: by the processor that it names.
+"""Players: they play the rollouts of a test, by its processor or its OpenEnv environments.
 
 Invariant: one rollout is one call of the processor, with a row, parameters and an address of its
-own; what cannot be played through an address of this process is refused, with the reason.
+own. A processor that does not ask an address of this process is refused, with the reason.
 """
 
 import asyncio
 import contextvars
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,10 +30,10 @@ _REFUSED = {
     "be reached",
     "NoOpRolloutProcessor": "it asks no model, so there is nothing to train",
 }
-"""By the names of their classes, and why they cannot be played."""
+"""Processors that cannot train, by the names of their classes, and the reason."""
 
 _ONE_AT_A_TIME = "MCPGymRolloutProcessor"
-"""Has a server on a fixed port for each call, unless its calls share one."""
+"""Starts a server on a fixed port for each call, unless its calls share one."""
 
 _LOOK_S = 1.0
 _CLEANUP_S = 30.0
@@ -42,21 +43,21 @@ class Player(Protocol):
     """Plays the rollouts of one test.
 
     Attributes:
-        has_steps: whether its rows say what each step of an environment was worth.
+        has_steps: whether its rows have a reward for each step of an environment.
     """
 
     has_steps: bool
 
     async def start(self) -> None:
-        """Called before a batch."""
+        """Prepare for a batch."""
         ...
 
     async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
-        """Play one rollout; returns its row."""
+        """Play one rollout; return its row."""
         ...
 
     async def stop(self) -> None:
-        """Called after a batch."""
+        """Clean up after a batch."""
         ...
 
 
@@ -65,10 +66,10 @@ class RolloutStatusError(RuntimeError):
 
 
 def player_of(test: LoadedTest) -> Player:
-    """What plays a test.
+    """Return the player of a test.
 
     Raises:
-        ValueError: its processor cannot be played here.
+        ValueError: the test's processor cannot train.
     """
     processor = test.parameters.rollout_processor
     for cls in type(processor).__mro__:
@@ -92,14 +93,20 @@ def player_of(test: LoadedTest) -> Player:
                 test.completion_params,
                 max_steps=test.parameters.steps or 8,
                 max_rollouts=test.parameters.max_concurrent_rollouts,
-                # What the processor has where the test says nothing.
+                # 100 is the processor's own default.
                 max_tokens=test.completion_params.get("max_tokens", 100),
             )
     return ProcessorPlayer(test)
 
 
 class ProcessorPlayer:
-    """Calls a processor once for each rollout."""
+    """Calls a processor once for each rollout.
+
+    Processors run off the loop that all rollouts share, because a processor may block. They run on
+    one loop together, because they share clients, whose connections belong to a loop. Once one has
+    blocked that loop, each rollout gets a loop and a thread of its own: on one loop, a processor
+    with a synchronous client would play one rollout after the other.
+    """
 
     has_steps = False
 
@@ -116,62 +123,59 @@ class ProcessorPlayer:
         self._blocks = False
 
     async def start(self) -> None:
-        """Have the processor set up what it needs."""
+        """Call the processor's `setup`."""
         self._slots = asyncio.Semaphore(self._test.parameters.max_concurrent_rollouts)
         self._alone = asyncio.Lock()
         await THREADS.ask(self._processor.setup)
 
     async def stop(self) -> None:
-        """Have it clean up."""
+        """Call the processor's `acleanup` and `cleanup`."""
         try:
-            own = None if await self._turns() else DaemonLoop("abut-processor")
-            loop = own or self._loop
-            assert loop is not None
-            loop.open()
             with suppress(TimeoutError):
-                await asyncio.wait_for(loop.ask(self._processor.acleanup), _CLEANUP_S)
-            if own is not None:
-                THREADS.submit(lambda: own.end(_LOOK_S))
+                await asyncio.wait_for(self._ask(self._processor.acleanup), _CLEANUP_S)
         finally:
             self._loop = None
             await THREADS.ask(lambda: self._kept.close(_LOOK_S))
             await THREADS.ask(self._processor.cleanup)
 
     async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
-        """Play one rollout; returns the row that its task gave.
+        """Play one rollout; return the row of the processor's task.
 
         Raises:
-            RolloutStatusError: the row says that it failed.
-            TypeError: it gave no row.
+            RolloutStatusError: the row's status is an error.
+            TypeError: the task did not return a row.
             Exception: what the processor raises.
         """
         if not self._is_alone:
-            return await self._on_loop(row, endpoint)
+            return await self._in_slot(row, endpoint)
         async with self._alone:
             try:
-                return await self._on_loop(row, endpoint)
+                return await self._in_slot(row, endpoint)
             finally:
                 await THREADS.ask(self._processor.cleanup)
 
-    async def _on_loop(self, row: Any, endpoint: Endpoint) -> Any:
-        """Play it off the loop that all rollouts share, which a processor may block.
-
-        All are on one loop, since processors share clients, whose connections belong to a loop.
-        Once one has blocked that loop, each rollout has a loop and thread of its own.
-        """
+    async def _in_slot(self, row: Any, endpoint: Endpoint) -> Any:
         async with self._slots:
-            if not await self._turns():
-                own = DaemonLoop("abut-processor")
-                own.open()
-                try:
-                    return await own.ask(lambda: self._routed(row, endpoint))
-                finally:
-                    THREADS.submit(lambda: own.end(_LOOK_S))
-            assert self._loop is not None
-            return await self._loop.ask(lambda: self._routed(row, endpoint))
+            return await self._ask(lambda: self._routed(row, endpoint))
 
-    async def _turns(self) -> bool:
-        """Return whether the processors' shared loop runs; never again once one has blocked it."""
+    async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a coroutine on the loop that processors share, or on its own if that was blocked."""
+        if await self._shares_loop():
+            assert self._loop is not None
+            return await self._loop.ask(call)
+        own = DaemonLoop("abut-processor")
+        own.open()
+        try:
+            return await own.ask(call)
+        finally:
+            THREADS.submit(lambda: own.end(_LOOK_S))
+
+    async def _shares_loop(self) -> bool:
+        """Return whether the shared loop runs; never again once a processor has blocked it.
+
+        A `LoopWatch` would name the call that blocks, but a rollout that is already queued on the
+        blocked loop would wait there for its whole time limit. Asked first, it moves in a second.
+        """
         if self._blocks:
             return False
         self._loop = loop = self._loop or self._kept.open()
@@ -189,7 +193,7 @@ class ProcessorPlayer:
         return not self._blocks
 
     async def _routed(self, row: Any, endpoint: Endpoint) -> Any:
-        # The name is all that some processors pass on.
+        # Some processors pass on nothing but the model's name.
         route = Route(
             f"openai/{endpoint.model}/{endpoint.rollout_id}", endpoint.base_url, endpoint.api_key
         )
@@ -218,7 +222,7 @@ class ProcessorPlayer:
         config = RolloutProcessorConfig(
             completion_params=own,
             mcp_config_path=p.mcp_config_path or "",
-            semaphore=asyncio.Semaphore(),  # the slot is taken outside: it belongs to another loop
+            semaphore=asyncio.Semaphore(),  # `_slots` limits rollouts, and belongs to another loop
             server_script_path=p.server_script_path,
             steps=p.steps,
             logger=default_logger,

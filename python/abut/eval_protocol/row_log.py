@@ -1,7 +1,9 @@
-"""What `ep logs` shows of a training run.
+"""The log of a training run for `ep logs`: rows of rollouts, as its pages can show them.
 
-Invariant: a log that cannot be written costs no rollout, and no loop that others wait for writes
-it; what is kept is bounded, since the page's server sends its whole store at once.
+Invariant: a log that cannot be written fails no rollout, and is written on no loop that others wait
+for. It is bounded, because the page's server sends its whole store at once. Every row fits the
+schema of the page: the page checks all rows together and stays blank if one does not fit, so a
+value that does not fit is cut to size or left out, and named in a warning.
 """
 
 import json
@@ -11,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from abut.envs.task import RolloutTask
 from abut.errors import text_of
@@ -22,8 +24,10 @@ from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
+Decode = Callable[[Sequence[int]], bytes]
+
 SAMPLE = 8
-"""So many rollouts of each batch have their tokens there, and are all that a sample has."""
+"""How many rollouts of each batch have their tokens in the log; a "sample" has only these."""
 
 _GIVES_UP = 3
 _GIVEN_UP = "the batch was given up"
@@ -31,15 +35,11 @@ _MOST_WAITING = 4096
 _STEP = re.compile(r"step-(\d+)")
 
 
-class _Tokenizer(Protocol):
-    def decode_bytes(self, ids: Sequence[int]) -> bytes: ...
-
-
 class RowLog:
     """Writes rows of one test, on a thread of its own.
 
     Args:
-        which: rollouts: "all", a "sample" of each batch, None of them.
+        which: which rollouts: "all", a "sample" of each batch, or None of them.
         to: the test's own logger; None: the package's.
     """
 
@@ -57,13 +57,7 @@ class RowLog:
         if self._takes(task):
             self._shown.add(task.rollout_id)
             copy = row.model_copy(deep=True)
-            copy.input_metadata.dataset_info = {
-                **(copy.input_metadata.dataset_info or {}),
-                "step": task.step,
-                "group": task.group,
-                "generation": task.place,
-                "mode": task.mode,
-            }
+            _add_info(copy, task)
             self._later(lambda: copy)
 
     def ended(
@@ -72,16 +66,18 @@ class RowLog:
         task: RolloutTask,
         rollout: Rollout,
         score: Score | None,
-        tokenizer: _Tokenizer,
+        decode: Decode,
     ) -> None:
-        """Show what became of it; nobody changes what is given here any more."""
+        """Show a rollout that has ended; the caller must not change the arguments any more."""
         self._shown.discard(task.rollout_id)
         if self._takes(task):
-            decode = tokenizer.decode_bytes if task.index < SAMPLE else None
-            self._later(lambda: ended_row(row, task, rollout, score, decode))
+            shows_tokens = task.index < SAMPLE
+            self._later(
+                lambda: ended_row(row, task, rollout, score, decode if shows_tokens else None)
+            )
 
     def given_up(self, row: Any) -> None:
-        """Show that nothing more becomes of a rollout that was shown."""
+        """Show that a rollout was given up, if it was shown when it began."""
         if row.execution_metadata.rollout_id not in self._shown:
             return
 
@@ -94,7 +90,7 @@ class RowLog:
         self._later(make)
 
     def wait(self) -> None:
-        """Wait until what was handed over is written, or cannot be."""
+        """Wait until all rows are written or have failed."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -145,11 +141,11 @@ class RowLog:
 
 
 def prune_logs(*, keep_steps: int, experiment_id: str | None = None) -> int:
-    """Take the rollouts of old steps out of the store of `ep logs`; returns how many.
+    """Remove the rollouts of old steps from the store of `ep logs`; return how many.
 
     Args:
-        keep_steps: so many of each run's latest steps stay.
-        experiment_id: of one run; None: all runs. What no training has written stays.
+        keep_steps: how many of each run's latest steps stay.
+        experiment_id: the run; None: all runs. Rows that no training has written stay.
 
     Raises:
         ValueError: `keep_steps` is negative.
@@ -180,9 +176,6 @@ def prune_logs(*, keep_steps: int, experiment_id: str | None = None) -> int:
     return pruned
 
 
-Decode = Callable[[Sequence[int]], bytes]
-
-
 def ended_row(
     row: Any,
     task: RolloutTask,
@@ -190,14 +183,14 @@ def ended_row(
     score: Score | None,
     decode: Decode | None,
 ) -> Any:
-    """The row of a rollout that has ended: a copy, with what became of it.
+    """Return a copy of the row of a rollout that has ended, with its status and tokens.
 
     Args:
-        row: as the test's body left it.
-        task: of the rollout.
-        rollout: it.
-        score: None where no body has scored it.
-        decode: for the tokens, where they are to be shown.
+        row: the row as the test's body left it.
+        task: the rollout's task.
+        rollout: the rollout.
+        score: its score; None if no body has scored it.
+        decode: gives the bytes of token ids; None: the page shows no tokens.
     """
     from eval_protocol.models import EvaluateResult, Message, Status
 
@@ -207,7 +200,7 @@ def ended_row(
         row.eval_metadata.status = Status.error((rollout.error or "failed")[:2000])
         row.evaluation_result = None
     else:
-        if not row.rollout_status.is_finished():  # its budget ended it, not its processor
+        if not row.rollout_status.is_finished():  # a limit ended the rollout, not its processor
             row.rollout_status = Status.rollout_finished()
             row.messages = [Message.model_validate(_message(m)) for m in rollout.messages]
         row.eval_metadata.status = Status.eval_finished()
@@ -215,14 +208,7 @@ def ended_row(
             row.eval_metadata.status = Status.score_invalid(str(score.why_not)[:2000])
         elif score is None and rollout.reward is not None:
             row.evaluation_result = EvaluateResult(score=rollout.reward, reason="sum of steps")
-    row.input_metadata.dataset_info = {
-        **(row.input_metadata.dataset_info or {}),
-        "step": task.step,
-        "group": task.group,
-        "generation": task.place,
-        "mode": task.mode,
-        "stop_reason": rollout.stop_reason.value,
-    }
+    _add_info(row, task, stop_reason=rollout.stop_reason.value)
     metadata = row.execution_metadata
     if metadata.rollout_duration_seconds is None:
         metadata.rollout_duration_seconds = rollout.seconds
@@ -231,8 +217,13 @@ def ended_row(
     return row
 
 
+def _add_info(row: Any, task: RolloutTask, **more: str) -> None:
+    info = {"step": task.step, "group": task.group, "generation": task.place, "mode": task.mode}
+    row.input_metadata.dataset_info = {**(row.input_metadata.dataset_info or {}), **info, **more}
+
+
 def token_debug(rollout: Rollout, decode: Decode) -> dict[str, Any]:
-    """What the panel Token Debug shows, of our own row: `{…}` for `execution_metadata.extra`."""
+    """Return the content of the panel Token Debug, for `execution_metadata.extra`."""
     columns = rollout.columns
     assert columns is not None
     ids = [*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]
@@ -276,10 +267,10 @@ def token_debug(rollout: Rollout, decode: Decode) -> dict[str, Any]:
 
 
 def fitted(row: Any) -> tuple[Any, list[str]]:
-    """A row that fits the page's schema, and what was changed so that it does.
+    """Fit a row to the page's schema; return it and the names of what was changed.
 
     Args:
-        row: a copy, which this may change.
+        row: a copy, which this function may change.
     """
     changed: list[str] = []
     result = row.evaluation_result
@@ -312,7 +303,7 @@ def fitted(row: Any) -> tuple[Any, list[str]]:
 
 
 def _free_parts(row: Any) -> list[tuple[Any, str]]:
-    """Where users write what they like."""
+    """Return the fields, with their owners, in which users may put any value."""
     parts = [
         (row.execution_metadata, "extra"),
         (row.input_metadata, "dataset_info"),
@@ -337,7 +328,7 @@ def _are_outputs(outputs: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can say it: no NumPy, no NaN."""
+    """Return whether JSON can express the value: no NumPy, no NaN."""
     from pydantic_core import to_jsonable_python
 
     try:
@@ -361,7 +352,7 @@ def _is_call(call: Any) -> bool:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """A message of ours with arguments of calls as text, as that of a client has them."""
+    """Return a rollout's message with the arguments of its calls as text, as clients send them."""
     made = {k: v for k, v in dict(message).items() if k in ("role", "content", "tool_call_id")}
     calls = []
     for number, call in enumerate(dict(message).get("tool_calls") or ()):

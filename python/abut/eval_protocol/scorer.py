@@ -1,7 +1,7 @@
-"""What a test's body makes of rollouts: scores and metrics.
+"""Scores and metrics of rollouts, from a test's body.
 
-Invariant: no score is None, never 0.0: where the body skipped, raised, took too long, set no
-result, a score that is not valid or not finite. What the body returned counts, not what it got.
+Invariant: a missing score is None, never 0.0: the body skipped, raised, took too long, or set no
+result or an invalid or infinite score. The row that the body returned counts, not its argument.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Score:
-    """Of one rollout.
+    """The score of one rollout.
 
     Attributes:
-        value: None is no score.
-        row: as the body returned it; as it got it where it returned none.
-        metrics: by name, those that are finite.
-        why_not: says why there is no score.
-        is_fault: whether the body failed, rather than judged that there is none.
+        value: the score; None if there is none.
+        row: the row that the body returned, or its argument if it returned none.
+        metrics: the finite metrics, by name.
+        why_not: why there is no score.
+        is_fault: True if there is no score because the body failed.
     """
 
     value: float | None
@@ -50,8 +50,8 @@ class Scorer:
     """Calls the body of one test.
 
     Args:
-        test: it.
-        row_timeout_s: for one row; a body that gets several has as many times that.
+        test: the test.
+        row_timeout_s: seconds for one row; a body that gets several rows has that for each.
     """
 
     def __init__(self, test: LoadedTest, row_timeout_s: float) -> None:
@@ -63,7 +63,7 @@ class Scorer:
         self._slots = asyncio.Semaphore()
 
     async def start(self) -> None:
-        """Called before a batch."""
+        """Prepare for a batch."""
         self._slots = asyncio.Semaphore(self._test.parameters.max_concurrent_evaluations)
         if not self._has_imported:
             self._has_imported = True
@@ -98,14 +98,14 @@ class Scorer:
         ]
 
     async def _called(self, given: Any, count: int) -> Any:
-        """What the body returned; `_Nothing` where it did not return."""
+        """Call the body; return its result, or `_Nothing` if it did not return."""
         async with self._slots:
             while True:
-                # Where the body changes its row before it fails, the next call needs another one.
+                # The body may change its row before it fails, so a second call needs a copy.
                 again = copy.deepcopy(given)
                 turn = PROCESS_TURNS.turn(lambda: self._test.function, lambda: self._test.name)
                 returned = await self._called_once(given, count, turn)
-                # A body may score 0.0 what failed only because it ran where it did.
+                # A body may catch an error that comes only from where it ran, and score 0.0.
                 if not (self._wants_child(turn) or turn.may_have_clashed):
                     break
                 given = again
@@ -145,7 +145,7 @@ class Scorer:
             return _Nothing(text_of(error), error)
         finally:
             deadline.close()
-            turn.end()  # what was given up forks no more, and keeps nobody from it
+            turn.end()  # a body that was given up must neither fork nor keep others from it
 
     async def _call(self, given: Any, turn: CallTurn) -> Any:
         function, kwargs = self._test.function, self._test.kwargs
@@ -208,7 +208,7 @@ def _finished(returned: Any) -> Any:
 
 
 def _is_outcome(error: BaseException) -> bool:
-    """Whether it is what pytest.skip, pytest.fail and pytest.xfail raise."""
+    """Return whether pytest.skip, pytest.fail or pytest.xfail raised the error."""
     import pytest
 
     outcomes = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
