@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abut.concurrency.clock import Deadline, DeadlineExpired, backoff
+from abut.concurrency.clock import Deadline, DeadlineExpired, TimeLimit, backoff
 
 
 def run(case: Coroutine[Any, Any, None]) -> None:
@@ -92,6 +92,59 @@ def test_an_outer_deadline_in_the_same_moment_wins() -> None:
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
+
+    run(case())
+
+
+def unspared() -> float:
+    return 0.0
+
+
+def test_a_limit_stands_still_while_anybody_pauses_it() -> None:
+    async def case() -> None:
+        limit, began = TimeLimit(0.05, unspared), time.monotonic()
+
+        async def pauses() -> None:
+            async with limit:
+                with limit.paused(), limit.paused():
+                    await asyncio.sleep(0.2)
+                assert not limit.expired()
+                await asyncio.sleep(600)
+
+        with pytest.raises(TimeoutError):
+            await pauses()
+        assert limit.expired()
+        assert time.monotonic() - began >= 0.25
+
+    run(case())
+
+
+def test_a_limit_says_that_it_is_over_and_ends_its_code_later() -> None:
+    async def case() -> None:
+        over, began = asyncio.Event(), time.monotonic()
+
+        async def outlasts() -> None:
+            async with TimeLimit(0.02, unspared) as limit:
+                limit.on_over(over.set, 0.1)
+                await over.wait()
+                assert not limit.expired()
+                await asyncio.sleep(600)
+
+        with pytest.raises(TimeoutError):
+            await outlasts()
+        assert time.monotonic() - began >= 0.12
+
+    run(case())
+
+
+def test_a_pause_that_outlasts_its_limit_does_nothing() -> None:
+    async def case() -> None:
+        async with TimeLimit(0.02, unspared) as limit:
+            pause = limit.paused()
+            pause.__enter__()
+        pause.__exit__(None, None, None)
+        await asyncio.sleep(0.05)
+        assert not limit.expired()
 
     run(case())
 

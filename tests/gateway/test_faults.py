@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from abut import SamplerError, agent
-from abut.concurrency.clock import SparingTimeout
+from abut.concurrency.clock import TimeLimit
 from abut.gateway import Gateway
 from abut.samplers.sampler import Sample, SampleRequest
 from tests.kit.stage.agents import Client, check_tree, play_agents, user
@@ -191,15 +191,15 @@ def test_an_agent_that_blocks_its_loop_takes_no_time_from_others(
     stage: Stage, monkeypatch: Any, caplog: Any
 ) -> None:
     rings, over, begun = [], threading.Event(), threading.Event()
-    ring = SparingTimeout.spared_at_limit
+    ring = TimeLimit._ring
 
-    def note(self: SparingTimeout) -> float:
+    def note(self: TimeLimit) -> None:
         rings.append(self)
         if len(set(rings)) == 2:  # both have come to their limit, and the block ends
             over.set()
-        return ring(self)
+        ring(self)
 
-    monkeypatch.setattr(SparingTimeout, "spared_at_limit", note)
+    monkeypatch.setattr(TimeLimit, "_ring", note)
 
     @agent
     async def blocks(endpoint: Any) -> float:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from abut.concurrency.clock import Deadline, SparingTimeout
+from abut.concurrency.clock import Deadline, TimeLimit
 from tests.kit.stage.rollouts import Stage, Talk, assert_done, asynced, eventually, own_threads
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -151,16 +151,16 @@ def test_a_callback_is_told_of_though_nobody_knows_whose_it_is(stage: Stage, cap
 def test_the_time_of_a_rollout_is_not_that_of_a_neighbour_that_blocks(
     stage: Stage, monkeypatch: Any
 ) -> None:
-    over, ring = threading.Event(), SparingTimeout._ring
+    over, ring = threading.Event(), TimeLimit._ring
 
-    def note(self: SparingTimeout) -> None:
+    def note(self: TimeLimit) -> None:
         ring(self)
         rings.append(self.expired())
         if len(rings) == 2:
             over.set()
 
     rings: list[bool] = []
-    monkeypatch.setattr(SparingTimeout, "_ring", note)
+    monkeypatch.setattr(TimeLimit, "_ring", note)
     blocking, neighbour = pair(lambda: over.wait(60))
     first, second = stage.play(blocking, neighbour, retries=0, rollout_timeout_s=SHORT_S).rollouts
     assert first.error == f"EnvError: the rollout took longer than rollout_timeout_s={SHORT_S:g}"

@@ -1,8 +1,8 @@
-"""Time limits that do not count time lost to others, and the waits between retries.
+"""Time limits that stand still while others are to blame, and the waits between retries.
 
-Invariant: a limit fires only once its seconds are over on the clock of whoever it bounds: pauses,
-and time for which others are to blame, are added to it. A cancellation from outside is never taken
-for the limit's own.
+Invariant: a limit is reached only once its seconds have passed on the clock of the rollout that it
+bounds: pauses, and time for which others are to blame, do not count. A cancellation from outside is
+never taken for the limit's own.
 """
 
 import asyncio
@@ -15,19 +15,72 @@ T = TypeVar("T")
 
 
 class DeadlineExpired(Exception):
-    """Ours, not a `TimeoutError` that was raised by what was waited for."""
+    """The limit was reached; unlike a `TimeoutError`, the awaited code cannot have raised this."""
 
 
-class Deadline:
-    """For one task, which makes it and waits for one thing at a time."""
+class _Limit:
+    """A limit of one task, and the one timer of the loop behind it.
+
+    The timer is set again only if the next limit comes before it. A timer that goes off too early
+    is set anew. `asyncio.timeout` sets and cancels one for each wait, which cost a sixth of what
+    the engine does in a turn.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
+        """When the limit is reached, by the loop's clock; None: it stands still."""
         self._spared: Callable[[], float] = _nothing
         self._expired = False
+        self._cancelling = 0
+
+    def close(self) -> None:
+        """Forget the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self, seconds: float, spared: Callable[[], float]) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._spared, self._expired = spared, False
+        self._set(self._loop.time() + seconds)
+
+    def _set(self, due: float | None) -> None:
+        self._due = due
+        if due is not None and (self._timer is None or self._timer.when() > due):
+            self._wait(due)
+
+    def _wait(self, until: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(until, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        due = self._due + self._spared()
+        if self._loop.time() < due:
+            self._wait(due)
+        else:
+            self._reached(self._due)
+
+    def _reached(self, due: float) -> None:
+        self._expired = True
+        assert self._task is not None
+        self._task.cancel()
+
+    def _has_cancelled(self) -> bool:
+        """Return whether the task's CancelledError is this limit's, and nobody else's as well."""
+        assert self._task is not None
+        return self._expired and self._task.uncancel() <= self._cancelling
+
+
+class Deadline(_Limit):
+    """Bounds one wait after the other, for the task that makes it."""
 
     async def keep(
         self, awaitable: Awaitable[T], seconds: float, *, spared: Callable[[], float] | None = None
@@ -35,54 +88,26 @@ class Deadline:
         """Wait for it so long.
 
         Args:
-            awaitable: what is waited for.
+            awaitable: is awaited.
             seconds: the limit.
             spared: how many seconds of the wait do not count; asked when the limit is reached.
 
         Raises:
             DeadlineExpired: it took longer, and was cancelled.
         """
-        assert self._task is not None
-        self._due = self._loop.time() + seconds
-        self._spared = spared or _nothing
-        self._expired = False
-        cancelling = self._task.cancelling()
-        if self._timer is None or self._timer.when() > self._due:
-            self._set()
+        self._begin(seconds, spared or _nothing)
         try:
             return await awaitable
         except asyncio.CancelledError:
-            # A cancellation from outside in the same moment is not ours to swallow.
-            if self._expired and self._task.uncancel() <= cancelling:
+            if self._has_cancelled():
                 raise DeadlineExpired from None
             raise
         finally:
             self._due, self._spared = None, _nothing
 
-    def close(self) -> None:
-        """Forget the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
 
-    def _set(self) -> None:
-        assert self._due is not None
-        self.close()
-        self._timer = self._loop.call_at(self._due + self._spared(), self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        if self._due is None:
-            return
-        if self._loop.time() < self._due + self._spared():
-            self._set()
-        else:
-            self._expired = True
-            assert self._task is not None
-            self._task.cancel()
-
-
-class SparingTimeout:
-    """As `asyncio.timeout`, without the time for which others are to blame.
+class TimeLimit(_Limit):
+    """Bounds the code inside `async with`, as `asyncio.timeout` does, on a clock that can pause.
 
     Args:
         seconds: the limit.
@@ -90,36 +115,38 @@ class SparingTimeout:
     """
 
     def __init__(self, seconds: float, spared: Callable[[], float]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._spared = spared
-        self._due: float | None = self._loop.time() + seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._expired = False
-
-    def when(self) -> float | None:
-        """When the limit is reached, by the loop's clock; None: it stands still."""
-        return self._due
-
-    def reschedule(self, when: float | None) -> None:
-        """Set when the limit is reached; None lets it stand still."""
-        self._due = when
-        self._set(when)
-
-    def spared_at_limit(self) -> float:
-        """How many seconds do not count, for a limit that is reached now."""
-        return self._spared()
+        super().__init__()
+        self._given = seconds, spared
+        self._pauses = 0
+        self._left_s = 0.0
+        """The seconds that were left when the pause began."""
+        self._when_over: tuple[Callable[[], object], float] | None = None
 
     def expired(self) -> bool:
         """True once the limit has ended the code inside."""
         return self._expired
 
+    def on_over(self, call: Callable[[], object], grace_s: float) -> None:
+        """Call this when the limit is reached, and end the code inside so many seconds later."""
+        self._when_over = call, grace_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still as long as anybody is in here."""
+        self._pauses += 1
+        if self._pauses == 1 and self._due is not None:
+            self._left_s = self._due - self._loop.time()
+            self._set(None)
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            # A pause may outlast the code inside, whose task is None then.
+            if not self._pauses and self._task is not None and not self._expired:
+                self._set(self._loop.time() + self._left_s)
+
     async def __aenter__(self) -> Self:
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-        self._set(self._due)
+        self._begin(*self._given)
         return self
 
     async def __aexit__(
@@ -128,105 +155,39 @@ class SparingTimeout:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._set(None)
-        task, self._task = self._task, None
-        self._spared = _nothing  # it may know an environment, which is to be collected at once
-        # A cancellation from outside in the same moment is not ours to swallow.
-        if (
-            self._expired
-            and task is not None
-            and task.uncancel() <= self._cancelling
-            and kind is asyncio.CancelledError
-        ):
+        self.close()
+        is_ours = self._has_cancelled()
+        self._due = self._task = self._when_over = None
+        # `spared` may refer to an environment, which is to be collected at once.
+        self._spared = _nothing
+        self._given = (0.0, _nothing)
+        if is_ours and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
-    def _set(self, when: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if when is None else self._loop.call_at(when, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        if self._due is None:
+    def _reached(self, due: float) -> None:
+        if self._when_over is None:
+            super()._reached(due)
             return
-        due = self._due + self.spared_at_limit()
-        if self._loop.time() < due:
-            self._set(due)
-        else:
-            self._expired = True
-            if self._task is not None:
-                self._task.cancel()
-
-
-def _nothing() -> float:
-    return 0.0
+        (call, grace_s), self._when_over = self._when_over, None
+        self._set(due + grace_s)
+        call()
 
 
 def backoff(first_s: float, longest_s: float) -> Iterator[float]:
-    """Yield the seconds to wait after each failure in a row; after a success begin another one."""
+    """Yield the seconds to wait after each failure in a row; begin another one after a success.
+
+    They double up to `longest_s`. The first wait is the price of a trouble that passes at once, so
+    it is short beside a turn: 0.05 s for a vLLM server that is paused while it gets weights, 0.1 s
+    for one that fails and for an OpenEnv server without a free session. The longest is how late the
+    end of a trouble is noticed: 2 s for what lasts seconds, a pause or a session; 5 s for a vLLM
+    server that fails, since it takes minutes to start again. There is no jitter, because only the
+    few ranks of one training ask.
+    """
     wait_s = first_s
     while True:
         yield wait_s
         wait_s = min(2 * wait_s, longest_s)
 
 
-GRACE_S = 5.0
-"""How long an agent may take to end once its time is over and it gets no answer any more."""
-
-
-class Clock:
-    """The time of one attempt, on the loop of its batch.
-
-    Args:
-        timeout: ends the attempt, `GRACE_S` after its time is over.
-        when_over: called when it is.
-    """
-
-    def __init__(self, timeout: SparingTimeout, when_over: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
-        self._when_over = when_over
-        self._samples = 0
-        self._since = 0.0
-        due = timeout.when()
-        self._left_s = None if due is None else due - self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._go_on()
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stand still as long as anybody is in here."""
-        if self._left_s is None:
-            yield
-            return
-        self._samples += 1
-        if self._samples == 1:
-            self._left_s -= self._loop.time() - self._since
-            self.close()
-            if not self._timeout.expired():
-                self._timeout.reschedule(None)
-        try:
-            yield
-        finally:
-            self._samples -= 1
-            if not self._samples:
-                self._go_on()
-
-    def close(self) -> None:
-        """Forget the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _go_on(self) -> None:
-        if self._left_s is None or self._timeout.expired():
-            return
-        self._since = self._loop.time()
-        due = self._since + max(0.0, self._left_s)
-        self._timer = self._loop.call_at(due, self._ring, due)
-        self._timeout.reschedule(due + GRACE_S)
-
-    def _ring(self, due: float) -> None:
-        if self._loop.time() < (later := due + self._timeout.spared_at_limit()):
-            self._timer = self._loop.call_at(later, self._ring, due)
-        else:
-            self._when_over()
+def _nothing() -> float:
+    return 0.0

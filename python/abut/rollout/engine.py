@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from abut._native import Tokenizer
-from abut.concurrency.clock import SparingTimeout
+from abut.concurrency.clock import TimeLimit
 from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
@@ -234,7 +234,7 @@ class Engine:
         with batch.attempts.plays(episode.request_id) as attempt:
             try:
                 limit_s = self.config.rollout_timeout_s
-                async with SparingTimeout(limit_s, episode.spared_s) as deadline:
+                async with TimeLimit(limit_s, episode.spared_s) as deadline:
                     return await episode.run(deadline), True
             except _ROLLOUT_ERRORS as error:
                 return failed(error), getattr(error, "may_pass", True)

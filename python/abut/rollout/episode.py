@@ -9,11 +9,10 @@ nobody.
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from abut.concurrency.clock import Deadline, DeadlineExpired, SparingTimeout
+from abut.concurrency.clock import Deadline, DeadlineExpired, TimeLimit
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import is_pool, placed
 from abut.envs.source import TaskEnvs
@@ -53,7 +52,7 @@ class Episode:
         """What its requests for samples bear."""
         return self._task.rollout_id
 
-    async def run(self, clock: SparingTimeout) -> Rollout:
+    async def run(self, clock: TimeLimit) -> Rollout:
         """Play the episode to its end.
 
         Args:
@@ -68,7 +67,7 @@ class Episode:
         if is_pool(self._task.make_env):
             # Outside of `env_slots`: rollouts that wait in line would keep the one with the
             # environment from its next step.
-            with _stopped(clock):
+            with clock.paused():
                 await self._env.lend(self._task.make_env)  # type: ignore[arg-type]
         reset_timeout_s = self._config.reset_timeout_s
         await self._within("reset", reset_timeout_s, lambda: self._env.reset(self._open))
@@ -120,13 +119,13 @@ class Episode:
         except TemplateError as error:
             raise self._env.wrote("reset", error, said) from error
 
-    async def _turn(self, clock: SparingTimeout) -> bool:
+    async def _turn(self, clock: TimeLimit) -> bool:
         """Play one turn; returns whether the episode is over."""
         sample, generate_s = await self._sample(clock)
         timeout_s = self._config.step_timeout_s
         return await self._within("step", timeout_s, lambda: self._step(sample, generate_s))
 
-    async def _sample(self, clock: SparingTimeout) -> tuple[Sample, float]:
+    async def _sample(self, clock: TimeLimit) -> tuple[Sample, float]:
         """Sample one turn; returns what was sampled, and the seconds that it took."""
         left, reason = self._allowance()
         turn = len(self.rollout.turns)
@@ -148,7 +147,7 @@ class Episode:
             )
         began = time.monotonic()
         if self._batch.in_process:
-            with _stopped(clock):
+            with clock.paused():
                 sample = await self._batch.sample(request)
         else:
             sample = await self._sample_in_time(request)
@@ -294,14 +293,6 @@ def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-@contextmanager
-def _stopped(clock: SparingTimeout) -> Iterator[None]:
-    due, began = clock.when(), time.monotonic()
-    clock.reschedule(None)
-    yield
-    clock.reschedule(None if due is None else due + time.monotonic() - began)
 
 
 def _silence() -> Message:

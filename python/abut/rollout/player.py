@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
-from abut.concurrency.clock import SparingTimeout
+from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.rollout.batch import Batch
@@ -22,7 +22,7 @@ class AnyEpisode(Protocol):
         """What its requests for samples bear as `rollout_id`."""
         ...
 
-    async def run(self, clock: SparingTimeout) -> Rollout:
+    async def run(self, clock: TimeLimit) -> Rollout:
         """Play it to its end, as `Episode.run` does."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Any
 from abut.agents import function_agent
 from abut.agents.function_agent import FunctionAgent, kind_of, place_of_agent
 from abut.agents.protocol import Agent, AgentResult, Endpoint, result_of
-from abut.concurrency.clock import Clock, SparingTimeout
+from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, stands_at
@@ -23,6 +23,9 @@ from abut.gateway.ledger.row import LIMITS, fill, limit_of
 from abut.gateway.play.batch_policy import AgentBatch, AttemptPolicy
 from abut.gateway.server.gateway import Gateway
 from abut.rollout.rollout import Rollout, StopReason
+
+_GRACE_S = 5.0
+"""How long an agent may take to end once its time is over and it gets no answer any more."""
 
 
 class AgentEpisode:
@@ -47,7 +50,6 @@ class AgentEpisode:
         self.ledger = Ledger(self._id, self._policy)
         self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
-        self._clock: Clock | None = None
         self._lent: Any = None
         """The agent that a pool of agents has lent."""
         self._is_settled = False
@@ -60,7 +62,7 @@ class AgentEpisode:
         """The id in its requests for samples."""
         return self._id
 
-    async def run(self, clock: SparingTimeout) -> Rollout:
+    async def run(self, clock: TimeLimit) -> Rollout:
         """Let the agent play, and make a row of its ledger.
 
         Args:
@@ -71,12 +73,13 @@ class AgentEpisode:
             EnvError: the agent failed.
             SamplerError: the sampler failed; training must stop.
         """
-        self._clock = self._policy.clock = Clock(clock, self._time_is_over)
+        self._policy.clock = clock
+        clock.on_over(self._time_is_over, _GRACE_S)
         endpoint = dataclasses.replace(
             self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered
         )
         if is_pool(self._agent):
-            with self._clock.stopped():  # the pool is busy with other rollouts
+            with clock.paused():  # the pool is busy with other rollouts
                 self._lent = await lent_by(self._agent, self._task)
         registry = self._gateway.registry
         await registry.ask(lambda: registry.open(self.ledger))
@@ -95,8 +98,6 @@ class AgentEpisode:
 
     def end(self) -> None:
         """End the attempt: the gateway answers nothing any more."""
-        if self._clock is not None:
-            self._clock.close()
         self._policy.end()
         hangs = False
         if self._call is not None and not self._call.done():

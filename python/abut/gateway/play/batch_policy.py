@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from abut.concurrency.clock import Clock
+from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.gateway.ledger.agent_call import AgentRequest
@@ -101,7 +101,7 @@ class AttemptPolicy(BatchPolicy):
         clock: stands still while a model in this process samples.
     """
 
-    clock: Clock
+    clock: TimeLimit
 
     def __init__(self, shared: AgentBatch, task: RolloutTask, attempt: int) -> None:
         super().__init__(shared)
@@ -137,7 +137,7 @@ class AttemptPolicy(BatchPolicy):
     async def _timed(self, request: SampleRequest) -> Sample:
         if not self._batch.in_process:
             return await self._batch.sample(request)
-        with self.clock.stopped():
+        with self.clock.paused():
             return await self._batch.sample(request)
 
     async def _fail(self, error: Exception) -> None:
