@@ -70,7 +70,7 @@ test-rust:
 	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
 
 # In two halves, which `make --jobs=2` runs side by side: the first starts processes and trains models.
-LONG_TESTS := tests/audit tests/bench tests/cli tests/core tests/demo tests/test_examples.py \
+LONG_TESTS := tests/audit tests/benchmarks tests/cli tests/core tests/demo tests/test_examples.py \
 	tests/test_packaging.py
 
 test-python: test-python-long test-python-rest
@@ -194,7 +194,7 @@ ray-env: $(RAY)/deps.stamp
 
 test-ray: build $(RAY)/deps.stamp
 	PYTHONPATH=$(abspath python) $(RAY)/bin/python -m pytest -m ray tests/ray \
-		tests/test_slurm_train.py tests/test_ray_parts.py tests/bench/test_environments_row.py
+		tests/test_slurm_train.py tests/test_ray_parts.py tests/benchmarks/test_environments_row.py
 
 $(RAY)/deps.stamp: tests/ray/requirements.txt
 	$(PYTHON) -m venv --clear $(RAY)
@@ -231,7 +231,7 @@ demo: build
 
 # The page is of all rows at full size: with flags other than --strict nothing is written.
 bench: build
-	$(BIN)/abut bench --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/performance.md --json docs/performance.json) $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/performance.md --json docs/performance.json) $(BENCH_FLAGS)
 	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python scripts/write_scale.py docs/performance.json docs/scale.md)
 
 bench-core:

@@ -1,4 +1,4 @@
-"""The tokenizers of Llama 3, o200k and Mistral Tekken as tokenizer.json, for `abut bench`.
+"""The tokenizers of Llama 3, o200k and Mistral Tekken as tokenizer.json, for `make bench`.
 
 .venv-bench/bin/python scripts/bench_tokenizers.py FOLDER
 
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from abut.bench.encoders import SHAPES
+from benchmarks.encoders import SHAPES
 
 PACKAGES = {
     "llama3": ("llama-models==0.3.0", "llama_models/llama3/tokenizer.model"),

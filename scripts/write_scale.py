@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from abut.bench.table import number
+from benchmarks.table import number
 
 NOT_YET = "not measured yet"
 """Where the whole row is not in the file: `make bench` writes it."""

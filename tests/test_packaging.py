@@ -379,6 +379,7 @@ def test_the_wheel_serves_every_python_from_3_11(wheel: Path, wheel_of_sdist: Pa
 
 
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    """Neither `benchmarks` nor `tests/reference`, which are beside it in the repository."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = archive.read(f"abut-{abut.__version__}.dist-info/entry_points.txt").decode()
@@ -395,6 +396,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     built = {name for name in names if name.startswith("abut/_native.") and name[-3:] != "pyi"}
     assert len(built) == 1
     plugin = {"_abut_pytest.py"}
+    assert not {name for name in names if "bench" in name or "reference" in name}
     assert {name for name in names if ".dist-info/" not in name} == ours | built | plugin
     assert "[pytest11]\nabut=_abut_pytest\n" in entry_points
     assert {"abut/py.typed", "abut/_native.pyi", "abut/demo/assets/tokenizer.json"} <= ours

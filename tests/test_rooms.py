@@ -15,14 +15,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "abut"
+BENCHMARKS = ROOT / "benchmarks"
 TESTS = ROOT / "tests"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 LONGEST = 400
 """Lines of a file, but for the stub of the native module, which is one list."""
 
-NO_ROOM = {"core", "kit", "real_vllm", "trl_matrix"}
-"""Folders of tests: the native module, what tests share, and two environments of their own."""
+NO_ROOM = {"benchmarks", "core", "kit", "real_vllm", "reference", "trl_matrix"}
+"""Folders of tests that are not a room of the package: the benchmarks, the native module and its
+reference, the kit, and two environments of their own."""
 
 Sources: TypeAlias = Mapping[str, str]
 """Texts by their paths below `python/abut`."""
@@ -30,6 +32,7 @@ Sources: TypeAlias = Mapping[str, str]
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(imports_of(sources())) == []
+    assert circles(imports_of(sources(BENCHMARKS), "benchmarks")) == []
 
 
 def test_each_room_imports_only_rooms_below_it() -> None:
@@ -53,7 +56,7 @@ def test_no_package_hides_a_submodule() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    assert too_long(sources()) == []
+    assert too_long(sources()) + too_long(sources(BENCHMARKS)) == []
 
 
 def test_each_folder_of_tests_has_the_name_of_a_room() -> None:
@@ -160,9 +163,9 @@ def test_the_map_is_read_from_its_table() -> None:
     ]
 
 
-def sources() -> Sources:
-    files = (path for kind in ("*.py", "*.pyi") for path in PACKAGE.rglob(kind))
-    return {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in files}
+def sources(folder: Path = PACKAGE) -> Sources:
+    files = (path for kind in ("*.py", "*.pyi") for path in folder.rglob(kind))
+    return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files}
 
 
 def the_map() -> dict[str, str]:
@@ -183,19 +186,19 @@ def top_of(path: str) -> str:
     return top + slash
 
 
-def module_of(path: str) -> str:
-    parts = Path("abut", path).with_suffix("").parts
+def module_of(path: str, package: str = "abut") -> str:
+    parts = Path(package, path).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(sources: Sources) -> dict[str, set[str]]:
+def imports_of(sources: Sources, package: str = "abut") -> dict[str, set[str]]:
     """The modules that each module imports when it is imported, or when its types are checked."""
-    modules = {module_of(path): path for path in sources}
+    modules = {module_of(path, package): path for path in sources}
     return {
         module: {
             name if name in modules else name.rpartition(".")[0]
             for name in imported_names(sources[path], module, path.endswith("__init__.py"))
-            if name.split(".")[0] == "abut"
+            if name.split(".")[0] == package
         }
         for module, path in modules.items()
     }

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from abut.bench.figures import Row
-from abut.bench.rows import environments
-from abut.bench.scale import Scale
+from benchmarks.figures import Row
+from benchmarks.rows import environments
+from benchmarks.scale import Scale
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")

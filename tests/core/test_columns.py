@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abut
-from abut import _reference as reference
 from abut.errors import TrajectoryError
+from tests import reference
 from tests.kit.data.tokenizers_made import word_level
 
 ids = st.lists(st.integers(0, 99), max_size=5)

@@ -4,19 +4,19 @@ import ast
 import re
 from pathlib import Path
 
-from abut import _reference as reference
+from tests import reference
 
 FOLDER = Path(str(reference.__file__)).parent
 GROUND = {"abut.errors", "abut.parts"}
 
 
 def imports(source: str) -> set[str]:
-    """What a module imports of abut."""
+    """Return the modules of abut and of the tests that a module imports."""
     nodes = list(ast.walk(ast.parse(source)))
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     names = {"." * node.level + (node.module or "") for node in froms}
     names |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
-    return {name for name in names if name.split(".")[0] in {"abut", ""}}
+    return {name for name in names if name.split(".")[0] in {"abut", "tests", ""}}
 
 
 def test_a_module_imports_only_those_that_its_reader_has_read() -> None:
@@ -24,7 +24,7 @@ def test_a_module_imports_only_those_that_its_reader_has_read() -> None:
     order = re.findall(r"`(\w+)`", listed)
     assert sorted(order) == sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
     for index, name in enumerate(order):
-        before = {f"abut._reference.{other}" for other in order[:index]}
+        before = {f"tests.reference.{other}" for other in order[:index]}
         assert imports((FOLDER / f"{name}.py").read_text(encoding="utf-8")) <= before | GROUND
 
 

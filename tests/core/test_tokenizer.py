@@ -9,12 +9,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import abut
-from abut import _reference as reference
-from abut._reference.added import HTML_ELEMENTS
 from abut.errors import AbutError, ControlTokenError, TokenizerError
+from tests import reference
 from tests.kit.data.oracle import Trio, outcome, plain, real
 from tests.kit.data.strategies_text import has_no_oracle, modes, texts, trios, unknown
 from tests.kit.data.tokenizers_made import REAL, word_level
+from tests.reference.added import HTML_ELEMENTS
 
 # --- the same answers on all sides
 

@@ -18,13 +18,13 @@ from hypothesis.stateful import (
 )
 
 import abut
-from abut import _reference as reference
-from abut._reference.edge import Edge
 from abut.errors import TokenizerError, TrajectoryError
 from abut.parts import Content, Part, Scaffold
+from tests import reference
 from tests.kit.data.oracle import Trio, outcome, plain, real, tokens_of
 from tests.kit.data.strategies_text import parts, texts, trios
 from tests.kit.data.tokenizers_made import REAL, word_level
+from tests.reference.edge import Edge
 
 provenances = st.sampled_from(["prompt", "env", "close"])
 logprobs = st.floats(-50, 0, width=32)

@@ -17,8 +17,8 @@ import pytest
 import tokenizers
 
 import abut
-from abut import _reference as reference
 from abut.errors import AbutError
+from tests import reference
 
 Outcome = tuple[str, Any]
 

@@ -13,13 +13,13 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from abut import _reference as reference
 from abut import strategies
-from abut._reference.byte_table import BYTE_OF_CHAR
 from abut.audit.fuzz import FRAGMENTS as KNOWN
 from abut.audit.fuzz import WORDS
 from abut.errors import TokenizerError
+from tests import reference
 from tests.kit.data.oracle import Trio
+from tests.reference.byte_table import BYTE_OF_CHAR
 
 Config = dict[str, Any]
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}

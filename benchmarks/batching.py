@@ -1,0 +1,137 @@
+"""Encodes many texts at once, on all cores, in a process of its own: says what that took, as JSON.
+
+Started by the row `encode_batch`, with one JSON object. abut's own single calls, one text after the
+other on one core, are what the batches are compared with.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abut import Tokenizer
+from benchmarks.figures import ResultsDiffer, require_same
+from benchmarks.peers import PeerMissing, load
+from benchmarks.texts import Corpus
+from benchmarks.timing import Check, Sides, interleave
+
+ALONE, BATCH = "abut encode, one text after the other", "abut encode_batch"
+GIGATOKEN, TOKENIZERS = "gigatoken encode_batch", "tokenizers encode_batch_fast"
+_SHORT_CALLS = 100
+"""How often what takes microseconds is called for one time."""
+
+EncodeBatch = Callable[[Sequence[str]], Sequence[Any]]
+
+
+def main(plan: Mapping[str, Any]) -> None:
+    """Encode by all sides; prints their times, or what differed.
+
+    Args:
+        plan: `file` of the tokenizer, `cores`, `cases` (how many texts and the bytes of each, by
+            name), `rounds`, and `reasons` of missing peers.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, plan["cores"])
+    missing: dict[str, str] = {}
+    sides = _sides(Path(plan["file"]), plan["reasons"], missing)
+    corpus, taken = Corpus(9), {}
+    try:
+        for case, (count, size) in plan["cases"].items():
+            taken[case] = _timed(sides, corpus, count, size, plan["rounds"], missing)
+        found: dict[str, Any] = {"taken": taken, "missing": missing}
+    except ResultsDiffer as differ:
+        found = {"differ": str(differ)}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _sides(
+    file: Path, reasons: Mapping[str, str], missing: dict[str, str]
+) -> dict[str, EncodeBatch]:
+    ours = Tokenizer.from_file(file)
+    sides: dict[str, EncodeBatch] = {
+        ALONE: lambda texts: [ours.encode(text) for text in texts],
+        BATCH: ours.encode_batch,
+    }
+    try:
+        oracle = load("tokenizers", "tokenizers", reasons).Tokenizer.from_file(str(file))
+        sides[TOKENIZERS] = lambda texts: [
+            encoding.ids for encoding in oracle.encode_batch_fast(texts, add_special_tokens=False)
+        ]
+    except PeerMissing as reason:
+        missing[TOKENIZERS] = str(reason)
+    try:
+        sides[GIGATOKEN] = load("gigatoken", "gigatoken", reasons).Tokenizer(file).encode_batch
+    except PeerMissing as reason:
+        missing[GIGATOKEN] = str(reason)
+    except Exception as error:  # it raises what it likes for a file that it does not know
+        missing[GIGATOKEN] = f"it cannot read this one: {error}"
+    return sides
+
+
+def _timed(
+    sides: Mapping[str, EncodeBatch],
+    corpus: Corpus,
+    count: int,
+    size: int,
+    rounds: int,
+    missing: dict[str, str],
+) -> dict[str, list[float]]:
+    """The seconds of each side for `count` texts of about `size` bytes, new ones in every round."""
+    # A call of some microseconds is timed many times over, else it is the clock that is measured.
+    calls = _SHORT_CALLS if count * size < 32_000 else 1
+
+    def prepare(number: int) -> tuple[Sides, Check]:
+        whole = corpus.mixed(count * size)
+        length = len(whole) // count
+        texts = [whole[length * index :][:length] for index in range(count)]
+
+        def calling(encode: EncodeBatch) -> Callable[[], Sequence[Any]]:
+            def call() -> Sequence[Any]:
+                for _ in range(calls - 1):
+                    encode(texts)
+                return encode(texts)
+
+            return call
+
+        def check(results: dict[str, Any]) -> None:
+            expected = results[ALONE]
+            for name in results.keys() - {ALONE}:
+                try:
+                    _require_same(name, expected, results[name])
+                except ResultsDiffer as differ:
+                    if name != GIGATOKEN:  # `tokenizers` is who says what the tokens are
+                        raise
+                    missing[name] = str(differ).partition("\n")[0]
+
+        names = [name for name in sides if name not in missing]
+        names = names[::-1] if number % 2 else names
+        return {name: calling(sides[name]) for name in names}, check
+
+    taken = interleave(prepare, rounds)
+    return {
+        name: [seconds / calls for seconds in values]
+        for name, values in taken.items()
+        if name not in missing
+    }
+
+
+def _require_same(name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """All ids of all texts, and where each text ends."""
+    require_same("the lengths of the texts' tokens", name, _lengths(ours), _lengths(theirs))
+    require_same("the tokens of the texts", name, _joined(ours), _joined(theirs))
+
+
+def _lengths(texts: Sequence[Any]) -> list[int]:
+    return [len(ids) for ids in texts]
+
+
+def _joined(texts: Sequence[Any]) -> Any:
+    return np.concatenate([np.asarray(ids) for ids in texts])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

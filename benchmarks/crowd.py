@@ -1,0 +1,187 @@
+"""Plays many rollouts at once, in a process of its own: says what a turn takes of it.
+
+Started by the row `turns`, with a `Crowd` as JSON; prints one JSON object.
+"""
+
+import asyncio
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from abut import Rollout, RolloutConfig, Sample
+from abut.concurrency.loop import new_loop
+from abut.envs.task import RolloutTask
+from abut.rollout.engine import Engine
+from abut.samplers.sampler import SampleRequest
+from benchmarks.delays import draw_delays, slowest_s
+from benchmarks.loading import resident_bytes
+from benchmarks.measured_conversation import logprobs
+from benchmarks.rows.rollouts.script import WITHOUT_LIMIT
+from benchmarks.scale import Scale
+from benchmarks.texts import Replies
+from benchmarks.workbench import Workbench
+
+_SAMPLE_BYTES = 250
+_TEXTS = 256
+
+EnvKind: TypeAlias = Literal["synchronous", "asynchronous", "none"]
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What is played."""
+
+    env: EnvKind
+    """`none`: nothing is written, samples and steps only take their time, on two loops."""
+    rollouts: int
+    turns: int
+    median_s: float
+    """Of the delays of samples, and of steps; 0: all is at once."""
+
+
+class _Stage:
+    """What is said, and how long each takes to say it."""
+
+    def __init__(self, workbench: Workbench, crowd: Crowd) -> None:
+        self.crowd = crowd
+        self.delays = draw_delays(7, crowd.median_s, crowd.rollouts, crowd.turns)
+        self.replies = Replies(9, workbench.scale.reply_bytes).take(_TEXTS)
+        answers = Replies(10, _SAMPLE_BYTES).take(_TEXTS)
+        close = workbench.processor.close_token_id
+        arrays = [np.append(workbench.tokenizer.encode(text), close) for text in answers]
+        self.samples = [Sample(ids, logprobs(len(ids)), "stop") for ids in arrays]
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """The sampler's part."""
+        rollout = int(request.rollout_id)
+        if seconds := self.delays[0, rollout, request.turn]:
+            await asyncio.sleep(seconds)
+        return self.samples[(rollout + request.turn) % _TEXTS]
+
+
+class _Env:
+    """Answers after a while, on a thread."""
+
+    alive = True
+    reward = 0.0
+
+    def __init__(self, stage: _Stage, rollout: int) -> None:
+        self._stage = stage
+        self._rollout = rollout
+        self._turn = 0
+
+    def reset(self, seed: str) -> Any:
+        return self, "Begin."
+
+    def step(self, action: str) -> Any:
+        if seconds := self._seconds():
+            time.sleep(seconds)
+        return self._reply()
+
+    def _seconds(self) -> float:
+        return float(self._stage.delays[1, self._rollout, self._turn])
+
+    def _reply(self) -> Any:
+        self._turn += 1
+        return self, self._stage.replies[(3 * self._rollout + self._turn) % _TEXTS]
+
+
+class _AsyncEnv(_Env):
+    """Answers after a while, on a loop."""
+
+    async def reset(self, seed: str) -> Any:
+        return self, "Begin."
+
+    async def step(self, action: str) -> Any:
+        if seconds := self._seconds():
+            await asyncio.sleep(seconds)
+        return self._reply()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Play; prints the seconds, those of the processor for each turn, and what was played."""
+    folder, text = arguments
+    crowd = Crowd(**json.loads(text))
+    workbench = Workbench(Path(folder), Scale(), {})
+    stage = _Stage(workbench, crowd)
+    _play(workbench, stage, min(crowd.rollouts, 4))  # what only the first needs
+    before = resident_bytes()
+    processor, began = time.process_time(), time.perf_counter()
+    rollouts = _play(workbench, stage, crowd.rollouts)
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
+    most = resident_bytes("VmHWM")
+    found = {
+        "seconds": seconds,
+        "slowest": slowest_s(stage.delays),
+        "turn": processor / (crowd.rollouts * crowd.turns),
+        "memory": None if before is None or most is None else (most - before) / crowd.rollouts,
+        "tokens": sum(len(rollout.provenance) for rollout in rollouts) / crowd.rollouts,
+        "rows": _digest(rollouts),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _play(workbench: Workbench, stage: _Stage, count: int) -> list[Rollout]:
+    if stage.crowd.env == "none":
+        _only_wait(stage, count)
+        return []
+    kind = _AsyncEnv if stage.crowd.env == "asynchronous" else _Env
+    config = RolloutConfig(
+        max_turns=stage.crowd.turns,
+        max_completion_tokens=WITHOUT_LIMIT,
+        on_failure="raise",
+        rollout_timeout_s=3600,
+        max_env_steps=count,
+        max_requests=count,
+    )
+    engine = Engine(workbench.tokenizer, workbench.processor, stage, config)
+    tasks = [
+        RolloutTask(k, str(k), lambda k=k: kind(stage, k), [], str(k), k)  # type: ignore[misc]
+        for k in range(count)
+    ]
+    return engine.run(tasks)
+
+
+def _only_wait(stage: _Stage, count: int) -> None:
+    """What asyncio alone takes for as many waits, and as many ways from loop to loop."""
+    envs = new_loop()
+    thread = threading.Thread(target=envs.run_forever)
+    thread.start()
+
+    async def play(k: int) -> None:
+        for of_sample, of_step in stage.delays[:, k].T.tolist():
+            await asyncio.sleep(of_sample)
+            step = asyncio.run_coroutine_threadsafe(asyncio.sleep(of_step), envs)
+            await asyncio.wrap_future(step)
+
+    async def play_all() -> None:
+        await asyncio.gather(*(play(k) for k in range(count)))
+
+    rollouts = new_loop()
+    rollouts.run_until_complete(play_all())
+    rollouts.close()
+    envs.call_soon_threadsafe(envs.stop)
+    thread.join()
+    envs.close()
+
+
+def _digest(rollouts: list[Rollout]) -> str:
+    """One text for all ids and masks of all rows."""
+    digest = hashlib.blake2b()
+    for rollout in rollouts:
+        assert rollout.columns is not None
+        for column in ("prompt_ids", "completion_ids", "env_mask"):
+            digest.update(np.ascontiguousarray(getattr(rollout.columns, column)).tobytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

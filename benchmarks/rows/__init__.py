@@ -1,0 +1,53 @@
+"""The rows of the table, a module or a package each, in the order in which they are printed.
+
+A row is a function that takes the `Workbench` and returns its `Row`.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from benchmarks.figures import Row
+from benchmarks.rows import (
+    append,
+    async_rollouts,
+    collate,
+    encode,
+    encode_batch,
+    encode_kinds,
+    engine_reply,
+    environments,
+    gateway,
+    load,
+    memory,
+    open_text,
+    pace,
+    records,
+    rollouts,
+    seam,
+    stitch,
+    turns,
+)
+from benchmarks.workbench import Workbench
+
+Measure: TypeAlias = Callable[[Workbench], Row]
+
+ROWS: dict[str, Measure] = {
+    "encode": encode.measure,
+    "encode_kinds": encode_kinds.measure,
+    "encode_batch": encode_batch.measure,
+    "append": append.measure,
+    "open_text": open_text.measure,
+    "seam": seam.measure,
+    "rollouts": rollouts.measure,
+    "pace": pace.measure,
+    "turns": turns.measure,
+    "async_rollouts": async_rollouts.measure,
+    "environments": environments.measure,
+    "collate": collate.measure,
+    "stitch": stitch.measure,
+    "engine_reply": engine_reply.measure,
+    "gateway": gateway.measure,
+    "load": load.measure,
+    "memory": memory.measure,
+    "records": records.measure,
+}
