@@ -22,12 +22,11 @@ import chat_templates
 from chat_templates import MARK, PIPE, Family, rendered_by
 
 from abut.errors import TemplateError
-from abut.template.call_probe import CALLS, CallProbe, call_probes
-from abut.template.call_proof import CallProof
-from abut.template.call_turns import Turns
+from abut.template.calls.parser import CallProof
+from abut.template.calls.written import CALLS, CallProbe, Turns, call_probes
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import Render
-from abut.tool_calls.parse import ParsedCalls
+from abut.tool_calls.parsed import ParsedCalls
 
 PAGE = Path(__file__).parents[1] / "docs" / "tool_calls.md"
 ENDS = (

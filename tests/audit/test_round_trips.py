@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+import abut.template.calls.parser
 import abut.template.thinking
-import abut.template.tool_calls
 from abut.audit.printed import lines
 from abut.audit.round_trips import RoundTrip, judge_round_trips
 from abut.audit.verdict import audit
@@ -68,7 +68,7 @@ def test_thinking_that_is_cut_inside_a_tag_is_found() -> None:
 def test_calls_that_a_known_format_reads_and_the_processor_refuses_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(abut.template.tool_calls, "call_probes", lambda *_: iter(()))
+    monkeypatch.setattr(abut.template.calls.parser, "call_probes", lambda *_: iter(()))
     tokenizer = tiny_tokenizer(CALLS_BEHIND_THINKING)
     assert any(problem.startswith("calls: ") for problem in audit(tokenizer).problems)
     assert audit(tokenizer, roles=["user"]).exact, "who speaks as no tool hears no calls"

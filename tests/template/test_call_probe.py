@@ -3,7 +3,7 @@
 from typing import Any
 
 from abut.template.processor import ChatTemplateProcessor
-from abut.tool_calls.parse import ToolCall
+from abut.tool_calls.parsed import ToolCall
 from tests.kit.data.templates import tiny_tokenizer
 
 HEAD = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"

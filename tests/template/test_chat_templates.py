@@ -201,7 +201,7 @@ def test_each_request_of_a_rollout_ends_as_the_template_writes(name: str) -> Non
     hf, mode = tokenizer_of(name, TEMPLATES[name]), first_mode(name)
     processor, tokenizer = processor_of(name, mode), abut.Tokenizer.from_pretrained(hf)
     end = text(processor.closing())
-    token = processor.report.close
+    token = processor.report.end_token
     said = tokenizer.encode(end.removesuffix(token)).tolist()  # what else the model writes there
     says = "go on </s><end_of_turn>"
     played = Stage(tokenizer, processor).play(

@@ -8,10 +8,10 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 pytest.importorskip("trl", reason="TRL, which ships the templates, is not installed")
 
-from abut.template.call_probe import ANSWER, CALLS, CONTENT, VALUE, CallProbe, call_probes
-from abut.template.probe import assistant, user
+from abut.template.calls.written import ANSWER, CALLS, CONTENT, VALUE, CallProbe, call_probes
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import after_common_prefix, after_user
+from abut.template.turn_layout import assistant, user
 from tests.kit.data.public_calls import PUBLIC, call_templates
 
 # Their history has another header than their generation prompt: what a policy says is not told.

@@ -157,7 +157,12 @@ def test_the_report_says_what_qwen3_strips(qwen3: Any) -> None:
     )
     default = ChatTemplateProcessor(qwen3).report
     assert default.notes == report.notes[1:]
-    assert (default.separator, default.close, default.stop_tokens, default.generation_prompt) == (
+    assert (
+        default.separator,
+        default.end_token,
+        default.stop_tokens,
+        default.generation_prompt,
+    ) == (
         "\n",
         "<|im_end|>",
         ("<|im_end|>",),
@@ -649,7 +654,7 @@ def test_a_template_on_the_tokenizer_of_another_is_refused_with_a_reason(
         assert "\nhint: " in error(ChatTemplateProcessor, qwen3, chat_template=TRL[name])
         return
     processor = ChatTemplateProcessor(qwen3, chat_template=TRL[name])
-    assert processor.report.close == "<|im_end|>"
+    assert processor.report.end_token == "<|im_end|>"
     messages = [user("a")]
     past = render(qwen3, [*messages, assistant("b"), user("c")], chat_template=TRL[name])
     assert text(processor.opening(messages)) == render(qwen3, messages, chat_template=TRL[name])

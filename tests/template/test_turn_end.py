@@ -115,7 +115,7 @@ def test_a_turn_that_two_tokens_end_stops_on_eos() -> None:
 def test_an_eos_that_is_written_only_after_the_last_turn_is_no_end() -> None:
     template = CHATML + "{% if not add_generation_prompt %}</think>{% endif %}"
     processor = processor_of(template, "<|im_end|>", "<|im_start|>", "</think>", eos="</think>")
-    assert processor.report.close == "<|im_end|>"
+    assert processor.report.end_token == "<|im_end|>"
     assert processor.report.separator == "\n"
     assert processor.report.generation_prompt == "<|im_start|>assistant\n"
 

@@ -7,7 +7,7 @@ import pytest
 
 from abut.errors import TemplateError
 from abut.template.processor import ChatTemplateProcessor
-from abut.tool_calls.parse import ParsedCalls, ToolCall
+from abut.tool_calls.parsed import ParsedCalls, ToolCall
 from tests.kit.data.templates import CHATML, tiny_tokenizer
 
 F = ToolCall("f", {"a": "x"})

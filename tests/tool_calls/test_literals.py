@@ -2,8 +2,8 @@
 
 import pytest
 
-from abut.tool_calls.call import Wrong
 from abut.tool_calls.literals import Literals
+from abut.tool_calls.parsed import Wrong
 from tests.kit.growth import is_linear
 
 GEMMA = Literals('<|"|>')

@@ -9,15 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abut.errors import TemplateError
+from abut.template.calls.parser import tool_call_parser, transformers_parser
 from abut.template.processor import ChatTemplateProcessor
-from abut.template.tool_calls import tool_call_parser, transformers_parser
-from abut.tool_calls.parse import (
-    MalformedCall,
-    ParsedCalls,
-    ToolCall,
-    ToolCallFormat,
-    parse_tool_calls,
-)
+from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
+from abut.tool_calls.parsed import MalformedCall, ParsedCalls, ToolCall
 from tests.kit.data.templates import CHATML, tiny_tokenizer
 from tests.kit.data.trl_templates import TRL, completion, renderer, with_template
 from tests.kit.growth import is_linear

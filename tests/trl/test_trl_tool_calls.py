@@ -15,8 +15,7 @@ pytest.importorskip("trl")
 import abut
 from abut import RolloutConfig
 from abut.samplers.scripted import ScriptedSampler
-from abut.template.call_probe import CallProbe, call_probes
-from abut.template.call_turns import Turns
+from abut.template.calls.written import CallProbe, Turns, call_probes
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.data.public_calls import call_templates
 from tests.kit.training.trl_run import Run

@@ -95,7 +95,7 @@ def _template(audit: Audit) -> Iterator[str]:
         yield "template: none, so there are no seams to judge"
         return
     yield "template"
-    yield f"  close              {visible(report.close)}"
+    yield f"  close              {visible(report.end_token)}"
     yield f"  stop tokens        {' '.join(map(visible, report.stop_tokens))}"
     yield f"  separator          {report.separator!r}"
     yield f"  generation prompt  {report.generation_prompt!r}"

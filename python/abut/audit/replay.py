@@ -23,10 +23,9 @@ from abut.errors import TokenizerError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
 from abut.rollout.conversation import Conversation
-from abut.template.probe import PLAIN
 from abut.template.processor import ChatTemplateProcessor
-from abut.template.quote import quote_difference
 from abut.template.rendering import Rendering
+from abut.template.turn_layout import PLAIN, quote_difference
 
 # Fields that a template renders into text: a sample has that text in its content.
 _NOT_SAMPLED = ("tool_calls", "reasoning_content", "reasoning", "thinking")

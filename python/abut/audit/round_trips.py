@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 from abut.errors import TemplateError
 from abut.messages import Message
-from abut.template.probe import user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.thinking import after_user
+from abut.template.turn_layout import user
 from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 
 _SWITCHES = ("enable_thinking", "thinking")  # by the templates of all families seen so far

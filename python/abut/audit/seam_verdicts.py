@@ -21,10 +21,10 @@ from abut.messages import Message
 from abut.parts import Part, Scaffold
 from abut.rollout.conversation import Conversation
 from abut.rollout.sampled_text import places_of, turn_close
-from abut.template.probe import CALLING, PLAIN, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES
+from abut.template.turn_layout import CALLING, PLAIN, user
 
 Kind = Literal["barrier", "window", "opaque", "merged"]
 _WORST: tuple[Kind, ...] = ("barrier", "window", "opaque", "merged")

@@ -19,10 +19,10 @@ from abut.audit.seam_verdicts import SeamVerdict, judge_seams
 from abut.errors import TemplateError
 from abut.parts import Content
 from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer, tokenizer_of
-from abut.template.probe import assistant, user
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.report import TemplateReport
+from abut.template.turn_layout import assistant, user
 
 _ROLES = ("user", "tool")
 

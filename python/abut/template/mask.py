@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
-from abut.template.quote import WITH_TEMPLATE
+from abut.template.turn_layout import WITH_TEMPLATE
 
 Plan: TypeAlias = tuple[str | int, ...]
 
@@ -49,15 +49,15 @@ class Masked:
             [self.messages, [t for i, t in enumerate(self.texts) if i not in varying]]
         )
 
-    def with_contents(self, form: str, *, only: int | None = None) -> list[str]:
-        """The texts where every content (or the one numbered `only`) is `form`.
+    def with_contents(self, content: str, *, only: int | None = None) -> list[str]:
+        """The texts where every content (or the one numbered `only`) is `content`.
 
         `{}` in it is the placeholder. The other contents stay placeholders.
         """
         return [
             self.texts[i]
             if i not in self.contents
-            else form.replace("{}", placeholder)
+            else content.replace("{}", placeholder)
             if only in (None, i)
             else placeholder
             for i, placeholder in enumerate(self.placeholders)
@@ -255,3 +255,30 @@ def json_or_none(value: object) -> str | None:
         return json.dumps(value)
     except (TypeError, ValueError):
         return None
+
+
+Layout: TypeAlias = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+_TEXT = frozenset({str})
+
+
+def layout_of(messages: Sequence[Message]) -> Layout | None:
+    """The layout; None where messages hold more than text.
+
+    A `tool_call_id` is new with every call, and a content that is only whitespace is a case of its
+    own for many templates: such messages have none either.
+    """
+    layout = []
+    for message in messages:
+        if type(message) is not dict or "tool_call_id" in message:
+            return None
+        content = message.get("content")
+        if type(content) is not str or not content or content.isspace():
+            return None
+        if not _TEXT.issuperset(map(type, message.values())):
+            return None
+        keys, values = tuple(message), list(message.values())
+        # The content keeps its place: a template that writes whole messages writes it there.
+        values[keys.index("content")] = ""
+        layout.append((keys, tuple(values)))
+    return tuple(layout)

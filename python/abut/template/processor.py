@@ -17,23 +17,20 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Sampled, Scaffold, veiled
 from abut.pretrained import tokenizer_of
-from abut.template.content_rule import as_rendered, changed_content
-from abut.template.form import Form, form_of
-from abut.template.increment import Increment
-from abut.template.mask import Masked, Plan, free_stem, json_or_none, mask
-from abut.template.probe import user
+from abut.template.calls.parser import tool_call_parser
+from abut.template.increment import Increment, as_rendered, changed_content
+from abut.template.mask import Layout, Masked, Plan, free_stem, json_or_none, layout_of, mask
 from abut.template.prover import Prover
-from abut.template.quote import quote_difference
 from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
 from abut.template.thinking import ThinkingFormat, after_user, find_thinking
-from abut.template.tool_calls import tool_call_parser
-from abut.tool_calls.parse import Parse, ParsedCalls, parsed_as_sampled
+from abut.template.turn_layout import quote_difference, user
+from abut.tool_calls.parsed import Parse, ParsedCalls, parsed_as_sampled
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
-_PROOFS = ("_increments", "_for_all_names", "_forms", "_opening_plans")
+_PROOFS = ("_increments", "_for_all_names", "_by_layout", "_opening_plans")
 # What `apply_chat_template` takes besides variables, and abut gives it or must not.
 _GIVEN = frozenset(
     {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
@@ -104,7 +101,7 @@ class ChatTemplateProcessor:
         self.text_joints = dict(self._render.joints)
         self._increments: dict[str, Increment] = {}
         self._for_all_names: dict[str, Increment | None] = {}
-        self._forms: dict[Form, Increment] = {}
+        self._by_layout: dict[Layout, Increment] = {}
         self._opening_plans: dict[str, Plan] = {}
         self._openings: dict[str, list[Part]] = {}
 
@@ -241,7 +238,7 @@ class ChatTemplateProcessor:
         """Whether `increment` renders nothing for such messages, and only abut's code runs."""
         if type(self) is not ChatTemplateProcessor:
             return False
-        return not messages or form_of(messages) in self._forms
+        return not messages or layout_of(messages) in self._by_layout
 
     def verdicts(self) -> tuple[NextVerdict, ...]:
         """For each kind of next messages: can they be appended, and if not, why."""
@@ -280,7 +277,7 @@ class ChatTemplateProcessor:
         return str(part(reasoning)), part(action)
 
     def parse_tool_calls(self, action: str) -> ParsedCalls:
-        """The tool calls in an action, see `abut.template.tool_calls`.
+        """The tool calls in an action, see `abut.template.calls.parser`.
 
         Raises:
             TemplateError: no call can be read: there is none, or a stop token stands before it.
@@ -312,14 +309,14 @@ class ChatTemplateProcessor:
 
     def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
         """The increment, and the masked messages; None where it only needs their contents."""
-        form = form_of(messages)
-        if form is not None and (known := self._forms.get(form)) is not None:
+        layout = layout_of(messages)
+        if layout is not None and (known := self._by_layout.get(layout)) is not None:
             return known, None
         masked = self._masked(messages)
         proved = self._proved(masked, messages)
         only_contents = len(masked.contents) == len(masked.texts)
-        if form is not None and only_contents and proved.rules is not None:
-            _remember(self._forms, form, proved)
+        if layout is not None and only_contents and proved.rules is not None:
+            _remember(self._by_layout, layout, proved)
         return proved, masked
 
     def _proved(self, masked: Masked, messages: Sequence[Message] = ()) -> Increment:

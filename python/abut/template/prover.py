@@ -11,13 +11,21 @@ from typing import Any, NamedTuple
 
 from abut.errors import TemplateError
 from abut.messages import Message
-from abut.template.content_rule import find_rules
-from abut.template.increment import Increment
+from abut.template.increment import Increment, find_rules
 from abut.template.mask import Masked, not_written
-from abut.template.probe import CALLING, NO_NAME, PLAIN, TurnForm, assistant, user
-from abut.template.quote import WITH_TEMPLATE, quote_difference, roles
 from abut.template.rendering import Rendering
 from abut.template.turn_end import TurnEnd, TurnInside, end_of_answer, end_of_calls
+from abut.template.turn_layout import (
+    CALLING,
+    NO_NAME,
+    PLAIN,
+    WITH_TEMPLATE,
+    TurnLayout,
+    assistant,
+    quote_difference,
+    roles,
+    user,
+)
 
 _SYSTEM = "abutSystem"
 _BESIDE = "abutReasoning"
@@ -82,16 +90,16 @@ class Prover:
                 history, or a turn's end stands inside the turn before them.
         """
         new = masked.messages
-        form, first = self._find_form(masked)
-        if form is PLAIN:
+        layout, first = self._find_layout(masked)
+        if layout is PLAIN:
             end = self._end_of_answer(new, first)
         else:
-            end = self._end_of_calls(form, new, first)
+            end = self._end_of_calls(layout, new, first)
             self.inside.check_calls([self.answer_end.stop, end.stop, self._eos or ""])
         rest = self._rendering.after_token(first, end.count)
-        self._check_names(form, end, new, rest)
-        moves = self._moves(form, new, first, end.token + rest)
-        increment = Increment(form, end, masked.plan(rest), None, moves)
+        self._check_names(layout, end, new, rest)
+        moves = self._moves(layout, new, first, end.token + rest)
+        increment = Increment(layout, end, masked.plan(rest), None, moves)
         rules = find_rules(
             masked,
             increment.plan,
@@ -101,7 +109,7 @@ class Prover:
         return replace(increment, rules=rules)
 
     def _moves(
-        self, form: TurnForm, new: Sequence[Message], first: str, ending: str
+        self, layout: TurnLayout, new: Sequence[Message], first: str, ending: str
     ) -> tuple[str, ...]:
         """The proof: what the template moves, if that is all in which a history matters.
 
@@ -111,21 +119,21 @@ class Prover:
         for history in self._histories():
             try:
                 tail = self._rendering.after_turn(
-                    history.messages, form, new, thinking=history.thinking, keys=history.keys
+                    history.messages, layout, new, thinking=history.thinking, keys=history.keys
                 )
             except TemplateError as error:
                 if history.optional and error.__cause__ is not None:
                     continue
-                if form is not PLAIN and history.thinking:
+                if layout is not PLAIN and history.thinking:
                     continue  # some templates write calls only where the content is empty (Phi-4)
                 raise
             if tail == first:
                 continue
-            behind = None if form is PLAIN else _behind_inserted(tail, first, _BESIDE)
+            behind = None if layout is PLAIN else _behind_inserted(tail, first, _BESIDE)
             if behind is not None:
                 moved = "behind the call" if behind >= len(ending) else "with these messages"
                 moves[f"the text beside a tool call {moved}"] = None
-            elif form is not PLAIN and _ends_on(tail, first, _BESIDE, new):
+            elif layout is not PLAIN and _ends_on(tail, first, _BESIDE, new):
                 moves["the text beside a tool call with these messages"] = None
             elif _behind_inserted(tail, first, _SYSTEM) is not None:
                 moves["the system message with these messages"] = None
@@ -139,40 +147,42 @@ class Prover:
                 )
         return tuple(moves)
 
-    def _find_form(self, masked: Masked) -> tuple[TurnForm, str]:
+    def _find_layout(self, masked: Masked) -> tuple[TurnLayout, str]:
         """The assistant turn that the template takes before the messages, and what follows it."""
         new = masked.messages
 
-        def written(form: TurnForm) -> str:
-            first = self._rendering.after_turn([user()], form, new)
+        def written(layout: TurnLayout) -> str:
+            first = self._rendering.after_turn([user()], layout, new)
             masked.plan(first)  # raises unless the contents are written
-            self._check_empty(form, new)
+            self._check_empty(layout, new)
             return first
 
         if new and new[0]["role"] == "tool" and self._calling is not None:
-            for form in dict.fromkeys([self._calling, *CALLING]):
+            for layout in dict.fromkeys([self._calling, *CALLING]):
                 with contextlib.suppress(TemplateError):
-                    return form, written(form)
+                    return layout, written(layout)
         return PLAIN, written(PLAIN)
 
-    def _takes(self, form: TurnForm) -> bool:
+    def _takes(self, layout: TurnLayout) -> bool:
         try:
-            tail = self._rendering.after_turn([user()], form, [_EARLIER])
+            tail = self._rendering.after_turn([user()], layout, [_EARLIER])
         except TemplateError:
             return False
         return _EARLIER["content"] in tail
 
-    def _check_empty(self, form: TurnForm, new: Sequence[Message]) -> None:
+    def _check_empty(self, layout: TurnLayout, new: Sequence[Message]) -> None:
         """A role whose contents the template drops is not taken for one that says nothing."""
         said = [{**m, "content": f"abutSaid{k}"} for k, m in enumerate(new)]
         for k, message in enumerate(new):
             if message.get("content") != "":
                 continue
-            tail = self._rendering.after_turn([user()], form, [*new[:k], said[k], *new[k + 1 :]])
+            tail = self._rendering.after_turn([user()], layout, [*new[:k], said[k], *new[k + 1 :]])
             if f"abutSaid{k}" not in tail:
                 raise TemplateError(not_written(k, message))
 
-    def _check_names(self, form: TurnForm, end: TurnEnd, new: Sequence[Message], rest: str) -> None:
+    def _check_names(
+        self, layout: TurnLayout, end: TurnEnd, new: Sequence[Message], rest: str
+    ) -> None:
         """A tool message's header names its own function, if it names one."""
         if NO_NAME in rest:
             raise TemplateError(
@@ -180,11 +190,11 @@ class Prover:
                 'have none\nhint: write {"role": "tool", "name": "...", "content": "..."}'
             )
         names = list(dict.fromkeys(m["name"] for m in new if m["role"] == "tool" and m.get("name")))
-        if form is PLAIN or len(names) < 2:
+        if layout is PLAIN or len(names) < 2:
             return
         probes = {name: f"abutName{k}" for k, name in enumerate(names)}
         named = [{**m, "name": probes[m["name"]]} if m.get("name") in probes else m for m in new]
-        tail = self._rendering.after_turn([user()], form, named)
+        tail = self._rendering.after_turn([user()], layout, named)
         rest = self._rendering.after_token(tail, end.count)
         missing = [name for name, probe in probes.items() if probe not in rest]
         if missing and len(missing) < len(names):
@@ -205,25 +215,25 @@ class Prover:
             what=roles(new),
         )
 
-    def _end_of_calls(self, form: TurnForm, new: Sequence[Message], first: str) -> TurnEnd:
+    def _end_of_calls(self, layout: TurnLayout, new: Sequence[Message], first: str) -> TurnEnd:
         last = self._rendering.after_turn(
-            [user()], form, new, follow=[], add_generation_prompt=False
+            [user()], layout, new, follow=[], add_generation_prompt=False
         )
         stops = [self.answer_end.token, self.answer_end.stop, *([self._eos] if self._eos else [])]
         return end_of_calls(
             self._rendering,
             first,
             last,
-            of_calls=self._tokens_of_calls(form, new),
+            of_calls=self._tokens_of_calls(layout, new),
             stops=stops,
             contents=[str(message.get("content") or "") for message in new],
             what=roles(new),
         )
 
-    def _tokens_of_calls(self, form: TurnForm, new: Sequence[Message]) -> frozenset[str]:
+    def _tokens_of_calls(self, layout: TurnLayout, new: Sequence[Message]) -> frozenset[str]:
         counts = []
         for repeat in (1, 2):
-            message, _ = form.turn(new, "abut", repeat=repeat)
+            message, _ = layout.turn(new, "abut", repeat=repeat)
             try:
                 rendered = self._rendering([user(), message], add_generation_prompt=False)
             except TemplateError:  # it takes one call only

@@ -13,8 +13,7 @@ from abut.errors import MissingExtraError, TemplateError
 from abut.messages import Message, texts_of, with_arguments
 from abut.parts import Part
 from abut.template.mask import free_stem
-from abut.template.probe import TurnForm, assistant, user
-from abut.template.quote import WITH_TEMPLATE, roles
+from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, roles, user
 from abut.template.veiled_tools import VeiledTools
 
 _OTHERWISE = (
@@ -78,7 +77,7 @@ class Rendering:
             if not as_blocks:
                 self.in_strings |= {role}
             self.joints[role] = self._joint(role, before, after) if as_blocks else "\n"
-        self.arguments = self._form_of_arguments()
+        self.arguments = self._taken_arguments()
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The text of the whole conversation.
@@ -89,7 +88,7 @@ class Rendering:
         """
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [self._in_its_form(message) for message in messages],
+                [self._as_taken(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **{**self._options, **({"tools": self.veil.tools} if self.veil else {})},
@@ -145,7 +144,7 @@ class Rendering:
     def after_turn(
         self,
         history: Sequence[Message],
-        form: TurnForm,
+        layout: TurnLayout,
         new: Sequence[Message],
         *,
         follow: Sequence[Message] | None = None,
@@ -157,8 +156,8 @@ class Rendering:
 
         Args:
             history: the messages before the turn.
-            form: how the turn is given to the template.
-            new: the messages that the turn is to be followed by, which `form` may have to call.
+            layout: how the turn is given to the template.
+            new: the messages that the turn is to be followed by, which `layout` may have to call.
             follow: what follows it indeed; None: `new`.
             thinking: stands before the answer, in the content.
             add_generation_prompt: whether the model is asked for its next turn.
@@ -167,13 +166,13 @@ class Rendering:
         Raises:
             TemplateError: the template raises, or does not write the turn once.
         """
-        message, anchor = form.turn(new, free_stem(new), thinking=thinking)
+        message, anchor = layout.turn(new, free_stem(new), thinking=thinking)
         messages = [*history, {**message, **(keys or {})}, *(new if follow is None else follow)]
         rendered = self(messages, add_generation_prompt=add_generation_prompt)
         if (count := rendered.count(anchor)) != 1:
             raise TemplateError(
-                f"the template writes the {form.what} of message {len(history)} (assistant) "
-                f"{count} times\nhint: pass a template that writes the {form.what} of assistant "
+                f"the template writes the {layout.what} of message {len(history)} (assistant) "
+                f"{count} times\nhint: pass a template that writes the {layout.what} of assistant "
                 f"messages once: {WITH_TEMPLATE}"
             )
         return rendered.partition(anchor)[2]
@@ -187,7 +186,7 @@ class Rendering:
         """What follows the first `count` control tokens in `text`."""
         return self.pattern.split(text, maxsplit=count)[-1]
 
-    def _in_its_form(self, message: Message) -> Message:
+    def _as_taken(self, message: Message) -> Message:
         if self.arguments is not None and message.get("tool_calls"):
             message = with_arguments(message, self.arguments)
         if message.get("role") == "developer" and not self.has_developer:
@@ -199,7 +198,7 @@ class Rendering:
             content = [_block(content)]
         return message if content is message.get("content") else {**message, "content": content}
 
-    def _form_of_arguments(self) -> Literal["object", "text"] | None:
+    def _taken_arguments(self) -> Literal["object", "text"] | None:
         """How arguments must be given; None: as they are.
 
         A template that writes the JSON text as it is and an object as Python does takes both: the

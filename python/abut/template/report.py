@@ -11,10 +11,9 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.increment import Increment
 from abut.template.mask import Masked
-from abut.template.probe import assistant, user
-from abut.template.quote import quote_difference
 from abut.template.rendering import Rendering
 from abut.template.thinking import CLOSE, OPEN
+from abut.template.turn_layout import assistant, quote_difference, user
 
 
 def _tool(name: str, call_id: str) -> Message:
@@ -81,7 +80,7 @@ class TemplateReport:
     Attributes:
         separator: what the template writes between a closed turn and the next header.
         generation_prompt: what asks the model for its turn.
-        close: the control token that closes a turn.
+        end_token: the control token that ends a turn.
         stop_tokens: the tokens that end a turn, in the order of `stop_token_ids`.
         history_thinking: `"stripped"` where the template drops thinking from earlier turns, be it
             the answer's or the generation prompt's own. A trajectory keeps it all the same.
@@ -91,7 +90,7 @@ class TemplateReport:
 
     separator: str
     generation_prompt: str
-    close: str
+    end_token: str
     stop_tokens: tuple[str, ...]
     history_thinking: Literal["kept", "stripped"]
     notes: tuple[str, ...]
@@ -175,7 +174,7 @@ def probe(
     return TemplateReport(
         separator=_separator(render, increment),
         generation_prompt=generation_prompt,
-        close=end.token,
+        end_token=end.token,
         stop_tokens=stop_tokens,
         history_thinking="stripped" if stripped or OPEN in dropped else "kept",
         notes=tuple(notes),

@@ -14,14 +14,14 @@ from abut.parts import Content, Part, Scaffold
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.template.mask import check_message, free_stem
-from abut.template.quote import quote_difference, roles
+from abut.template.turn_layout import quote_difference, roles
 
 
 def as_parts_processor(
     processor: Processor | PartsProcessor,
     hf_tokenizer: Any,
     *,
-    close_token: str | None = None,
+    end_token: str | None = None,
     stop_token_ids: Sequence[int] = (),
 ) -> PartsProcessor:
     """The processor itself where it gives parts, else one that finds its scaffold.
@@ -33,7 +33,7 @@ def as_parts_processor(
     Args:
         processor: of either kind.
         hf_tokenizer: a transformers tokenizer.
-        close_token: ends the turns of a text processor; None: the tokenizer's EOS token.
+        end_token: ends the turns of a text processor; None: the tokenizer's EOS token.
         stop_token_ids: on which they end besides.
 
     Raises:
@@ -41,7 +41,7 @@ def as_parts_processor(
     """
     if isinstance(processor, PartsProcessor):
         return processor
-    return _TextProcessorParts(processor, tokenizer_of(hf_tokenizer), close_token, stop_token_ids)
+    return _TextProcessorParts(processor, tokenizer_of(hf_tokenizer), end_token, stop_token_ids)
 
 
 class _TextProcessorParts:
@@ -51,10 +51,10 @@ class _TextProcessorParts:
         self,
         processor: Processor,
         hf_tokenizer: Any,
-        close_token: str | None,
+        end_token: str | None,
         stop_token_ids: Sequence[int],
     ) -> None:
-        if close_token is None and hf_tokenizer.eos_token_id is None:
+        if end_token is None and hf_tokenizer.eos_token_id is None:
             raise TemplateError(
                 f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so nothing says "
                 "where a turn ends\n"
@@ -62,15 +62,15 @@ class _TextProcessorParts:
                 "ChatTemplateProcessor"
             )
         self._processor = processor
-        self._close = str(hf_tokenizer.eos_token) if close_token is None else close_token
-        close_id = hf_tokenizer.get_vocab().get(self._close)
-        if close_id is None:
+        self._end_token = str(hf_tokenizer.eos_token) if end_token is None else end_token
+        end_id = hf_tokenizer.get_vocab().get(self._end_token)
+        if end_id is None:
             raise TemplateError(
-                f"{self._close!r} is no token of {hf_tokenizer.name_or_path!r}, so nothing says "
-                "where a turn ends\n"
+                f"{self._end_token!r} is no token of {hf_tokenizer.name_or_path!r}, so nothing "
+                "says where a turn ends\n"
                 "hint: name the token that closes a turn, for ChatML <|im_end|>"
             )
-        self.close_token_id = int(close_id)
+        self.close_token_id = int(end_id)
         eos = hf_tokenizer.eos_token_id
         ids = [self.close_token_id, *([] if eos is None else [int(eos)]), *stop_token_ids]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
@@ -82,15 +82,15 @@ class _TextProcessorParts:
         return [*parts, *self._split("append_user_input", user)]
 
     def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
-        return [] if after == self.close_token_id else [Scaffold(self._close)]
+        return [] if after == self.close_token_id else [Scaffold(self._end_token)]
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
         (text,) = self._texts(messages, takes=(["user"],))
         parts = self._split("append_user_input", text)
-        if isinstance(parts[0], Scaffold) and parts[0].startswith(self._close):
+        if isinstance(parts[0], Scaffold) and parts[0].startswith(self._end_token):
             raise TemplateError(
-                f"append_user_input begins with {self._close!r}, but the turn before it is closed "
-                "already\n"
+                f"append_user_input begins with {self._end_token!r}, but the turn before it is "
+                "closed already\n"
                 "hint: begin with what stands between a closed turn and the next, for ChatML "
                 '"\\n<|im_start|>user\\n"'
             )

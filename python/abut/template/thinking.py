@@ -13,7 +13,7 @@ from os.path import commonprefix
 from typing import Any, Protocol
 
 from abut.errors import TemplateError
-from abut.template.probe import assistant, user
+from abut.template.turn_layout import assistant, user
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -175,7 +175,7 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
     """The format in which a template writes the thinking of an answer.
 
     Rendered are an answer and a tool call, with thinking in the fields that templates read it
-    from. A template may write none of it and still know it: then it drops Gemma's form from an
+    from. A template may write none of it and still know it: then it drops Gemma's format from an
     answer. Where nothing shows (DeepSeek-R1, Llama 3) the format is `<think>…</think>`: a
     completion without thinking is the same in every format.
 
@@ -238,7 +238,7 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
             yield ThinkingFormat(opening, close.strip(), between, answer, restart)
 
 
-def _act(render: Render, form: ThinkingFormat) -> str:
+def _act(render: Render, format: ThinkingFormat) -> str:
     """The tag that ends thinking before calls, where the template writes another than `close`."""
     function = {"name": _ANSWER, "arguments": {}}
     calls = [{"id": "abutCall0", "type": "function", "function": function}]
@@ -251,12 +251,14 @@ def _act(render: Render, form: ThinkingFormat) -> str:
     head, _, tail = written.partition(_REASONING)
     between, called, _ = tail.partition(_ANSWER)
     tag = _FIRST_TAG.match(between)
-    known = form.restart or form.close in between or not head.rstrip().endswith(form.open.strip())
+    known = (
+        format.restart or format.close in between or not head.rstrip().endswith(format.open.strip())
+    )
     return "" if known or not called or tag is None else tag[0].strip()
 
 
-def _drops_past_thinking(render: Render, form: ThinkingFormat) -> bool:
-    content = f"{form.open}\n{_REASONING}{form.between}{_ANSWER}"
+def _drops_past_thinking(render: Render, format: ThinkingFormat) -> bool:
+    content = f"{format.open}\n{_REASONING}{format.between}{_ANSWER}"
     try:
         past = render([user(), assistant(content), user()])
     except TemplateError:

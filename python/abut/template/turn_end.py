@@ -14,11 +14,10 @@ from os.path import commonprefix
 
 from abut.errors import TemplateError
 from abut.messages import Message
-from abut.template.call_turns import common_suffix
-from abut.template.probe import TurnForm, assistant, user
-from abut.template.quote import WITH_TEMPLATE
+from abut.template.calls.written import common_suffix
 from abut.template.rendering import Rendering
 from abut.template.thinking import after_common_prefix, after_user
+from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, user
 from abut.tool_calls.patterns import TAG
 
 _HINT = f"hint: such a template cannot be appended to; pass another one: {WITH_TEMPLATE}"
@@ -79,7 +78,7 @@ class TurnInside:
     calls: frozenset[str]
 
     @classmethod
-    def of(cls, rendering: Rendering, calling: TurnForm | None) -> "TurnInside":
+    def of(cls, rendering: Rendering, calling: TurnLayout | None) -> "TurnInside":
         """Render such turns.
 
         Args:

@@ -1,16 +1,15 @@
-"""Reads the body of a call: a name and arguments, in each of the ways that a `CallForm` knows."""
+"""Reads the body of a call: a name and arguments, in each of the ways that a `CallSyntax` knows."""
 
 import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from abut.tool_calls.call import ToolCall, Wrong
-from abut.tool_calls.form import CallForm, NamedBody, ObjectBody
-from abut.tool_calls.literals import PYTHON, skip_space
+from abut.tool_calls.literals import PYTHON, load_json, read_json, skip_space
 from abut.tool_calls.parameters import ParametersReader
+from abut.tool_calls.parsed import ToolCall, Wrong
 from abut.tool_calls.patterns import SLOTS, loose
 from abut.tool_calls.schemas import Schemas
-from abut.tool_calls.values import load_json, read_json
+from abut.tool_calls.syntax import CallSyntax, NamedBody, ObjectBody
 
 Read: TypeAlias = Callable[[int], tuple[ToolCall, int]]
 """From where a body begins to the call and where it ends; raises `Wrong`."""
@@ -21,11 +20,11 @@ _SCALAR = tuple('"-0123456789')  # begins a value that is no call, and ends itse
 _ARGUMENTS = ("arguments", "parameters")  # models take the one for the other
 
 
-def body_of(form: CallForm) -> Body:
-    """What reads the bodies of a form's calls."""
-    if isinstance(form.body, ObjectBody):
-        return _ObjectReader(form.body)
-    return _NamedReader(form.body, form)
+def body_of(syntax: CallSyntax) -> Body:
+    """What reads the bodies of a syntax's calls."""
+    if isinstance(syntax.body, ObjectBody):
+        return _ObjectReader(syntax.body)
+    return _NamedReader(syntax.body, syntax)
 
 
 class _ObjectReader:
@@ -35,7 +34,7 @@ class _ObjectReader:
 
     def __call__(self, text: str, schemas: Schemas) -> Read:
         def read(at: int) -> tuple[ToolCall, int]:
-            value, end = _object(text, at, self._body.syntax)
+            value, end = _object(text, at, self._body.language)
             try:
                 return self._call(value, at), end
             except Wrong as wrong:
@@ -71,12 +70,12 @@ class _ObjectReader:
         return ToolCall(name, arguments_of(arguments, at), id_ if isinstance(id_, str) else None)
 
 
-def _object(text: str, at: int, syntax: str) -> tuple[Any, int]:
+def _object(text: str, at: int, language: str) -> tuple[Any, int]:
     """A JSON value, or one of Python where a template writes that; models write JSON then, too."""
     try:
         return read_json(text, at)
     except Wrong as wrong:
-        if syntax == "json" and text[wrong.at : wrong.at + 1] not in _SCALAR:
+        if language == "json" and text[wrong.at : wrong.at + 1] not in _SCALAR:
             raise
     return PYTHON.read(text, at)
 
@@ -100,7 +99,7 @@ def arguments_of(value: Any, at: int) -> dict[str, Any]:
 
 
 class _NamedReader:
-    def __init__(self, body: NamedBody, form: CallForm) -> None:
+    def __init__(self, body: NamedBody, syntax: CallSyntax) -> None:
         self._body = body
         patterns = []
         named = False
@@ -120,7 +119,7 @@ class _NamedReader:
             for k, piece in enumerate(body.header)
         ]
         parameters = body.arguments
-        self._parameters = None if parameters is None else ParametersReader(parameters, form)
+        self._parameters = None if parameters is None else ParametersReader(parameters, syntax)
 
     def __call__(self, text: str, schemas: Schemas) -> Read:
         parameters = None if self._parameters is None else self._parameters(text)

@@ -9,24 +9,23 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from abut.tool_calls.call import Wrong
-from abut.tool_calls.form import CallForm, Mark, Parameters
-from abut.tool_calls.literals import PYTHON, Literals, skip_space
+from abut.tool_calls.literals import PYTHON, Literals, load_literal, skip_space
+from abut.tool_calls.parsed import Wrong
 from abut.tool_calls.patterns import NAME, Finder, any_of, core, loose, missing, tags, up_to_tag
 from abut.tool_calls.schemas import ToolSchema
-from abut.tool_calls.values import load_literal
+from abut.tool_calls.syntax import CallSyntax, Mark, Parameters
 
 Schema: TypeAlias = ToolSchema | None
 """That of the function's parameters; None: not known."""
 
 
 class ParametersReader:
-    """Reads the parameters of one form.
+    """Reads the parameters of one syntax.
 
     Args:
         parameters: how each is written.
-        form: the calls around them.
-        odd_keys: keys that look like no key of this form, such as one with a `>` in
+        syntax: the calls around them.
+        odd_keys: keys that look like no key of this syntax, such as one with a `>` in
             `<parameter=a>b>`. Only a schema can tell that they are some.
 
     Attributes:
@@ -34,10 +33,10 @@ class ParametersReader:
     """
 
     def __init__(
-        self, parameters: Parameters, form: CallForm, odd_keys: Collection[str] = ()
+        self, parameters: Parameters, syntax: CallSyntax, odd_keys: Collection[str] = ()
     ) -> None:
         self.open = parameters.open.strip()
-        self._parameters, self._form, self._odd_keys = parameters, form, odd_keys
+        self._parameters, self._syntax, self._odd_keys = parameters, syntax, odd_keys
         self._with_odd_keys: dict[frozenset[str], ParametersReader] = {}
         tagged = bool(tags(self.open + parameters.marks[0].text))
         marks = sorted(parameters.marks, key=lambda mark: -len(mark.text))
@@ -55,12 +54,12 @@ class ParametersReader:
         self._first = re.compile(rf"\s*+{opened}{one}")
         self._next = re.compile(rf"\s*+{between}\s*+{opened}{one}")
         self._opener = re.compile(opened + one) if tagged else None
-        self._close = re.compile(loose(form.close))
-        self._call_close = form.close
+        self._close = re.compile(loose(syntax.close))
+        self._call_close = syntax.close
         self._begun = re.compile(opened + key)
         self._mark = marks[-1].text
-        follows = _follows(parameters, form, opened + one, tagged)
-        self._marks = [_MarkReader(mark, follows, form) for mark in marks]
+        follows = _follows(parameters, syntax, opened + one, tagged)
+        self._marks = [_MarkReader(mark, follows, syntax) for mark in marks]
         self._any_mark = re.compile(mark_of_kind)
         self._written_marks = [mark.text.lstrip() for mark in marks]
 
@@ -83,7 +82,7 @@ class ParametersReader:
         if not odd:
             return self
         if odd not in self._with_odd_keys:
-            reader = ParametersReader(self._parameters, self._form, odd)
+            reader = ParametersReader(self._parameters, self._syntax, odd)
             self._with_odd_keys[odd] = reader
         return self._with_odd_keys[odd]
 
@@ -158,16 +157,16 @@ class ParametersReader:
 class _MarkReader:
     """Reads the values behind one mark."""
 
-    def __init__(self, mark: Mark, follows: str, form: CallForm) -> None:
+    def __init__(self, mark: Mark, follows: str, syntax: CallSyntax) -> None:
         self._mark = mark
         self._close = re.compile(loose(mark.close))
-        self._literals = Literals(mark.quote) if mark.syntax == "notation" else PYTHON
+        self._literals = Literals(mark.quote) if mark.values == "notation" else PYTHON
         closing = mark.close.strip()
         # Without the whitespace before it, which makes the search for it three times as fast.
         self._space = mark.close[: len(mark.close) - len(mark.close.lstrip())]
         pattern = rf"{re.escape(closing)}(?=\s*+{follows})" if closing else f"(?={follows})"
-        if ends := tags(form.close, form.ordinary):
-            behind = any_of([core(up_to_tag(form.begin + form.open)), core(form.end), r"\Z"])
+        if ends := tags(syntax.close, syntax.ordinary):
+            behind = any_of([core(up_to_tag(syntax.begin + syntax.open)), core(syntax.end), r"\Z"])
             pattern += rf"|(?P<last>{re.escape(ends[-1])}\s*+(?={behind}))"
         self._until = re.compile(pattern)
         self._follows = re.compile(rf"\s*+{follows}")
@@ -218,22 +217,22 @@ class _MarkReader:
                 return value, end
             return schema.typed(key, written), end
 
-        if mark.syntax == "text":
+        if mark.values == "text":
             return read_text
-        return read_bare if mark.syntax == "bare" else read_literal
+        return read_bare if mark.values == "bare" else read_literal
 
 
-def _follows(parameters: Parameters, form: CallForm, parameter: str, tagged: bool) -> str:
+def _follows(parameters: Parameters, syntax: CallSyntax, parameter: str, tagged: bool) -> str:
     """Matches what may follow a value: the next parameter, or what closes the call."""
     if tagged:
         following = core(parameters.between + parameters.open)
     else:
         following = core(parameters.between) + r"\s*+" + re.sub(r"\?P<\w+>", "?:", parameter)
-    if tags(form.close, form.ordinary):
-        behind = core(up_to_tag(form.close, form.ordinary))
+    if tags(syntax.close, syntax.ordinary):
+        behind = core(up_to_tag(syntax.close, syntax.ordinary))
     else:  # punctuation alone: what follows it must be right, too
-        again = core(form.between) + r"\s*+" + core(form.open) + NAME
-        behind = core(form.close) + r"\s*+" + any_of([again, core(form.end), r"\Z"])
+        again = core(syntax.between) + r"\s*+" + core(syntax.open) + NAME
+        behind = core(syntax.close) + r"\s*+" + any_of([again, core(syntax.end), r"\Z"])
     return f"(?:{following}|{behind})"
 
 
@@ -244,5 +243,5 @@ def _kind(match: re.Match[str]) -> int:
 
 def _before(mark: Mark) -> str:
     """Matches a mark; before text, the whitespace at its end is a part of it, if it is there."""
-    space = mark.text[len(mark.text.rstrip()) :] if mark.syntax == "text" else ""
+    space = mark.text[len(mark.text.rstrip()) :] if mark.values == "text" else ""
     return loose(mark.text) + (f"(?:{re.escape(space)})?+" if space else "")

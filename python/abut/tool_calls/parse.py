@@ -1,18 +1,27 @@
-"""Tool calls in an action: what the model wrote, as typed values.
+"""The formats that have a name: how families write calls, for those who have no template at hand.
 
-Invariant: nothing that a model writes raises. A call that is not what its format asks for is
-`malformed`, with the place and the reason: a bad action is data. Parsing takes time linear in the
-text, whatever it spells.
+They are data, but for `harmony`: what a template says is found by rendering it, and where it says
+one of these, that is what is used, with what the template does not say.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from abut.parts import Sampled
-from abut.tool_calls.call import Found, ToolCall, Wrong
-from abut.tool_calls.formats import READERS
-from abut.tool_calls.schemas import parameter_schemas
+from abut.tool_calls.bodies import arguments_of
+from abut.tool_calls.literals import read_json
+from abut.tool_calls.parsed import (
+    Found,
+    MalformedCall,
+    ParsedCalls,
+    ToolCall,
+    Wrong,
+    parsed,
+    parsed_as_sampled,
+)
+from abut.tool_calls.reader import CallReader
+from abut.tool_calls.schemas import Schemas, parameter_schemas
+from abut.tool_calls.syntax import CallSyntax, Mark, NamedBody, ObjectBody, Parameters, Piece
 
 __all__ = [
     "MalformedCall",
@@ -37,31 +46,91 @@ ToolCallFormat: TypeAlias = Literal["hermes", "qwen3_coder", "glm", "llama3", "m
 """
 
 
-@dataclass(frozen=True)
-class MalformedCall:
-    """What began as a call and is none."""
+ReadCalls: TypeAlias = Callable[[str, Schemas], Iterator[Found]]
 
-    start: int
-    """First character in the text that was parsed."""
-    end: int
-    """Behind its last character."""
-    error: str
-    """The place, counted from 0 in the text, and the reason."""
-    text: str
-    """What stands there."""
+SYNTAXES: Mapping[str, CallSyntax] = {
+    "hermes": CallSyntax(ObjectBody(), open="<tool_call>\n", close="\n</tool_call>", between="\n"),
+    "qwen3_coder": CallSyntax(
+        NamedBody(
+            (Piece("name", ">\n"),),
+            Parameters("<parameter=", (Mark(">\n", "\n</parameter>"),), "\n"),
+        ),
+        open="<tool_call>\n<function=",
+        close="\n</function>\n</tool_call>",
+        between="\n",
+    ),
+    "glm": CallSyntax(
+        NamedBody(
+            (Piece("name", "\n"),),
+            Parameters("<arg_key>", (Mark("</arg_key>\n<arg_value>", "</arg_value>"),), "\n"),
+        ),
+        open="<tool_call>",
+        close="\n</tool_call>",
+        between="\n",
+    ),
+    "llama3": CallSyntax(
+        ObjectBody(arguments="parameters"),
+        between=";",
+        text_before=False,
+        marks=("<|python_tag|>",),
+    ),
+    "mistral": CallSyntax(ObjectBody(id="id"), begin="[TOOL_CALLS][", between=", ", end="]"),
+    "mistral_named": CallSyntax(
+        NamedBody((Piece("name", "[ARGS]"),), before_id="[CALL_ID]"), open="[TOOL_CALLS]"
+    ),
+}
+
+_CALL_READERS = {name: CallReader(syntax) for name, syntax in SYNTAXES.items()}
+_MISTRAL_LIST = re.compile(r"\[TOOL_CALLS\]\s*+[\[{]")
 
 
-@dataclass(frozen=True)
-class ParsedCalls:
-    """An action, taken apart."""
-
-    content: str
-    """The text around the calls, stripped of whitespace; without any, all of it as it is."""
-    calls: tuple[ToolCall, ...]
-    malformed: tuple[MalformedCall, ...]
+def _read_mistral(text: str, schemas: Schemas) -> Iterator[Found]:
+    """In the syntax that its first call has: the older list, or a name before the arguments."""
+    at = max(text.find("[TOOL_CALLS]"), 0)
+    name = "mistral" if _MISTRAL_LIST.match(text, at) else "mistral_named"
+    return _CALL_READERS[name](text, schemas)
 
 
-Parse: TypeAlias = Callable[[str], ParsedCalls]
+_TAG = re.compile(r"<\|(start|message|call|end|return)\|>")
+_RECIPIENT = re.compile(r"(?<![^\s>])to=(functions\.)?+([^\s<]*+)")
+
+
+def _read_harmony(text: str, schemas: Schemas) -> Iterator[Found]:
+    """The places of calls, in order; see `Found`."""
+    tags = list(_TAG.finditer(text))
+    begin = free = 0  # the header of a message begins here
+    for k, tag in enumerate(tags):
+        if tag.start() < free:
+            continue
+        if tag[1] != "message":
+            begin = tag.start() if tag[1] == "start" else tag.end()
+            if tag[1] != "start":
+                yield tag.start(), tag.end(), []
+            continue
+        recipient = _RECIPIENT.search(text, begin, tag.start())
+        channel = text.find("<|channel|>", begin, tag.start()) >= 0
+        if recipient is None or not (recipient[1] or channel):  # else prose that says `to=`
+            begin, start = tag.end(), begin
+            yield start, tag.end(), []
+            continue
+        limit = tags[k + 1].start() if k + 1 < len(tags) else len(text)
+        start = begin
+        try:
+            if not recipient[2]:
+                raise Wrong(recipient.end(), "the call has no name")
+            value, end = read_json(text, tag.end())
+            free = begin = end + len("<|call|>") * text.startswith("<|call|>", end)
+            yield start, free, [ToolCall(recipient[2], arguments_of(value, tag.end()))]
+        except Wrong as wrong:
+            free = begin = max(free, limit)
+            yield start, free, [wrong]
+
+
+READERS: Mapping[str, ReadCalls] = {
+    **{name: _CALL_READERS[name] for name in ("hermes", "qwen3_coder", "glm", "llama3")},
+    "mistral": _read_mistral,
+    "harmony": _read_harmony,
+}
 
 
 def parse_tool_calls(
@@ -86,40 +155,3 @@ def parse_tool_calls(
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")
     read, schemas = READERS[format], parameter_schemas(tools)
     return parsed_as_sampled(lambda text: parsed(text, read(text, schemas)), text)
-
-
-def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
-    """What was found in a text, and the text around it."""
-    calls: list[ToolCall] = []
-    malformed: list[MalformedCall] = []
-    around: list[str] = []
-    free = 0
-    for start, end, results in found:
-        if free < start:
-            around.append(text[free:start])
-        free = end
-        for result in results:
-            if isinstance(result, Wrong):
-                malformed.append(MalformedCall(start, end, str(result), text[start:end]))
-            else:
-                calls.append(result)
-    content = "".join([*around, text[free:]]).strip() if free else text
-    return ParsedCalls(content, tuple(calls), tuple(malformed))
-
-
-def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
-    """What was parsed, where the control tokens of a call count only if they were sampled.
-
-    Args:
-        parse: the parser.
-        text: a `Sampled` where the policy spelled control tokens with other tokens.
-    """
-    if not isinstance(text, Sampled):
-        return parse(text)
-    found = parse(text.veiled)
-    show = text.unveiled
-    return ParsedCalls(
-        show(found.content),
-        tuple(ToolCall(show(c.name), show(c.arguments), show(c.id)) for c in found.calls),
-        tuple(MalformedCall(m.start, m.end, show(m.error), show(m.text)) for m in found.malformed),
-    )

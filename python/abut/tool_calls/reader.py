@@ -1,63 +1,62 @@
-"""Reads calls that are written in a `CallForm`.
+"""Reads calls that are written in a `CallSyntax`.
 
 Invariant: the text is read from left to right in time linear in its length. What is found stands in
 order, without overlap, and nothing in the text raises.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from abut.tool_calls.around import Around
 from abut.tool_calls.bodies import Read, body_of
-from abut.tool_calls.call import Found, ToolCall, Wrong
-from abut.tool_calls.form import CallForm, NamedBody
 from abut.tool_calls.literals import skip_space
+from abut.tool_calls.parsed import Found, ToolCall, Wrong
 from abut.tool_calls.patterns import NAME, Finder, core, loose, missing, tags, up_to_tag
 from abut.tool_calls.schemas import Schemas
+from abut.tool_calls.syntax import CallSyntax, NamedBody
 
 
-class FormReader:
-    """The reader of one form; it keeps nothing of a text."""
+class CallReader:
+    """The reader of one syntax; it keeps nothing of a text."""
 
-    def __init__(self, form: CallForm) -> None:
-        self._form = form
-        self._body = body_of(form)
-        self._around = Around(form.leads, form.control)
-        self._begin = re.compile(loose(form.begin))
-        self._open = re.compile(loose(form.open))
-        self._close = re.compile(loose(form.close))
-        self._end = re.compile(loose(form.end))
-        self._between = re.compile(loose(form.between))
-        self._has_begin = bool(form.begin.strip())
-        self._is_list = not form.open.strip()
-        call = "" if self._is_list else _call_begin(form)
-        self._is_tagged = bool(call) or len(form.begin.strip()) > 1
-        begin = core(up_to_tag(form.begin, form.ordinary)) if self._is_tagged else ""
-        lead = tags(form.begin + form.open, form.ordinary)
-        self._first_tag = (lead or [form.begin.strip() or form.open.strip()])[0]
-        known = {self._first_tag, *tags(form.open, form.ordinary)[:1]}
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
+        self._body = body_of(syntax)
+        self._around = Around(syntax.leads, syntax.control)
+        self._begin = re.compile(loose(syntax.begin))
+        self._open = re.compile(loose(syntax.open))
+        self._close = re.compile(loose(syntax.close))
+        self._end = re.compile(loose(syntax.end))
+        self._between = re.compile(loose(syntax.between))
+        self._has_begin = bool(syntax.begin.strip())
+        self._is_list = not syntax.open.strip()
+        call = "" if self._is_list else _call_begin(syntax)
+        self._is_tagged = bool(call) or len(syntax.begin.strip()) > 1
+        begin = core(up_to_tag(syntax.begin, syntax.ordinary)) if self._is_tagged else ""
+        lead = tags(syntax.begin + syntax.open, syntax.ordinary)
+        self._first_tag = (lead or [syntax.begin.strip() or syntax.open.strip()])[0]
+        known = {self._first_tag, *tags(syntax.open, syntax.ordinary)[:1]}
         strays = "|".join(re.escape(tag) for tag in lead if tag not in known)
-        end = core(form.end) if self._has_begin and not self._is_list else ""
+        end = core(syntax.end) if self._has_begin and not self._is_list else ""
         kinds = (("begin", begin), ("open", call), ("end", end), ("stray", strays))
         self._scan = re.compile("|".join(f"(?P<{k}>{p})" for k, p in kinds if p) or "(?!)")
-        closers = tags(form.end if self._is_list else form.close, form.ordinary)[-1:]
+        closers = tags(syntax.end if self._is_list else syntax.close, syntax.ordinary)[-1:]
         edges = [p for p in (begin, call) if p]
         edges += [f"(?P<close>{re.escape(tag)})" for tag in closers]
         self._edge = re.compile("|".join(edges) or "(?!)")
-        inner = tags(form.close, form.ordinary)[:1]
+        inner = tags(syntax.close, syntax.ordinary)[:1]
         edges[len(edges) - len(closers) :] = [f"(?P<close>{re.escape(tag)})" for tag in inner]
         self._inner_edge = re.compile("|".join([*edges, strays] if strays else edges) or "(?!)")
-        self._untagged_begin = re.compile(_untagged_begin(form))
+        self._untagged_begin = re.compile(_untagged_begin(syntax))
 
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
         """The places of calls, in order; see `Found`."""
         read = self._body(text, schemas)
         places = self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
         free = 0
-        opened = skip_space(text, 0) if self._form.text_open else -1
-        is_opened = opened >= 0 and text.startswith(self._form.text_open, opened)
+        opened = skip_space(text, 0) if self._syntax.text_open else -1
+        is_opened = opened >= 0 and text.startswith(self._syntax.text_open, opened)
         for start, end, results in places:
-            opened_end = opened + len(self._form.text_open)
+            opened_end = opened + len(self._syntax.text_open)
             if is_opened and free == 0 and opened_end <= start:
                 yield 0, opened_end, []
                 free = opened_end
@@ -77,7 +76,7 @@ class FormReader:
             if kind == "begin":
                 begun = self._begin.match(text, start)
                 if begun is None:
-                    wrong = self._missing(text, start, self._form.begin)
+                    wrong = self._missing(text, start, self._syntax.begin)
                     at = self._broken_end(edges, text, at, wrong)
                     yield start, at, [wrong]
                 elif self._is_list:
@@ -110,11 +109,11 @@ class FormReader:
     def _call(self, text: str, start: int, read: Read) -> tuple[ToolCall, int]:
         opened = self._open.match(text, start)
         if opened is None:
-            raise self._missing(text, start, self._form.open)
+            raise self._missing(text, start, self._syntax.open)
         call, end = read(opened.end())
         closed = self._close.match(text, end)
         if closed is None:
-            raise self._missing(text, end, self._form.close)
+            raise self._missing(text, end, self._syntax.close)
         return call, closed.end()
 
     @staticmethod
@@ -124,7 +123,7 @@ class FormReader:
 
     def _to_next(self, text: str, end: int) -> int:
         """Where the next call begins, if only what separates calls stands before it."""
-        if not self._form.between.strip():
+        if not self._syntax.between.strip():
             return end
         match = self._between.match(text, end)
         if match is None or self._scan.match(text, skip_space(text, match.end())) is None:
@@ -149,14 +148,16 @@ class FormReader:
         """The calls of the list that began at `start`; its begin ends at `at`."""
         behind, count = at, 0
         while True:
-            if (ended := self._end.match(text, at)) is not None and (count == 0 or self._form.end):
+            if (ended := self._end.match(text, at)) is not None and (
+                count == 0 or self._syntax.end
+            ):
                 yield start, ended.end(), []
                 return
             place = skip_space(text, at)
             if count:
                 separated = self._between.match(text, at)
                 if separated is None:
-                    between, end = self._form.between.strip(), self._form.end.strip()
+                    between, end = self._syntax.between.strip(), self._syntax.end.strip()
                     wrong = Wrong(place, f"expected {between or 'a call'} or {end}")
                     break
                 place = skip_space(text, separated.end())
@@ -177,7 +178,7 @@ class FormReader:
     # ---- calls that no tag begins
 
     def _untagged(self, text: str, read: Read) -> Iterator[Found]:
-        for mark in self._form.marks:
+        for mark in self._syntax.marks:
             if (at := text.find(mark)) >= 0:
                 yield at, at + len(mark), []
                 yield from self._run(text, at + len(mark), read)
@@ -187,7 +188,7 @@ class FormReader:
             if self._around.is_behind_control(text, match.start()):
                 yield from self._run(text, match.start(), read)
                 return
-            if not self._form.text_before or match.start() < free:
+            if not self._syntax.text_before or match.start() < free:
                 continue
             found = list(self._run(text, match.start(), read))
             broken = any(isinstance(result, Wrong) for _, _, results in found for result in results)
@@ -202,7 +203,7 @@ class FormReader:
         if self._has_begin:
             begun = self._begin.match(text, at)
             if begun is None:
-                yield at, len(text), [self._missing(text, at, self._form.begin)]
+                yield at, len(text), [self._missing(text, at, self._syntax.begin)]
             else:
                 yield from self._list(edges, text, at, begun.end(), read)
             return
@@ -220,24 +221,76 @@ class FormReader:
             yield end, at, []
 
 
-def _call_begin(form: CallForm) -> str:
+def _call_begin(syntax: CallSyntax) -> str:
     """Matches the begin of a call: up to its first tag, with its name if that tells more."""
-    inside = form.begin.strip()  # of other tags: what opens a call there needs no name to tell it
-    if inside or tags(form.open, form.ordinary) or not isinstance(form.body, NamedBody):
-        return core(up_to_tag(form.open, form.ordinary))
-    return core(form.open) + NAME + loose(up_to_tag(form.body.header[0].text, form.ordinary))
+    inside = syntax.begin.strip()  # of other tags: what opens a call there needs no name to tell it
+    if inside or tags(syntax.open, syntax.ordinary) or not isinstance(syntax.body, NamedBody):
+        return core(up_to_tag(syntax.open, syntax.ordinary))
+    return core(syntax.open) + NAME + loose(up_to_tag(syntax.body.header[0].text, syntax.ordinary))
 
 
-def _untagged_begin(form: CallForm) -> str:
+def _untagged_begin(syntax: CallSyntax) -> str:
     """Matches the begin of calls that no tag begins; strictly: an answer may be JSON or a list."""
     # Searched for in whole texts: a run of whitespace or of letters is tried once, not at each of
     # its characters.
-    begin = core(form.begin) + r"\s*+" if form.begin.strip() else ""
-    if isinstance(form.body, NamedBody):
+    begin = core(syntax.begin) + r"\s*+" if syntax.begin.strip() else ""
+    if isinstance(syntax.body, NamedBody):
         begin = begin or f"(?<!{NAME.removesuffix('+')})"
-        return rf"{begin}{NAME}{loose(form.body.header[0].text)}"
-    if form.body.name is None:
+        return rf"{begin}{NAME}{loose(syntax.body.header[0].text)}"
+    if syntax.body.name is None:
         return begin + r"\{"
-    keys = "|".join(map(re.escape, {form.body.arguments, "arguments", "parameters"}))
-    either = rf'"{re.escape(form.body.name)}"\s*+:[^,{{}}\[\]]*+,\s*+"(?:{keys})"|"(?:{keys})"\s*+:'
+    keys = "|".join(map(re.escape, {syntax.body.arguments, "arguments", "parameters"}))
+    either = (
+        rf'"{re.escape(syntax.body.name)}"\s*+:[^,{{}}\[\]]*+,\s*+"(?:{keys})"|"(?:{keys})"\s*+:'
+    )
     return rf"{begin}\{{\s*+(?:{either})"
+
+
+class Around:
+    """Finds where that begins and ends.
+
+    Args:
+        leads: what may stand directly before calls.
+        control: tokens that may, and behind the last call up to the end of the text.
+    """
+
+    def __init__(self, leads: Sequence[str], control: Collection[str]) -> None:
+        self._control = frozenset(control)
+        self._known = self._control.union(leads)
+        lengths = {len(known) for known in self._known}
+        self._lengths = sorted(lengths, reverse=True)  # of two that fit, the longer stands there
+
+    def begin(self, text: str, free: int, start: int) -> int:
+        """Where that begins which belongs to the calls at `start`, not before `free`."""
+        while (before := self._known_before(text, free, start)) < start:
+            start = before
+        return start
+
+    def end(self, text: str, at: int) -> int:
+        """The end of the text where only control tokens stand there behind calls, else `at`."""
+        place = skip_space(text, at)
+        while place < len(text):
+            size = next((n for n in self._lengths if text[place : place + n] in self._control), 0)
+            if size == 0:
+                return at
+            place = skip_space(text, place + size)
+        return place
+
+    def is_behind_control(self, text: str, start: int) -> bool:
+        """Whether calls may begin here: at the begin of the text, or behind a control token."""
+        end = _without_space(text, 0, start)
+        return end == 0 or any(text[max(end - n, 0) : end] in self._control for n in self._lengths)
+
+    def _known_before(self, text: str, free: int, start: int) -> int:
+        end = _without_space(text, free, start)
+        for size in self._lengths:
+            if free <= end - size and text[end - size : end] in self._known:
+                return end - size
+        return start
+
+
+def _without_space(text: str, begin: int, end: int) -> int:
+    """Where the whitespace before `end` begins; no slice, since texts full of calls are long."""
+    while end > begin and text[end - 1].isspace():
+        end -= 1
+    return end

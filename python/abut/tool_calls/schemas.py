@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
-from abut.tool_calls.values import load_literal
+from abut.tool_calls.literals import load_literal
 
 # Names of Python's types, which people write into schemas by hand.
 _ALIASES = {

@@ -17,7 +17,8 @@ from abut.envs.task import RolloutTask
 from abut.errors import MissingExtraError
 from abut.messages import Message
 from abut.processor import PartsProcessor
-from abut.tool_calls.parse import Parse, ToolCallFormat, parse_tool_calls
+from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
+from abut.tool_calls.parsed import Parse
 from abut.tools.tool_messages import ToolAnswers, spoken_messages
 from abut.tools.toolbox import Function, Toolbox, ToolCounts, ToolFaults, ToolRules
 

@@ -15,8 +15,7 @@ from typing import Any
 from abut.errors import TemplateError
 from abut.messages import Message, container_copy, texts_of
 from abut.processor import PartsProcessor
-from abut.tool_calls.call import ToolCall
-from abut.tool_calls.parse import Parse
+from abut.tool_calls.parsed import Parse, ToolCall
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")
 """What Mistral's templates ask for."""

@@ -23,7 +23,7 @@ from abut.envs.foreign import no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
 from abut.notices import Once
-from abut.tool_calls.parse import Parse, ParsedCalls, ToolCall
+from abut.tool_calls.parsed import Parse, ParsedCalls, ToolCall
 from abut.tools.tool_messages import ToolAnswers
 
 logger = logging.getLogger(__name__)

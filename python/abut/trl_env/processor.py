@@ -89,7 +89,7 @@ def parts_processor(
     return as_parts_processor(
         _Separated(processor),
         hf_tokenizer,
-        close_token=processor.config.end_answer,
+        end_token=processor.config.end_answer,
         stop_token_ids=stops,
     )
 

@@ -23,7 +23,7 @@ from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Heard
 from abut.samplers.sampler import Sample
-from abut.tool_calls.parse import ParsedCalls
+from abut.tool_calls.parsed import ParsedCalls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that a message may have."""

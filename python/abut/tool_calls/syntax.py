@@ -19,7 +19,7 @@ class ObjectBody:
     id: str | None = None
     path: tuple[str, ...] = ()
     """The keys that lead to the object with these keys."""
-    syntax: Literal["json", "python"] = "json"
+    language: Literal["json", "python"] = "json"
 
 
 Slot: TypeAlias = Literal["name", "id", "number"]
@@ -52,7 +52,7 @@ class Mark:
     close: str
     strings: bool = True
     others: bool = True
-    syntax: Literal["text", "literal", "bare", "notation"] = "text"
+    values: Literal["text", "literal", "bare", "notation"] = "text"
     quote: str = '"'
 
 
@@ -81,7 +81,7 @@ class NamedBody:
 
 
 @dataclass(frozen=True)
-class CallForm:
+class CallSyntax:
     """How the calls of a turn are written."""
 
     body: ObjectBody | NamedBody

@@ -4,12 +4,11 @@ import json
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.template.call_probe import KEY, NAME, VALUE, CallProbe
-from abut.tool_calls.call import Wrong
-from abut.tool_calls.form import Mark
-from abut.tool_calls.literals import Literals
+from abut.template.calls.written import KEY, NAME, VALUE, CallProbe
+from abut.tool_calls.literals import Literals, load_literal
+from abut.tool_calls.parsed import Wrong
 from abut.tool_calls.patterns import tags
-from abut.tool_calls.values import load_literal
+from abut.tool_calls.syntax import Mark
 
 HARD = "a \"q\" 'r' \\ \\n & <b>é</b>\n{x}, y=1)"
 """A text that no writer of literals leaves as it is."""
@@ -29,7 +28,7 @@ def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
             return None
         marks.append(mark)
     plain, hard = marks
-    if hard.syntax == "literal":
+    if hard.values == "literal":
         mark = _of_string(_behind_key(probe, VALUE, rest), VALUE, literal=True)
         if mark is None:
             return None
@@ -46,14 +45,14 @@ def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
         same = [k for k, m in enumerate(marks) if (m.text, m.close) == (mark.text, mark.close)]
         if not same:
             marks.append(mark)
-        elif mark.syntax == "notation":
+        elif mark.values == "notation":
             marks[same[0]] = mark
         elif not marks[same[0]].others:
             old = marks[same[0]]
-            marks[same[0]] = Mark(old.text, old.close, old.strings, True, old.syntax)
+            marks[same[0]] = Mark(old.text, old.close, old.strings, True, old.values)
     of_python = any(mark.text.rstrip("'\"").strip() == "=" for mark in marks)
     if of_python and all((mark.text.strip(), mark.close) != ("=", "") for mark in marks):
-        marks.append(Mark("=", "", syntax="literal"))  # models write Python then, quotes and all
+        marks.append(Mark("=", "", values="literal"))  # models write Python then, quotes and all
     return tuple(marks)
 
 
@@ -70,10 +69,10 @@ def _of_string(behind: str, value: str, *, literal: bool = False) -> Mark | None
     if not literal and (at := behind.find(value)) >= 0:
         text, close = behind[:at], behind[at + len(value) :]
         bare = not tags(text + close) and not close and text.strip()[-1:] not in ("'", '"')
-        return Mark(text, close, others=False, syntax="bare" if bare else "text")
+        return Mark(text, close, others=False, values="bare" if bare else "text")
     for spelled in (json.dumps(value, ensure_ascii=False), json.dumps(value), repr(value)):
         if (at := behind.find(spelled)) >= 0:
-            return Mark(behind[:at], behind[at + len(spelled) :], others=False, syntax="literal")
+            return Mark(behind[:at], behind[at + len(spelled) :], others=False, values="literal")
     return None
 
 
@@ -85,13 +84,13 @@ def _of_other(behind: str, value: Any, of_text: str) -> Mark | None:
         if at < 0:
             continue
         text, close = behind[:at], behind[at + len(spelled) :]
-        text_syntax = bool(close.strip()) or bool(text.strip()[-1:] in ("'", '"'))
+        is_text = bool(close.strip()) or bool(text.strip()[-1:] in ("'", '"'))
         try:
             if load_literal(spelled) != value:
                 continue
         except ValueError:
             continue
-        return Mark(text, close, strings=False, syntax="text" if text_syntax else "literal")
+        return Mark(text, close, strings=False, values="text" if is_text else "literal")
     for at in range(len(behind)):
         quote = of_text.removeprefix(behind[:at])
         if not of_text.startswith(behind[:at]) or not quote or behind[at] not in "{[":
@@ -102,5 +101,5 @@ def _of_other(behind: str, value: Any, of_text: str) -> Mark | None:
             continue
         if read == value:
             text, close = behind[:at], behind[end:]
-            return Mark(text, close, strings=False, syntax="notation", quote=quote)
+            return Mark(text, close, strings=False, values="notation", quote=quote)
     return None

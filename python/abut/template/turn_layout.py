@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Literal
 
 from abut.messages import Message
@@ -21,7 +22,7 @@ NO_NAME = "abutNoName"  # the function of a call whose tool message has no name
 
 
 @dataclass(frozen=True)
-class TurnForm:
+class TurnLayout:
     """How a probe gives an assistant turn to a template.
 
     Attributes:
@@ -73,10 +74,29 @@ class TurnForm:
         }
 
 
-PLAIN = TurnForm()
+PLAIN = TurnLayout()
 
 
 # In the order in which they are tried.
 CALLING = tuple(
-    TurnForm(calls, arguments) for calls in ("each", "one") for arguments in ("object", "text")
+    TurnLayout(calls, arguments) for calls in ("each", "one") for arguments in ("object", "text")
 )
+
+
+WITH_TEMPLATE = "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+"""How hints say to give another template; `make_rollout_func` itself has no `chat_template`."""
+
+
+def roles(messages: Sequence[Message]) -> str:
+    """Such as `[system, user]`."""
+    return "[" + ", ".join(str(message.get("role")) for message in messages) + "]"
+
+
+def quote_difference(ours: str, theirs: str) -> str:
+    """Two texts that should be equal, as `'…' against '…'`.
+
+    Of each it shows 120 characters, from 40 before the first that differs.
+    """
+    start = max(0, len(commonprefix([ours, theirs])) - 40)
+    dots = "..." if start else ""
+    return f"{dots}{ours[start : start + 120]!r} against {dots}{theirs[start : start + 120]!r}"

@@ -9,19 +9,28 @@ from dataclasses import replace
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.template.call_asked import asked_form
-from abut.template.call_form import derive_forms
-from abut.template.call_probe import CALLS, CallProbe, call_probes
-from abut.template.call_proof import CallProof
-from abut.template.call_turns import Turns
+from abut.template.calls.derive import asked_syntax, derive_syntaxes
+from abut.template.calls.marks import HARD, OTHERS
+from abut.template.calls.written import (
+    ANSWER,
+    CALLS,
+    CONTENT,
+    KEY,
+    NAME,
+    OTHER_KEY,
+    OTHER_NAME,
+    VALUE,
+    CallProbe,
+    Turns,
+    call_probes,
+)
 from abut.template.rendering import schema_of
 from abut.template.thinking import Render, ThinkingFormat
-from abut.tool_calls.call import Found, ToolCall
-from abut.tool_calls.form import CallForm
-from abut.tool_calls.formats import FORMS, READERS, ReadCalls
-from abut.tool_calls.parse import MalformedCall, Parse, ParsedCalls, parsed
-from abut.tool_calls.reader import FormReader
+from abut.tool_calls.parse import READERS, SYNTAXES, ReadCalls
+from abut.tool_calls.parsed import Found, MalformedCall, Parse, ParsedCalls, ToolCall, parsed
+from abut.tool_calls.reader import CallReader
 from abut.tool_calls.schemas import Schemas, parameter_schemas
+from abut.tool_calls.syntax import CallSyntax
 
 
 def tool_call_parser(
@@ -47,7 +56,7 @@ def tool_call_parser(
         thinking: how the template writes thinking; the parser gets what stands behind it.
 
     Raises:
-        TemplateError: the template writes no tool calls, or in a form that none of them reads; or
+        TemplateError: the template writes no tool calls, or in a syntax that none of them reads; or
             it raises where one is rendered.
     """
     schemas = [schema_of(tool) for tool in tools or ()]
@@ -85,17 +94,17 @@ def tool_call_parser(
 
 def _readers(probe: CallProbe, turns: Turns, control: frozenset[str]) -> Iterator[ReadCalls]:
     yield READERS["harmony"]
-    for form in derive_forms(probe, turns):
+    for syntax in derive_syntaxes(probe, turns):
         # A named format also has what its family writes and its template does not.
-        form = next((known for known in FORMS.values() if _same(form, known)), form)
-        own = FormReader(replace(form, control=control))
-        asked = asked_form(probe.asking, form)
-        yield own if asked is None else _either(own, FormReader(replace(asked, control=control)))
+        syntax = next((known for known in SYNTAXES.values() if _same(syntax, known)), syntax)
+        own = CallReader(replace(syntax, control=control))
+        asked = asked_syntax(probe.asking, syntax)
+        yield own if asked is None else _either(own, CallReader(replace(asked, control=control)))
 
 
-def _same(form: CallForm, known: CallForm) -> bool:
-    bare = replace(known, marks=(), between=form.between)
-    return bool(known.marks) and bare == replace(form, ordinary=frozenset(), leads=())
+def _same(syntax: CallSyntax, known: CallSyntax) -> bool:
+    bare = replace(known, marks=(), between=syntax.between)
+    return bool(known.marks) and bare == replace(syntax, ordinary=frozenset(), leads=())
 
 
 def _either(first: ReadCalls, second: ReadCalls) -> ReadCalls:
@@ -129,3 +138,70 @@ def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> P
         return ParsedCalls(message.get("content") or "", tuple(calls), ())
 
     return parse
+
+
+class CallProof:
+    """Writes calls with a template and has them parsed.
+
+    Args:
+        probe: gives calls to the template.
+        turns: how it ends turns; a parser sees no end of one.
+    """
+
+    def __init__(self, probe: CallProbe, turns: Turns) -> None:
+        self._probe = probe
+        self._turns = turns
+
+    def faults(self, parse: Parse) -> list[str]:
+        """What of that which the template writes is not given back."""
+        faults = []
+        answer = parse(ANSWER)
+        if (answer.content, answer.calls, answer.malformed) != (ANSWER, (), ()):
+            faults.append("no call")
+        cases: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
+            ("no arguments", [(NAME, {})]),
+            ("a hard text", [(NAME, {KEY: HARD, OTHER_KEY: VALUE})]),
+        ]
+        cases += [(f"{value!r}", [(NAME, {KEY: value})]) for value in OTHERS]
+        if self.writes_several:
+            cases.append(("several calls", CALLS))
+        faults += [what for what, calls in cases if not self.gives_back(parse, calls)]
+        if self.writes_text_before:
+            said = parse(self._written(CALLS[:1], content=CONTENT) or "")
+            words = [word in said.content for word in (CONTENT, NAME, KEY, VALUE)]
+            if len(said.calls) != 1 or said.malformed or words != [True, False, False, False]:
+                faults.append("text before")
+        return faults
+
+    @property
+    def writes_several(self) -> bool:
+        """Whether the template writes several calls of a turn."""
+        two = self._written(CALLS)
+        return two is not None and OTHER_NAME in two
+
+    @property
+    def writes_text_before(self) -> bool:
+        """Whether the template writes the text beside calls, and before them."""
+        text = self._written(CALLS[:1], content=CONTENT)
+        return text is not None and 0 <= text.find(CONTENT) < text.find(NAME)
+
+    def gives_back(self, parse: Parse, calls: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+        """Whether calls come back, texts as they were, and rendered again are the same text."""
+        written = self._written(calls)
+        if written is None:
+            return False
+        found = parse(written)
+        names = [name for name, _ in calls]
+        if found.malformed or [call.name for call in found.calls] != names:
+            return False
+        for (_, given), call in zip(calls, found.calls, strict=True):
+            texts = {key: value for key, value in given.items() if isinstance(value, str)}
+            if given.keys() != call.arguments.keys() or not texts.items() <= call.arguments.items():
+                return False
+        return self._written([(call.name, call.arguments) for call in found.calls]) == written
+
+    def _written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str | None:
+        try:
+            return self._turns.said(self._probe.written(calls, **keys))
+        except TemplateError:
+            return None

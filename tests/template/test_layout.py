@@ -1,4 +1,4 @@
-"""What was proved of messages is taken for others of the same form, and for no others."""
+"""What was proved of messages is taken for others of the same layout, and for no others."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abut.messages import Message
-from abut.template.form import form_of
+from abut.template.mask import layout_of
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.data.templates import CHATML, render, text, tiny_tokenizer
 
@@ -64,15 +64,15 @@ def test_a_form_that_was_seen_is_written_as_the_template_writes_it(
     ],
 )
 def test_messages_that_hold_more_than_text_have_no_form(message: Message) -> None:
-    assert form_of([message]) is None
+    assert layout_of([message]) is None
 
 
 def test_a_form_knows_the_order_of_keys_and_their_values() -> None:
-    forms = {
-        form_of([{"role": "tool", "name": "f", "content": "one"}]),
-        form_of([{"role": "tool", "content": "one", "name": "f"}]),
-        form_of([{"role": "tool", "name": "g", "content": "one"}]),
-        form_of([{"role": "user", "content": "one"}]),
+    layouts = {
+        layout_of([{"role": "tool", "name": "f", "content": "one"}]),
+        layout_of([{"role": "tool", "content": "one", "name": "f"}]),
+        layout_of([{"role": "tool", "name": "g", "content": "one"}]),
+        layout_of([{"role": "user", "content": "one"}]),
     }
-    assert len(forms) == 4
-    assert form_of([{"role": "user", "content": "two"}]) in forms
+    assert len(layouts) == 4
+    assert layout_of([{"role": "user", "content": "two"}]) in layouts

@@ -1,4 +1,4 @@
-"""How a template writes calls, found by rendering some: a `CallForm`.
+"""How a template writes calls, found by rendering some: a `CallSyntax`.
 
 What is found is a guess until it is proved (`tool_calls`): nothing here decides whether it holds.
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from abut.errors import TemplateError
-from abut.template.call_marks import call_marks
-from abut.template.call_probe import (
+from abut.template.calls.marks import call_marks
+from abut.template.calls.written import (
     CONTENT,
     KEY,
     NAME,
@@ -19,14 +19,15 @@ from abut.template.call_probe import (
     OTHER_VALUE,
     VALUE,
     CallProbe,
+    Turns,
     call_id,
+    common_prefix,
+    common_suffix,
 )
-from abut.template.call_turns import Turns, common_prefix, common_suffix
-from abut.tool_calls.call import Wrong
-from abut.tool_calls.form import CallForm, NamedBody, ObjectBody, Parameters, Piece, Slot
-from abut.tool_calls.literals import PYTHON
+from abut.tool_calls.literals import PYTHON, load_json, read_json
+from abut.tool_calls.parsed import Wrong
 from abut.tool_calls.patterns import TAG
-from abut.tool_calls.values import load_json, read_json
+from abut.tool_calls.syntax import CallSyntax, NamedBody, ObjectBody, Parameters, Piece, Slot
 
 _ONE: dict[str, Any] = {KEY: VALUE}
 _TWO: dict[str, Any] = {KEY: OTHER_VALUE}
@@ -52,8 +53,8 @@ class _Placed:
     object: ObjectBody | None = None
 
 
-def derive_forms(probe: CallProbe, turns: Turns) -> Iterator[CallForm]:
-    """What the calls that a template writes look like, the likeliest form first.
+def derive_syntaxes(probe: CallProbe, turns: Turns) -> Iterator[CallSyntax]:
+    """What the calls that a template writes look like, the likeliest syntax first.
 
     Args:
         probe: gives them to the template.
@@ -62,14 +63,14 @@ def derive_forms(probe: CallProbe, turns: Turns) -> Iterator[CallForm]:
     written = probe.written([(NAME, _ONE)])
     for placed in _placings(written, 0, NAME, _ONE, 0):
         try:
-            form = _form(probe, turns, written, placed)
+            syntax = _syntax(probe, turns, written, placed)
         except TemplateError:
             continue
-        if form is not None:
-            yield form
+        if syntax is not None:
+            yield syntax
 
 
-def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> CallForm | None:
+def _syntax(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> CallSyntax | None:
     ordinary = turns.tags
     before, after, middle = written[: placed.start], written[placed.end :], None
     header = placed.header
@@ -105,26 +106,27 @@ def _form(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Call
             leads.append(close.strip())
             before = before.removeprefix(close)
     if middle is None:
-        form = CallForm(ObjectBody(), open=before, close=after)
+        syntax = CallSyntax(ObjectBody(), open=before, close=after)
     else:
         begin, open_, close, between, end = _taken_apart(before, middle, after)
         if not begin.strip() and not TAG.sub("", end).strip():
             end = ""  # what ends such a turn
-        form = CallForm(ObjectBody(), begin, open_, close, between, end)
+        syntax = CallSyntax(ObjectBody(), begin, open_, close, between, end)
     if lead is None:  # what stands between the prompt and calls stands before answers, too
-        if middle is None or not form.begin.strip():
-            form = replace(form, open=_behind_tags(form.open, ordinary))
+        if middle is None or not syntax.begin.strip():
+            syntax = replace(syntax, open=_behind_tags(syntax.open, ordinary))
         else:
-            form = replace(form, begin=_behind_tags(form.begin, ordinary))
-    form = replace(form, begin=form.begin if form.begin.strip() else "")
+            syntax = replace(syntax, begin=_behind_tags(syntax.begin, ordinary))
+    syntax = replace(syntax, begin=syntax.begin if syntax.begin.strip() else "")
     header_again = turns.header.strip()
-    if form.between.strip().endswith(header_again):  # each call is a message of its own
+    if syntax.between.strip().endswith(header_again):  # each call is a message of its own
         leads.append(header_again)
-    body = placed.object or NamedBody(header, parameters, id_begin=_id_begin(form.open, header))
-    texts = [form.begin, form.open, form.close, form.between, form.end, *(p.text for p in header)]
+    body = placed.object or NamedBody(header, parameters, id_begin=_id_begin(syntax.open, header))
+    around = [syntax.begin, syntax.open, syntax.close, syntax.between, syntax.end]
+    texts = [*around, *(piece.text for piece in header)]
     tags = frozenset(tag for text in texts for tag in TAG.findall(text) if tag in ordinary)
     return replace(
-        form,
+        syntax,
         body=body,
         ordinary=tags,
         text_before=lead is not None,
@@ -200,17 +202,17 @@ def _object_at(text: str, at: int) -> tuple[Any, int, Literal["json", "python"]]
 def _as_object(
     text: str, at: int, name: str, arguments: dict[str, Any], number: int
 ) -> _Placed | None:
-    whole, end, syntax = _object_at(text, at)
+    whole, end, language = _object_at(text, at)
     path: tuple[str, ...] = ()
     inner = whole
     while isinstance(inner, dict):
         if inner == {name: arguments}:
-            return _Placed(at, end, "object", object=ObjectBody(None, path=path, syntax=syntax))
+            return _Placed(at, end, "object", object=ObjectBody(None, path=path, language=language))
         named = next((key for key, value in inner.items() if value == name), None)
         given = next((key for key, value in inner.items() if _is(value, arguments)), None)
         if named is not None and given is not None:
             ids = [key for key, value in {**whole, **inner}.items() if value == call_id(number)]
-            body = ObjectBody(named, given, ids[0] if ids else None, path, syntax)
+            body = ObjectBody(named, given, ids[0] if ids else None, path, language)
             return _Placed(at, end, "object", object=body)
         deeper = next((key for key, value in inner.items() if isinstance(value, dict)), None)
         if deeper is None:
@@ -322,3 +324,29 @@ def _behind_tags(text: str, ordinary: Collection[str]) -> str:
     """The text behind the last of these tags."""
     ends = [match.end() for match in TAG.finditer(text) if match[0] in ordinary]
     return text[max(ends, default=0) :]
+
+
+def asked_syntax(prompt: str, written: CallSyntax) -> CallSyntax | None:
+    """The syntax of the example in a prompt: a word, and behind it calls in a list.
+
+    Phi-4 mini is asked for `functools[{"name": [function name], "arguments": ...}, ...]`, and its
+    template writes the objects alone. Lists with no word before them are no syntax of their own:
+    that such a prompt asks for calls is no reason to take each list in an answer for some.
+
+    Args:
+        prompt: what the template says before the first user message.
+        written: how it writes calls itself.
+    """
+    body = written.body
+    if not isinstance(body, ObjectBody) or body.name is None or body.path:
+        return None
+    # What stands for the values is no JSON: the schemas of tools have names as well.
+    example = re.compile(
+        rf'(?<![\w<|])(\w+\[)\s*+\{{\s*+"{re.escape(body.name)}"\s*+:[^"{{}}]*,'
+        rf'\s*+"{re.escape(body.arguments)}"\s*+:[^"{{}}]*\}}'
+    )
+    found = example.search(prompt)
+    if found is None or found[1] in written.begin + written.open:
+        return None
+    asked = CallSyntax(replace(body, language="json"), begin=found[1], between=",", end="]")
+    return replace(asked, ordinary=written.ordinary)

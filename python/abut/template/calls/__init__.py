@@ -1,0 +1,1 @@
+"""How a template writes calls: found by rendering some, and proved."""

@@ -1,0 +1,106 @@
+"""Tool calls in an action: what the model wrote, as typed values.
+
+Invariant: nothing that a model writes raises. A call that is not what its format asks for is
+`malformed`, with the place and the reason: a bad action is data. Parsing takes time linear in the
+text, whatever it spells.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from abut.parts import Sampled
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call, well formed."""
+
+    name: str
+    arguments: dict[str, Any]
+    """JSON values. Where a format writes text and numbers alike, they are text unless a schema says
+    otherwise."""
+    id: str | None = None
+    """Only where the model wrote one (Mistral, Solar, Kimi K2)."""
+
+
+class Wrong(Exception):
+    """A call is not what its format asks for: the place, from 0 in the text, and the reason.
+
+    Attributes:
+        at: the place.
+        end: where what is wrong ends, if that is known.
+    """
+
+    def __init__(self, at: int, what: str, *, end: int | None = None) -> None:
+        super().__init__(f"character {at}: {what}")
+        self.at = at
+        self.end = end
+
+
+Found: TypeAlias = tuple[int, int, Sequence[ToolCall | Wrong]]
+"""First character, the one behind the last, and what stands there: nothing for a mere header."""
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """What began as a call and is none."""
+
+    start: int
+    """First character in the text that was parsed."""
+    end: int
+    """Behind its last character."""
+    error: str
+    """The place, counted from 0 in the text, and the reason."""
+    text: str
+    """What stands there."""
+
+
+@dataclass(frozen=True)
+class ParsedCalls:
+    """An action, taken apart."""
+
+    content: str
+    """The text around the calls, stripped of whitespace; without any, all of it as it is."""
+    calls: tuple[ToolCall, ...]
+    malformed: tuple[MalformedCall, ...]
+
+
+Parse: TypeAlias = Callable[[str], ParsedCalls]
+
+
+def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
+    """What was found in a text, and the text around it."""
+    calls: list[ToolCall] = []
+    malformed: list[MalformedCall] = []
+    around: list[str] = []
+    free = 0
+    for start, end, results in found:
+        if free < start:
+            around.append(text[free:start])
+        free = end
+        for result in results:
+            if isinstance(result, Wrong):
+                malformed.append(MalformedCall(start, end, str(result), text[start:end]))
+            else:
+                calls.append(result)
+    content = "".join([*around, text[free:]]).strip() if free else text
+    return ParsedCalls(content, tuple(calls), tuple(malformed))
+
+
+def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
+    """What was parsed, where the control tokens of a call count only if they were sampled.
+
+    Args:
+        parse: the parser.
+        text: a `Sampled` where the policy spelled control tokens with other tokens.
+    """
+    if not isinstance(text, Sampled):
+        return parse(text)
+    found = parse(text.veiled)
+    show = text.unveiled
+    return ParsedCalls(
+        show(found.content),
+        tuple(ToolCall(show(c.name), show(c.arguments), show(c.id)) for c in found.calls),
+        tuple(MalformedCall(m.start, m.end, show(m.error), show(m.text)) for m in found.malformed),
+    )
