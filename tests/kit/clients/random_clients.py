@@ -249,12 +249,12 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, beginning = read_body(self.bodies.body("0", [request.text]))
+        body, _, beginning = read_body(request.text, self.bodies.of("0"))
         assert body == json.loads(request.text)
-        read = CHAT.read(body, None if beginning is None else beginning.noted)
+        read = CHAT.read(body, None if beginning is None else beginning.request)
         assert read == CHAT.read(body)
         if beginning is not None:
-            beginning.noted = read
+            beginning.request = read
             self.bodies.keep("0", beginning)
         expected = self.given_again(request.text, retried)
         heard = len(self.policy.heard)
