@@ -8,18 +8,11 @@ interrupted may leave some of it to calls that hang; the next batch has its own.
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,72 +28,82 @@ from abut.rollout.conversation import Budget, Conversation, budget_of
 from abut.rollout.env_loops import INTERRUPTED_CLOSE_S, EnvClosing, EnvLoops
 from abut.rollout.failures import Failures
 from abut.rollout.notices import Notices
-from abut.rollout.rollout import Rollout
-from abut.samplers.in_process import PendingTurns, StreamSampler, serve
-from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
+from abut.samplers.in_process import AnySampler, EngineSampler
+from abut.samplers.sampler import Sample, SampleRequest
 
-T = TypeVar("T")
 
-AnySampler: TypeAlias = Sampler | BatchSampler | StreamSampler
+@dataclass
+class EngineParts:
+    """The parts of an engine that outlive its batches.
+
+    Attributes:
+        tokenizer: makes the tokens.
+        processor: writes the conversations of tasks that have no processor of their own.
+        sampler: draws the turns.
+        config: limits and policies.
+        stop_token_ids: end a turn, besides those of the processor.
+        env_loop: for asynchronous environments; what they and tools keep from batch to batch
+            belongs to it.
+        notices: are logged once.
+        logged_failures: the kinds of failures that were logged in full.
+        closes_hang: whether environments of the last batch have not closed.
+    """
+
+    tokenizer: Tokenizer
+    processor: PartsProcessor
+    sampler: AnySampler
+    config: RolloutConfig
+    stop_token_ids: Sequence[int] = ()
+    env_loop: EnvLoops = field(default_factory=EnvLoops)
+    notices: Notices = field(default_factory=Notices)
+    logged_failures: set[str] = field(default_factory=set)
+    closes_hang: bool = False
 
 
 class Batch:
     """What the rollouts of one batch share.
 
-    Attributes:
-        tokenizer: makes the tokens.
-        config: limits and policies.
+    Args:
+        parts: those of the engine.
         at_once: so many rollouts are in flight at the most.
-        in_process: whether turns are sampled by a model in this process, which no clock can
-            interrupt.
-        env_loop: for asynchronous environments; it outlives the batch.
+        version: of the weights that sample; None: nobody counts them.
+        max_staleness: as of `Attempts`.
+
+    Attributes:
+        in_process: as of `EngineSampler`.
+        sampler: draws the turns.
         env_slots: for calls of environments.
         attempts: those that play.
         closing: the environments that are being closed.
         failures: what failed so far.
-        notices: what is said once.
-        ended: the rollouts that ended, in the order in which they did; of a stream, none.
     """
 
     def __init__(
         self,
-        *,
+        parts: EngineParts,
         at_once: int,
-        tokenizer: Tokenizer,
-        processor: PartsProcessor,
-        sampler: AnySampler,
-        config: RolloutConfig,
-        stop_token_ids: Sequence[int],
-        env_loop: EnvLoops,
-        closes_hang: bool,
-        logged_failures: set[str],
-        notices: Notices,
+        *,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
-        self.config = config
+        self.tokenizer = parts.tokenizer
+        self.config = parts.config
+        self.env_loop = parts.env_loop
+        self.notices = parts.notices
         self.at_once = at_once
-        self.env_loop = env_loop
-        self.closing = EnvClosing(env_loop, hangs=closes_hang)
-        self.failures = Failures(logged_failures)
-        self.notices = notices
-        self.ended: list[Rollout] = []
-        self.env_slots = Slots(config.max_env_steps)
-        # Asked once: a look at a protocol costs as much as an append.
-        self.in_process = isinstance(sampler, BatchSampler)
-        forget = getattr(sampler, "forget", None)
-        self.attempts = Attempts(version, max_staleness, **({"forget": forget} if forget else {}))
-        self._streams = isinstance(sampler, StreamSampler)
-        self._sampler = sampler
-        self._processor = processor
-        self._more_stop_token_ids = stop_token_ids
-        self._request_slots = Slots(config.max_requests)
-        self._turns = PendingTurns()
+        self.closing = EnvClosing(parts.env_loop, hangs=parts.closes_hang)
+        self.failures = Failures(parts.logged_failures)
+        self.env_slots = Slots(parts.config.max_env_steps)
+        self.sampler = EngineSampler(parts.sampler)
+        self.in_process = self.sampler.in_process
+        self.attempts = Attempts(version, max_staleness, forget=self.sampler.forget)
+        self._request_slots = Slots(parts.config.max_requests)
+        self._processor = parts.processor
+        self._more_stop_token_ids = parts.stop_token_ids
         self._playing: Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        """That of its own loop, where it has one."""
+        """Runs `_loop`; None where the batch plays on the loop of a player."""
         self._budget: Budget | None = None
         self._budget_holds: int | None = None
         self._live_envs: set[int] = set()
@@ -108,16 +111,12 @@ class Batch:
         self._env_lock = threading.Lock()
 
     def run(
-        self,
-        play: Callable[[], Coroutine[Any, Any, T]],
-        expected: Callable[[], int],
-        on: LoopTasks | None = None,
-    ) -> T:
-        """Run `play` on a loop, and sample on this thread where that is asked.
+        self, play: Callable[[], Coroutine[Any, Any, None]], on: LoopTasks | None = None
+    ) -> None:
+        """Run `play` on a loop, and sample on this thread where the sampler wants that; blocks.
 
         Args:
-            play: plays rollouts, within `open`.
-            expected: how many rollouts may still ask for a turn.
+            play: plays the rollouts.
             on: the loop, which runs on another thread; None makes one for this batch.
 
         Raises:
@@ -126,15 +125,15 @@ class Batch:
         """
         with ExitStack() as stack:
             stack.enter_context(rarer_collections(self.at_once))
+            # Left in reverse: the sampler first, since environments may take seconds to close.
             stack.callback(self.closing.close_loop)
             stack.callback(self.closing.wait)
-            if isinstance(self._sampler, AbstractContextManager):
-                stack.enter_context(self._sampler)
+            stack.enter_context(self.sampler.on_calling_thread())
             tasks = on or self._batch_loop()
             try:
                 playing = self._playing = tasks.submit(play)
                 playing.add_done_callback(self._stop_loop)
-                self._serve(playing, expected)
+                self.sampler.serve(playing, self._at_most)
                 self.has_ended(None)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
@@ -142,19 +141,10 @@ class Batch:
                 tasks.stop()
                 self.has_ended(INTERRUPTED_CLOSE_S)
                 raise
-        result: T = playing.result()
-        return result
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[AsyncExitStack]:
-        """Have the sampler ready as long as this is entered, and what else the stack gets."""
-        async with AsyncExitStack() as stack:
-            if isinstance(self._sampler, AbstractAsyncContextManager):
-                await stack.enter_async_context(self._sampler)
-            yield stack
+        playing.result()
 
     def has_ended(self, wait_s: float | None) -> bool:
-        """Whether no rollout plays any more; where it was interrupted, some may for a while."""
+        """Return whether no rollout plays any more; after an interrupt, some may for a while."""
         if self._playing is None or not wait([self._playing], wait_s).done:
             return self._playing is None
         if self._thread is not None:
@@ -163,12 +153,16 @@ class Batch:
         return True
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Sample one turn, at most `max_requests` at once."""
-        if self.in_process:
-            return await self._sampled(request, self._turns)
+        """Sample one turn, at most `max_requests` at once.
+
+        Raises:
+            SamplerError: the sampler failed, or was cancelled, but not by the rollout that waits.
+        """
+        if self.in_process:  # `_at_most` bounds these
+            return await self._sampled(request)
         await self._request_slots.take(request.turn)
         try:
-            return await self._sampled(request, self._turns if self._streams else self._sampler)
+            return await self._sampled(request)
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
@@ -183,11 +177,16 @@ class Batch:
         try:
             return await self.sample(request)
         finally:
-            self.attempts.forget(request.rollout_id)
+            self.sampler.forget(request.rollout_id)
 
-    async def _sampled(self, request: SampleRequest, sampler: Any) -> Sample:
+    async def _sampled(self, request: SampleRequest) -> Sample:
+        """Sample it, and label its tokens with the versions of the weights."""
         asked = self.attempts.asks(request.rollout_id)
-        return self.attempts.labelled(await sampler.sample(request), asked)
+        return self.attempts.labelled(await self.sampler.sample(request), asked)
+
+    def _at_most(self) -> int:
+        """How many turns can be asked for at once, by those that play now."""
+        return max(1, min(len(self.attempts), self.config.max_requests))
 
     def conversation(self, processor: PartsProcessor | None = None) -> Conversation:
         """A conversation before anything is said; None: written by the engine's processor."""
@@ -201,8 +200,8 @@ class Batch:
         )
 
     def budget(self) -> Budget:
-        """What a conversation may have; a sampler may learn only later how much it can hold."""
-        holds = getattr(self._sampler, "max_context_tokens", None)
+        """The budget of a conversation; a sampler may learn only later how much it can hold."""
+        holds = self.sampler.max_context_tokens
         if self._budget is None or self._budget_holds != holds:
             self._budget, self._budget_holds = budget_of(self.config, holds), holds
         return self._budget
@@ -229,7 +228,7 @@ class Batch:
             self._live_envs.discard(id(env))
 
     def check_thread_limit(self) -> None:
-        """For a batch of which an environment has turned out to be synchronous.
+        """Refuse what needs too many threads; called when an environment proves to be synchronous.
 
         Raises:
             ValueError: more rollouts are in flight at once than there may be threads.
@@ -244,7 +243,7 @@ class Batch:
             )
 
     def _batch_loop(self) -> LoopTasks:
-        """One that runs until the batch has ended."""
+        """Start a loop for this batch, which runs until the batch has ended."""
         loop = self._loop = new_loop()
         self._thread = threading.Thread(
             target=_run_loop, args=(loop,), name="abut-loop", daemon=True
@@ -257,12 +256,6 @@ class Batch:
             # Called on its thread, or by who waits for the batch where that was over by then.
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _serve(self, done: Future[Any], expected: Callable[[], int]) -> None:
-        """Sample for models in this process on this thread until the batch is done."""
-        turns, at_most = self._turns, self.config.max_requests
-        done.add_done_callback(lambda done: turns.close(done.exception()))
-        serve(self._sampler, turns, lambda: max(1, min(expected(), at_most)))
-
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
@@ -272,17 +265,21 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @dataclass(eq=False)
 class Attempt:
-    """One that plays."""
+    """An attempt at a rollout that plays now."""
 
     task: asyncio.Task[object]
     oldest: int | None = None
     """The version that sampled when it first asked; None: it has not."""
     is_stale: bool = False
-    """Whether it was ended because that is too long ago."""
+    """True if it was ended because those weights are too old."""
 
 
 class Attempts:
-    """Those of one batch; all calls come from its loop.
+    """The attempts of one batch that play now, and how old the weights are that each sampled with.
+
+    Invariant: a token is labelled with the oldest weights that can have sampled it. So a rollout
+    that counts as fresh is fresh; a server that goes on with new weights in the middle of an answer
+    does not say at which token it did. All calls come from the batch's loop.
 
     Args:
         version: of the weights that sample; None: nobody counts them.
@@ -324,10 +321,6 @@ class Attempts:
         if attempt is not None and attempt.oldest is None:
             attempt.oldest = self.version
         return self.version
-
-    def forget(self, request_id: str) -> None:
-        """Tell the sampler that nothing more is asked under this id."""
-        self._forget(request_id)
 
     def labelled(self, sample: Sample, asked: int | None) -> Sample:
         """A sample with the versions of its tokens, where its sampler has not given them."""

@@ -1,35 +1,33 @@
 """The engine: many rollouts at once, each at its own pace.
 
 Environments run on worker threads (async ones on a loop of their own), a model in this process on
-the thread that called `run`. A slow or failing environment costs its own rollout at the most.
+the thread that called `run`. A slow or failing environment costs at most its own rollout.
+
+    Engine.play or .stream   a batch is opened, and judged or handed over
+    └ Batch.run              its loop and its sampler; this thread samples, or waits
+      └ Stream.play          groups of tasks: open, play, settle
+        └ play_rollout       attempts until one succeeds
+          └ Episode.run      turns, between an environment and a conversation
 """
 
-import asyncio
-import functools
-import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from abut._native import Tokenizer
-from abut.concurrency.clock import TimeLimit
-from abut.envs.foreign import placed
+from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, RolloutError, TemplateError, TokenizerError
+from abut.errors import RolloutError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
-from abut.rollout.batch import AnySampler, Batch
+from abut.rollout.batch import Batch, EngineParts
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, budget_of
-from abut.rollout.env_loops import EnvLoops
-from abut.rollout.episode import Episode
 from abut.rollout.failures import Failures
-from abut.rollout.notices import Notices
-from abut.rollout.player import AgentPlayer, AnyEpisode, loop_of_players
-from abut.rollout.playing import Playing, ProgressBar
-from abut.rollout.rollout import Rollout, StopReason
+from abut.rollout.player import Played, loop_of_players
+from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Stream
+from abut.samplers.in_process import AnySampler, EngineSampler
 
-# What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
-_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 _INTERRUPTED_S = 5.0
 
 
@@ -64,14 +62,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.processor = processor
         self.config = config
-        self._stop_token_ids = tuple(stop_token_ids)
-        self._sampler = sampler
+        self._parts = EngineParts(tokenizer, processor, sampler, config, tuple(stop_token_ids))
         self._progress = progress
-        # One for all batches: what environments and tools keep from batch to batch belongs to it.
-        self._env_loop = EnvLoops()
-        self._closes_hang = False
-        self._logged_failures: set[str] = set()
-        self._notices = Notices()
         self._unended: Batch | None = None
 
     def run(
@@ -112,32 +104,36 @@ class Engine:
             ValueError: no limit bounds a rollout, or synchronous environments need more threads
                 than there may be.
         """
+        played: list[Rollout] = []
+        ended: list[Rollout] = []
         if not tasks:
-            return [], Failures(self._logged_failures)
-        self._wait_for_interrupted()
+            return played, Failures(self._parts.logged_failures)
+        bar = ProgressBar(len(tasks), self._progress)
+
+        def note(rollout: Rollout) -> None:
+            ended.append(rollout)
+            bar.add(rollout)
+
+        async def take(batch: Batch, group: Played) -> None:
+            played.extend(rollout for _, rollout in group)
+
         at_once = min(self.config.max_rollouts or len(tasks), len(tasks))
-        batch = self._batch(at_once)
-        progress = ProgressBar(len(tasks), self._progress)
-        playing = Playing(batch, tasks, functools.partial(self._play, batch), progress)
+        stream = Stream([tasks], take, at_once=at_once, judged=None, ended=note)
         try:
-            rollouts = batch.run(playing.run, playing.expected, loop_of_players(tasks))
+            batch = self._play(stream, at_once, loop_of_players(tasks))
         finally:
-            progress.close()
-            self._end(batch)
+            bar.close()
             if on_rollout is not None:
-                for rollout in sorted(batch.ended, key=lambda rollout: rollout.index):
+                for rollout in sorted(ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        max_turns = self.config.max_env_turns
-        self._notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=max_turns)
-        self._notices.cut(rollouts, budget=batch.budget())
-        self._notices.dropped(rollouts)
-        return rollouts, batch.failures
+        self._parts.notices.dropped(played)
+        return played, batch.failures
 
     def stream(self, stream: Stream) -> None:
         """Play groups of tasks one after the other, as slots get free, until it is stopped; blocks.
 
         The continuous mode: nothing waits for the slowest of a batch. All else is as in `play`,
-        but what is played is handed to the stream, group by group, and no rollout is kept.
+        but what is played is handed over group by group, and no rollout is kept.
 
         Args:
             stream: has the tasks, and takes the groups; it plays once.
@@ -148,44 +144,26 @@ class Engine:
             SamplerError: the sampler failed.
             ValueError: as `play`.
         """
-        self._wait_for_interrupted()
-        batch = self._batch(
-            self.config.max_rollouts or stream.at_once, stream.version, stream.max_staleness
-        )
-        play = functools.partial(self._play, batch)
-        try:
-            batch.run(lambda: stream.run(batch, play), lambda: len(batch.attempts))
-        finally:
-            self._end(batch)
+        self._play(stream, self.config.max_rollouts or stream.at_once)
 
     @property
     def budget(self) -> Budget:
         """The budget of a conversation, by the config and by what the sampler can hold."""
-        return budget_of(self.config, getattr(self._sampler, "max_context_tokens", None))
+        return budget_of(self.config, EngineSampler(self._parts.sampler).max_context_tokens)
 
-    def _batch(
-        self, at_once: int, version: int | None = None, max_staleness: int | None = None
-    ) -> Batch:
-        self._unended = Batch(
-            at_once=at_once,
-            tokenizer=self.tokenizer,
-            processor=self.processor,
-            sampler=self._sampler,
-            config=self.config,
-            stop_token_ids=self._stop_token_ids,
-            env_loop=self._env_loop,
-            closes_hang=self._closes_hang,
-            logged_failures=self._logged_failures,
-            notices=self._notices,
-            version=version,
-            max_staleness=max_staleness,
+    def _play(self, stream: Stream, at_once: int, on: LoopTasks | None = None) -> Batch:
+        """Play a stream as one batch; returns that when it has ended."""
+        self._wait_for_interrupted()
+        batch = self._unended = Batch(
+            self._parts, at_once, version=stream.version, max_staleness=stream.max_staleness
         )
-        return self._unended
-
-    def _end(self, batch: Batch) -> None:
-        self._closes_hang = batch.closing.hangs
-        if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
-            self._unended = None
+        try:
+            batch.run(lambda: stream.play(batch), on)
+        finally:
+            self._parts.closes_hang = batch.closing.hangs
+            if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
+                self._unended = None
+        return batch
 
     def _wait_for_interrupted(self) -> None:
         """Two batches share the sampler and what it has open, so the one before must have ended."""
@@ -196,71 +174,37 @@ class Engine:
                 "call again"
             )
 
-    async def _play(self, batch: Batch, task: RolloutTask) -> Rollout:
-        """Play one rollout: whole episodes until one succeeds or the retries are used up."""
-        began = time.monotonic()
-        errors: list[str] = []
-        traces: list[str] = []
-        attempt, left = 0, self.config.retries
-        while True:
-            episode = _episode(batch, task, attempt)
-            failed = functools.partial(self._failed, batch, episode, attempt)
-            try:
-                rollout, may_pass = await self._attempt(batch, episode, failed)
-            finally:
-                episode.end()
-            if rollout.error is not None:
-                errors.append(rollout.error)
-                traces += rollout.attempt_tracebacks
-            rollout.attempts, rollout.attempt_errors = attempt + 1, errors
-            rollout.attempt_tracebacks = traces
-            rollout.seconds = time.monotonic() - began
-            if not rollout.failed or not may_pass:
-                break
-            attempt += 1
-            if getattr(episode, "may_have_clashed", False):
-                continue  # its class takes turns from now on, or has another loop: it happens once
-            if not left:
-                break
-            left -= 1
-        if rollout.failed and self.config.on_failure == "zero":
-            rollout.reward = 0.0
-        return rollout
 
-    async def _attempt(
-        self, batch: Batch, episode: AnyEpisode, failed: Callable[[Exception], Rollout]
-    ) -> tuple[Rollout, bool]:
-        """Play one episode, whatever becomes of it; returns also whether another may go better."""
-        with batch.attempts.plays(episode.request_id) as attempt:
-            try:
-                limit_s = self.config.rollout_timeout_s
-                async with TimeLimit(limit_s, episode.spared_s) as deadline:
-                    return await episode.run(deadline), True
-            except _ROLLOUT_ERRORS as error:
-                return failed(error), getattr(error, "may_pass", True)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                limit = f"rollout_timeout_s={self.config.rollout_timeout_s:g}"
-                slow = EnvError(f"the rollout took longer than {limit}")
-                return failed(placed(slow, episode.where())), True
-            except asyncio.CancelledError:
-                # Whoever ends the whole batch in the same moment has cancelled this once more.
-                if not attempt.is_stale or attempt.task.uncancel():
-                    raise
-                stale = episode.failed("")
-                stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
-                return stale, True
+class ProgressBar:
+    """`rollouts 37/64 · turns 142 · failed 1`."""
 
-    def _failed(self, batch: Batch, episode: AnyEpisode, attempt: int, error: Exception) -> Rollout:
-        text, trace = batch.failures.note(error, episode.rollout.rollout_id, attempt)
-        rollout = episode.failed(text)
-        rollout.attempt_tracebacks = [trace]
-        return rollout
+    def __init__(self, total: int, enabled: bool) -> None:
+        self._bar: Any = None
+        self._total = total
+        self._ended = self._turns = self._failed = 0
+        if enabled:
+            from tqdm.auto import tqdm
 
+            form = "{desc} |{bar}| {elapsed}"
+            self._bar = tqdm(
+                total=total, desc=self.text, bar_format=form, leave=False, disable=None
+            )
 
-def _episode(batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
-    played = task.make_env
-    if isinstance(played, AgentPlayer):
-        return played.episode(batch, task, attempt)
-    return Episode(batch, task, attempt)
+    @property
+    def text(self) -> str:
+        """What stands beside the bar; the turns are those of rollouts that ended."""
+        return f"rollouts {self._ended}/{self._total} · turns {self._turns} · failed {self._failed}"
+
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout that ended."""
+        self._ended += 1
+        self._turns += len(rollout.turns)
+        self._failed += rollout.failed
+        if self._bar is not None:
+            self._bar.set_description_str(self.text, refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,25 +1,45 @@
-"""What plays rollouts, as the engine sees it: attempts, and what makes them in an Env's place."""
+"""From a task to its rollout: what plays it, and attempts until one succeeds.
 
+An environment's rollout is played by an `Episode`. An agent runs its own loop, so an `AgentPlayer`
+plays its rollouts, in the place of an environment.
+"""
+
+import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
+from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
+from abut.errors import EnvError, TemplateError, TokenizerError
 from abut.rollout.batch import Batch
-from abut.rollout.rollout import Rollout
+from abut.rollout.episode import Episode
+from abut.rollout.rollout import Rollout, StopReason
+
+# What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
+_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
+
+Played: TypeAlias = Sequence[tuple[RolloutTask, Rollout]]
+"""The rollouts of a group, in the order of its tasks."""
 
 
 class AnyEpisode(Protocol):
-    """One attempt at a rollout."""
+    """One attempt at a rollout, by an environment or an agent."""
 
     rollout: Rollout
 
     @property
     def request_id(self) -> str:
-        """What its requests for samples bear as `rollout_id`."""
+        """The `rollout_id` of its requests for samples."""
+        ...
+
+    @property
+    def may_have_clashed(self) -> bool:
+        """Whether others may be to blame for a failure: that costs none of the retries."""
         ...
 
     async def run(self, clock: TimeLimit) -> Rollout:
@@ -35,16 +55,16 @@ class AnyEpisode(Protocol):
         ...
 
     def where(self) -> str:
-        """Where foreign code is that takes long."""
+        """The line of foreign code that takes long, for errors."""
         ...
 
     def failed(self, error: str) -> Rollout:
-        """What there is of a rollout that failed."""
+        """Return a failed rollout, with all that was played of it."""
         ...
 
 
 class AgentPlayer(ABC):
-    """What plays a rollout itself, in the place of an environment: an agent behind its gateway."""
+    """Plays rollouts itself, in the place of an environment: an agent behind its gateway."""
 
     def loop(self) -> LoopTasks | None:
         """The loop on which its batches run best, which it starts; None: that of the batch.
@@ -61,16 +81,16 @@ class AgentPlayer(ABC):
     def episode(self, batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
         """One attempt at a task."""
 
-    async def settle(self, batch: Batch, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
-        """Called when all rollouts of a batch, or of a group of a stream, have ended.
+    async def settle(self, batch: Batch, played: Played) -> None:
+        """Score the rollouts that it has played, of a batch or of a group of a stream.
 
-        With those that this has played.
+        Called when all of them have ended.
         """
         return
 
 
 class OpenPlayers:
-    """Those of one batch, each entered before its first rollout.
+    """The agent players of one batch, each entered before its first rollout.
 
     Args:
         batch: on whose loop all of this is called.
@@ -82,15 +102,15 @@ class OpenPlayers:
         self._stack = stack
         self._entered: dict[int, AgentPlayer] = {}
 
-    async def host(self, task: RolloutTask) -> None:
-        """Have what plays this task ready, where that is more than an environment."""
-        played: Any = task.make_env
-        if isinstance(played, AgentPlayer) and id(played) not in self._entered:
-            self._entered[id(played)] = played
-            await self._stack.enter_async_context(played.for_batch(self._batch))
+    async def open(self, task: RolloutTask) -> None:
+        """Have the player of this task ready, where it has one."""
+        player: Any = task.make_env
+        if isinstance(player, AgentPlayer) and id(player) not in self._entered:
+            self._entered[id(player)] = player
+            await self._stack.enter_async_context(player.for_batch(self._batch))
 
-    async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]]) -> None:
-        """Have whatever played these rollouts itself score what takes more than one of them."""
+    async def settle(self, played: Played) -> None:
+        """Have each player score what takes more than one of its rollouts."""
         for id_, player in self._entered.items():
             own = [pair for pair in played if id(pair[0].make_env) == id_]
             if own:
@@ -98,9 +118,78 @@ class OpenPlayers:
 
 
 def loop_of_players(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
-    """The loop of whatever plays one of these tasks itself; None where nothing has one."""
+    """The loop of the first player of these tasks that has one; None where none has."""
     for task in {id(task.make_env): task for task in tasks}.values():
-        played: Any = task.make_env
-        if isinstance(played, AgentPlayer) and (loop := played.loop()) is not None:
+        player: Any = task.make_env
+        if isinstance(player, AgentPlayer) and (loop := player.loop()) is not None:
             return loop
     return None
+
+
+async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
+    """Play one rollout: whole episodes until one succeeds or the retries are used up."""
+    began = time.monotonic()
+    errors: list[str] = []
+    traces: list[str] = []
+    number, left = 0, batch.config.retries
+    while True:
+        episode = _episode(batch, task, number)
+        try:
+            rollout, may_pass = await _attempt(batch, episode, number)
+        finally:
+            episode.end()
+        if rollout.error is not None:
+            errors.append(rollout.error)
+            traces += rollout.attempt_tracebacks
+        rollout.attempts, rollout.attempt_errors = number + 1, errors
+        rollout.attempt_tracebacks = traces
+        rollout.seconds = time.monotonic() - began
+        if not rollout.failed or not may_pass:
+            break
+        number += 1
+        if episode.may_have_clashed:
+            continue  # its class takes turns from now on, or has another loop: it happens once
+        if not left:
+            break
+        left -= 1
+    if rollout.failed and batch.config.on_failure == "zero":
+        rollout.reward = 0.0
+    return rollout
+
+
+def _episode(batch: Batch, task: RolloutTask, number: int) -> AnyEpisode:
+    player: Any = task.make_env
+    if isinstance(player, AgentPlayer):
+        return player.episode(batch, task, number)
+    return Episode(batch, task, number)
+
+
+async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Rollout, bool]:
+    """Play one episode, whatever becomes of it; returns also whether another may go better."""
+    with batch.attempts.plays(episode.request_id) as attempt:
+        limit_s = batch.config.rollout_timeout_s
+        try:
+            async with SparingTimeout(limit_s, episode.spared_s) as deadline:
+                return await episode.run(deadline), True
+        except _ROLLOUT_ERRORS as error:
+            may_pass = not isinstance(error, EnvError) or error.may_pass
+            return _failed(batch, episode, number, error), may_pass
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            slow = EnvError(f"the rollout took longer than rollout_timeout_s={limit_s:g}")
+            return _failed(batch, episode, number, placed(slow, episode.where())), True
+        except asyncio.CancelledError:
+            # Whoever ends the whole batch in the same moment has cancelled this once more.
+            if not attempt.is_stale or attempt.task.uncancel():
+                raise
+            stale = episode.failed("")
+            stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
+            return stale, True
+
+
+def _failed(batch: Batch, episode: AnyEpisode, number: int, error: Exception) -> Rollout:
+    text, trace = batch.failures.note(error, episode.rollout.rollout_id, number)
+    rollout = episode.failed(text)
+    rollout.attempt_tracebacks = [trace]
+    return rollout

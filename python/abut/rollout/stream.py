@@ -1,4 +1,6 @@
-"""The continuous mode: groups of tasks, played one after the other as slots get free.
+"""A stream of rollouts: groups of tasks, begun one after the other as slots get free.
+
+A batch is a stream of known length, with one group.
 
 Invariant: whatever becomes of its rollouts, every group whose members have all ended is handed over
 once, whole; and none begins while as many as there are slots wait to be handed over, so that
@@ -6,36 +8,34 @@ nothing is played for ever that nobody takes.
 """
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
+from abut.errors import RolloutError
 from abut.rollout.batch import Batch
-from abut.rollout.failures import Failures
-from abut.rollout.player import OpenPlayers
-from abut.rollout.playing import Play, raise_if_it_must
+from abut.rollout.player import OpenPlayers, Played, play_rollout
 from abut.rollout.rollout import Rollout
-
-Played: TypeAlias = Sequence[tuple[RolloutTask, Rollout]]
-"""The rollouts of a group, in the order of its tasks."""
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
 
 
 class Stream:
-    """Plays what an endless iterator has, until it is stopped.
+    """Plays what an iterator has, until that ends or the stream is stopped.
 
     Args:
-        groups: the tasks of one group after the other; asked on a thread, since what makes them may
-            take long. Where it ends, the stream ends with it.
+        groups: the tasks of one group after the other. An iterator is asked on a thread, since what
+            makes them may take long. Where it ends, the stream ends with it.
         deliver: gets each group that has ended, on the loop of the batch; groups that end at once
             are delivered at once. While it waits, other rollouts go on.
         at_once: so many rollouts are in flight at the most, where the config does not say.
-        judged: of so many rollouts together it is judged whether too many failed.
+        judged: of so many rollouts together it is judged whether too many failed; None: the caller
+            judges them.
         begin: called on the loop of the batch before anything is delivered; what it waits for
             holds nothing up.
+        ended: gets each rollout when it has ended, on the loop of the batch.
         version: of the weights that sample; None: nobody counts them.
         max_staleness: a rollout whose oldest weights are more versions behind is ended; None: none
             is.
@@ -43,12 +43,13 @@ class Stream:
 
     def __init__(
         self,
-        groups: Iterator[Sequence[RolloutTask]],
+        groups: Iterator[Sequence[RolloutTask]] | Sequence[Sequence[RolloutTask]],
         deliver: Deliver,
         *,
         at_once: int,
-        judged: int,
+        judged: int | None,
         begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        ended: Callable[[Rollout], None] | None = None,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -59,15 +60,15 @@ class Stream:
         self._deliver = deliver
         self._judged = judged
         self._begin = begin
+        self._on_ended = ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._over: asyncio.Future[None] | None = None
-        """Done where it is stopped; holds what it failed of."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        """Done where it has ended or is stopped; holds the error that ended it."""
+        self._running: set[asyncio.Task[None]] = set()
         self._undelivered = 0
         self._delivered = asyncio.Event()
-        self._ended: list[Rollout] = []
-        """Since it was last judged."""
+        self._unjudged: list[Rollout] = []
         self._batch: Batch | None = None
 
     # ---- from any thread
@@ -96,29 +97,25 @@ class Stream:
 
     # ---- on the loop of the batch
 
-    async def run(self, batch: Batch, play: Play) -> None:
-        """Play until it is stopped, or something fails."""
+    async def play(self, batch: Batch) -> None:
+        """Open what plays, play until the end, a stop or an error, and settle what still runs."""
         self._batch, self._loop = batch, asyncio.get_running_loop()
         self._over = self._loop.create_future()
         self._update()
-        async with batch.open() as stack:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(batch.sampler.on_batch_loop())
             players = OpenPlayers(batch, stack)
-            if self._begin is not None:
-                self._start(self._begin())
-            feeding = self._start(self._feed(batch, play, players))
             try:
                 if not self._stopped:
-                    await asyncio.wait({feeding, self._over}, return_when=asyncio.FIRST_COMPLETED)
-                    while self._tasks and not self._over.done():  # the tasks have come to an end
-                        waits = {*self._tasks, self._over}
-                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    if self._begin is not None:
+                        self._start(self._begin())
+                    self._start(self._feed(batch, players))
+                    await self._over
             finally:
                 batch.closing.gives_up = True
-                for task in self._tasks:
+                for task in self._running:
                     task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._over.done():
-            self._over.result()
+                await asyncio.gather(*self._running, return_exceptions=True)
 
     def _end(self) -> None:
         if self._over is not None and not self._over.done():
@@ -128,72 +125,77 @@ class Stream:
         if self._batch is not None and self.version is not None:
             self._batch.attempts.update(self.version)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._running.add(task)
         task.add_done_callback(self._look_at)
-        return task
 
     def _look_at(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
+        """End the stream with the first error, or when nothing runs any more."""
+        self._running.discard(task)
+        if task.cancelled():
             return
-        if self._over is not None and not self._over.done():
+        if (error := task.exception()) is None:
+            if not self._running:
+                self._end()
+        elif self._over is not None and not self._over.done():
             self._over.set_exception(error)
 
-    async def _feed(self, batch: Batch, play: Play, players: OpenPlayers) -> None:
+    async def _feed(self, batch: Batch, players: OpenPlayers) -> None:
         """Begin one rollout after the other, each as soon as it has a slot."""
         slots = asyncio.Semaphore(batch.at_once)
-        end: Sequence[RolloutTask] = ()
-        while len(tasks := await THREADS.ask(lambda: next(self._groups, end))):
-            group: dict[int, Rollout] = {}
-            for k in range(len(tasks)):
+        async for tasks in self._each_group():
+            group = _Group(tasks)
+            for task in tasks:
+                await players.open(task)
+            for number in range(len(tasks)):
                 await slots.acquire()
                 while self._undelivered >= batch.at_once:  # while it waited for a slot, too
                     self._delivered.clear()
                     await self._delivered.wait()
-                await players.host(tasks[k])
-                ended = functools.partial(self._ended_one, batch, players, tasks, group, k)
-                self._start(self._play_one(play, slots, tasks[k], ended))
+                self._start(self._play_one(batch, players, slots, group, number))
+
+    async def _each_group(self) -> AsyncIterator[Sequence[RolloutTask]]:
+        groups, end = self._groups, ()
+        if isinstance(groups, Sequence):
+            for tasks in groups:
+                yield tasks
+            return
+        while len(tasks := await THREADS.ask(lambda: next(groups, end))):
+            yield tasks
 
     async def _play_one(
         self,
-        play: Play,
-        slots: asyncio.Semaphore,
-        task: RolloutTask,
-        ended: Callable[[Rollout], Awaitable[None]],
-    ) -> None:
-        try:
-            rollout = await play(task)
-        finally:
-            slots.release()
-        await ended(rollout)
-
-    async def _ended_one(
-        self,
         batch: Batch,
         players: OpenPlayers,
-        tasks: Sequence[RolloutTask],
-        group: dict[int, Rollout],
-        k: int,
-        rollout: Rollout,
+        slots: asyncio.Semaphore,
+        group: "_Group",
+        number: int,
     ) -> None:
-        """Note that the k-th of a group has ended; the last of them hands over the group."""
-        group[k] = rollout
-        self._judge(batch, tasks[k], rollout)
-        if len(group) < len(tasks):
-            return
-        self._undelivered += len(tasks)
+        """Play a rollout; the last one of a group hands that over."""
+        task = group.tasks[number]
         try:
-            rollouts = [group[k] for k in range(len(tasks))]
+            rollout = await play_rollout(batch, task)
+        finally:
+            slots.release()
+        if self._on_ended is not None:
+            self._on_ended(rollout)
+        self._judge(batch, task, rollout)
+        if group.add(number, rollout):
+            await self._settle(batch, players, group.played)
+
+    async def _settle(self, batch: Batch, players: OpenPlayers, played: Played) -> None:
+        self._undelivered += len(played)
+        try:
+            rollouts = [rollout for _, rollout in played]
+            tasks, budget = [task for task, _ in played], batch.budget()
             most = batch.config.max_env_turns
-            batch.notices.ended(rollouts, tasks, budget=batch.budget(), max_turns=most)
-            batch.notices.cut(rollouts, budget=batch.budget())
-            played = list(zip(tasks, rollouts, strict=True))
+            batch.notices.ended(rollouts, tasks, budget=budget, max_turns=most)
+            batch.notices.cut(rollouts, budget=budget)
             await players.settle(played)
             await self._deliver(batch, played)
         finally:
-            self._undelivered -= len(tasks)
+            self._undelivered -= len(played)
             self._delivered.set()
 
     def _judge(self, batch: Batch, task: RolloutTask, rollout: Rollout) -> None:
@@ -202,11 +204,35 @@ class Stream:
         Raises:
             RolloutError: more than may, or one where none may.
         """
-        raise_if_it_must(batch, task, rollout)
-        self._ended.append(rollout)
-        if len(self._ended) < self._judged:
+        if rollout.failed and batch.config.on_failure == "raise":
+            raise RolloutError(
+                f"rollout {task.rollout_id} failed after {rollout.attempts} attempts: "
+                f"{rollout.error}"
+            ) from batch.failures.cause_of(rollout.error)
+        if self._judged is None:
             return
-        ended, self._ended = self._ended, []
-        failures: Failures = batch.failures
+        self._unjudged.append(rollout)
+        if len(self._unjudged) < self._judged:
+            return
+        ended, self._unjudged = self._unjudged, []
+        failures = batch.failures
         batch.failures = failures.anew()
         failures.judge([failures.tally(ended)], batch.config.max_failed_frac)
+
+
+class _Group:
+    """The tasks of a group, and the rollouts that have ended."""
+
+    def __init__(self, tasks: Sequence[RolloutTask]) -> None:
+        self.tasks = tasks
+        self._rollouts: dict[int, Rollout] = {}
+
+    def add(self, number: int, rollout: Rollout) -> bool:
+        """Note that one has ended; returns whether it was the last."""
+        self._rollouts[number] = rollout
+        return len(self._rollouts) == len(self.tasks)
+
+    @property
+    def played(self) -> Played:
+        """The rollouts in the order of their tasks."""
+        return [(task, self._rollouts[number]) for number, task in enumerate(self.tasks)]

@@ -1,4 +1,4 @@
-"""Sampling on the thread that called the engine.
+"""Samplers of this process, which draw on the thread that called the engine; and one for all kinds.
 
 Invariant: samplers of this process are called on that thread alone, which is what frameworks with a
 state for each thread (CUDA's device, inference mode) and collectives between processes want. A turn
@@ -10,12 +10,21 @@ import asyncio
 import queue
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from abut.concurrency.mailbox import settles_on_loop
 from abut.concurrency.threads import InterruptibleQueue
 from abut.errors import SamplerError
-from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
+from abut.samplers.sampler import (
+    BatchSampler,
+    BoundedSampler,
+    ForgettingSampler,
+    Sample,
+    Sampler,
+    SampleRequest,
+)
 
 
 class PendingTurn:
@@ -93,8 +102,7 @@ class PendingTurns:
 class StreamSampler(Protocol):
     """Draws turns as they come, on the thread that called the engine (engines in this process).
 
-    At most `max_requests` turns are out at once. One that has `max_context_tokens`, an int or None,
-    bounds prompt and completion by it.
+    At most `max_requests` turns are out at once.
     """
 
     def sample_stream(self, turns: "PendingTurns") -> None:
@@ -110,34 +118,81 @@ class StreamSampler(Protocol):
 # stepping: a batch of one costs the model nearly what a batch of all does.
 _GATHER_S = 0.02
 
+AnySampler: TypeAlias = Sampler | BatchSampler | StreamSampler
 
-def serve(
-    sampler: Sampler | BatchSampler | StreamSampler, turns: PendingTurns, at_most: Callable[[], int]
-) -> None:
-    """Sample turns until none comes any more.
 
-    Args:
-        sampler: one that is not of this process gets no turns, and the end is waited for.
-        turns: what waits.
-        at_most: how many can be waited for at once.
+class EngineSampler:
+    """A sampler of any kind, as one batch of the engine uses it.
 
-    Raises:
-        SamplerError: `sample_stream` returned too early. What it raises is raised here as well;
-            what `sample_batch` raises goes to those who wait for the batch.
+    The engine asks for one turn at a time with `sample`; only this class knows whether the sampler
+    draws it on the loop of the batch, in a call for many turns, or in a stream of turns.
+
+    Attributes:
+        in_process: whether turns are sampled by a model in this process, which no clock can
+            interrupt.
     """
-    if isinstance(sampler, BatchSampler):
-        while not turns.closed:
-            if batch := _gather(turns, at_most):
-                _sample(sampler, batch)
-    elif isinstance(sampler, StreamSampler):
-        sampler.sample_stream(turns)
-        if not turns.closed:
-            raise SamplerError(
-                "sample_stream returned while rollouts still need samples\n"
-                "hint: it goes on until turns.closed"
-            )
-    else:
-        turns.take(None)
+
+    def __init__(self, sampler: AnySampler) -> None:
+        # Kinds are asked once: a look at a protocol costs as much as an append.
+        self.in_process = isinstance(sampler, BatchSampler)
+        self._sampler = sampler
+        self._turns = PendingTurns()
+        self._one_turn: Sampler = self._turns
+        if not isinstance(sampler, BatchSampler | StreamSampler):
+            self._one_turn = sampler
+        self._bounded = sampler if isinstance(sampler, BoundedSampler) else None
+        self._forgetting = sampler if isinstance(sampler, ForgettingSampler) else None
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Prompt and completion together, as far as the sampler knows by now."""
+        return None if self._bounded is None else self._bounded.max_context_tokens
+
+    def forget(self, rollout_id: str) -> None:
+        """Tell the sampler that an attempt at a rollout is over."""
+        if self._forgetting is not None:
+            self._forgetting.forget(rollout_id)
+
+    def on_calling_thread(self) -> AbstractContextManager[Any]:
+        """The sampler's own context for a batch, on the thread that called the engine."""
+        own = self._sampler
+        return own if isinstance(own, AbstractContextManager) else nullcontext()
+
+    def on_batch_loop(self) -> AbstractAsyncContextManager[Any]:
+        """The sampler's own context for a batch, on the loop of the batch."""
+        own = self._sampler
+        return own if isinstance(own, AbstractAsyncContextManager) else nullcontext()
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Sample one turn."""
+        return await self._one_turn.sample(request)
+
+    def serve(self, done: Future[Any], at_most: Callable[[], int]) -> None:
+        """Sample what has to be sampled on this thread, until the batch is done; blocks.
+
+        Args:
+            done: the batch.
+            at_most: how many turns can be waited for at once.
+
+        Raises:
+            SamplerError: `sample_stream` returned too early. What it raises is raised here as well;
+                what `sample_batch` raises goes to those who wait for the batch.
+        """
+        turns, sampler = self._turns, self._sampler
+        done.add_done_callback(lambda done: turns.close(done.exception()))
+        if isinstance(sampler, BatchSampler):
+            while not turns.closed:
+                if gathered := _gather(turns, at_most):
+                    _sample(sampler, gathered)
+        elif isinstance(sampler, StreamSampler):
+            sampler.sample_stream(turns)
+            if not turns.closed:
+                raise SamplerError(
+                    "sample_stream returned while rollouts still need samples\n"
+                    "hint: it goes on until turns.closed"
+                )
+        else:
+            turns.take(None)  # no turn ever comes: this waits for the end
 
 
 def _gather(turns: PendingTurns, at_most: Callable[[], int]) -> list[PendingTurn]:

@@ -68,9 +68,8 @@ class Sample:
 class Sampler(Protocol):
     """Draws one turn at a time; many calls run at once on the engine's event loop.
 
-    One that is also an async context manager is entered on that loop for each batch. One that has
-    `max_context_tokens`, an int or None, bounds prompt and completion by it. One that has
-    `forget(rollout_id)` is told on that loop when an attempt at a rollout is over.
+    A sampler of any kind may do more: see `BoundedSampler` and `ForgettingSampler`. One that is
+    also an async context manager is entered on that loop for each batch.
     """
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -88,6 +87,25 @@ class BatchSampler(Protocol):
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Sample one turn for each request, in order."""
+        ...
+
+
+@runtime_checkable
+class BoundedSampler(Protocol):
+    """A sampler that holds only so many tokens of prompt and completion together."""
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """May be None until the sampler has learned it; read before each turn."""
+        ...
+
+
+@runtime_checkable
+class ForgettingSampler(Protocol):
+    """A sampler that keeps something of a rollout from turn to turn."""
+
+    def forget(self, rollout_id: str) -> None:
+        """Drop it: an attempt at the rollout is over. Called on the engine's event loop."""
         ...
 
 

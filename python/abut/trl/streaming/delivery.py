@@ -17,8 +17,8 @@ from abut.records.record import score_record
 from abut.records.recorder import BackgroundRecorder, Recorder
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
+from abut.rollout.player import Played
 from abut.rollout.rollout import Rollout, StopReason
-from abut.rollout.stream import Played
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
 from abut.trl.rewards import has_tools
