@@ -34,6 +34,7 @@ MODULES = {
     "audit": ("Audit", "audit"),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
+    "samplers.settings": ("SamplingSettings",),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
@@ -338,16 +339,20 @@ agents_may_end=False)
   key
   start()
   stop()
-samplers.trl_server.TRLServerSampler(base_url, *, temperature=1.0, top_k=0, top_p=1.0, \
-min_p=None, repetition_penalty=1.0, generation_kwargs=None, give_up_s=120.0, on_restart='resume')
+samplers.settings.SamplingSettings
+  temperature = 1.0
+  top_k = 0
+  top_p = 1.0
+  min_p = None
+  repetition_penalty = 1.0
+  generation_kwargs = <class 'dict'>
+samplers.trl_server.TRLServerSampler(base_url, *, give_up_s=120.0, on_restart='resume', **sampling)
   sample(request)
-samplers.vllm.VLLMColocateSampler(llm, *, temperature=1.0, top_k=0, top_p=1.0, min_p=None, \
-repetition_penalty=1.0, generation_kwargs=None, awake=None)
+samplers.vllm.VLLMColocateSampler(llm, *, awake=None, **sampling)
   max_context_tokens
   sample_stream(turns)
-samplers.vllm.VLLMServerSampler(base_urls, *, model=None, temperature=1.0, top_k=0, top_p=1.0, \
-min_p=None, repetition_penalty=1.0, generation_kwargs=None, endpoint='completions', \
-api_key=None, give_up_s=120.0, on_restart='resume')
+samplers.vllm.VLLMServerSampler(base_urls, *, model=None, endpoint='completions', api_key=None, \
+give_up_s=120.0, on_restart='resume', **sampling)
   ask_for_adapters(name)
   forget(rollout_id)
   max_context_tokens

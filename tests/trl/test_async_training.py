@@ -104,7 +104,7 @@ def test_the_reward_rises_as_with_the_synchronous_trainer(
         tmp_path / "sync",
         Vowels,
         prompts=[f"say {k}" for k in range(64)],
-        make={"config": ours.worker._config},
+        make={"config": ours.worker._arguments.config},
         **settings,
     )
     theirs.trainer.train()

@@ -553,7 +553,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         make(reward_funcs=[])
     with pytest.raises(TypeError, match="config must be a RolloutConfig"):
         make(config=3)
-    assert make()._config.turn_timeout_s == args.request_timeout
+    assert make()._arguments.config.turn_timeout_s == args.request_timeout
     monkeypatch.setattr("abut.trl.streaming.worker.trl_version", lambda: (1, 10))
     with pytest.raises(MissingExtraError, match=r"make_rollout_worker needs TRL 1\.11 or later"):
         make()

@@ -208,7 +208,7 @@ def test_filters_of_the_trainer_are_those_of_the_logprobs(
     assert run.worst() > 0.1, "TRL recomputes without filters"
     for row in run.outputs[0]["logprobs"]:
         assert min(row) < 0
-    sampler = run.rollout_func._engine._sampler
+    sampler = run.rollout_func._engine._parts.sampler
     assert sampler._settings.top_k == 3
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,14 +31,28 @@ Path_ = str | os.PathLike[str]
 
 
 class Recorder(Protocol):
-    """Keeps rollouts.
-
-    A recorder may also have `flush()`, called when a batch is over, and `write_scores(records)`,
-    which gets the fields of `docs/records.md` for rollouts that were written before.
-    """
+    """Keeps rollouts. One may do more: see `FlushingRecorder` and `ScoreRecorder`."""
 
     def write(self, rollout: Rollout, /, **extra: Any) -> None:
         """Keep one rollout; `extra` says where it belongs, in fields of a record."""
+        ...
+
+
+@runtime_checkable
+class FlushingRecorder(Protocol):
+    """A recorder that writes rollouts together."""
+
+    def flush(self) -> None:
+        """Write what waits: a batch is over."""
+        ...
+
+
+@runtime_checkable
+class ScoreRecorder(Protocol):
+    """A recorder that keeps scores as well, which are known later than their rollouts."""
+
+    def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Keep scores of rollouts that were written before; docs/records.md has their fields."""
         ...
 
 

@@ -5,11 +5,19 @@ TRL, and is in its field; what is left there are other settings, and named ones 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
 
-# What all samplers know by these names; `GRPOTrainer` has attributes of the same ones.
-NAMED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingSettings`, as the samplers' constructors take them."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    generation_kwargs: Mapping[str, Any] | None
 
 
 def _help(default: Any, text: str) -> Any:
@@ -18,10 +26,7 @@ def _help(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How the policy's distribution is changed before a token is drawn. None changes nothing.
-
-    In the order of the samplers' own parameters.
-    """
+    """How the policy's distribution is changed before a token is drawn. None changes nothing."""
 
     temperature: float = _help(1.0, "Above 0; logits are divided by it.")
     top_k: int | None = _help(0, "Keep the k most likely tokens; 0 keeps all.")
@@ -52,3 +57,19 @@ class SamplingSettings:
                 f"temperature={self.temperature!r}: must be more than 0; at 0 every logprob is 0 "
                 "and nothing can be learned"
             )
+
+
+def settings_of(sampling: SamplingKeywords) -> SamplingSettings:
+    """Return the settings of a sampler's keywords, of which `generation_kwargs` may be None.
+
+    Raises:
+        TypeError: a keyword has another name.
+        ValueError: the temperature is not above 0.
+    """
+    keywords: dict[str, Any] = {**sampling}
+    more = keywords.pop("generation_kwargs", None) or {}
+    return SamplingSettings(**keywords, generation_kwargs=more)
+
+
+NAMED = tuple(one.name for one in fields(SamplingSettings) if one.name != "generation_kwargs")
+"""The settings that all samplers know by these names, as `GRPOTrainer` has them as attributes."""

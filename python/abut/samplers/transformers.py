@@ -6,10 +6,10 @@ does not depend on which requests share its batch (up to the float noise of padd
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from abut.samplers.forward_passes import (
     next_logits,
 )
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.settings import NAMED, SamplingSettings
+from abut.samplers.settings import NAMED, SamplingKeywords, settings_of
 from abut.samplers.stop_strings import Spelled, StopStrings
 
 try:
@@ -80,12 +80,12 @@ class TransformersSampler:
     Args:
         model: a causal language model, on its device.
         pad_token_id: fills the left of shorter prompts; masked out.
-        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
-        generation_kwargs: more settings of `transformers.GenerationConfig`.
         max_batch: at most so many requests in one `generate`.
         unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
             (as `GRPOTrainer` does it for sharded models).
         tokenizer: finds the stop strings of requests; without it those are refused.
+        **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
+            (more settings of `transformers.GenerationConfig`), as in `SamplingSettings`.
 
     Raises:
         ValueError: a setting under which logprobs could not be those of the sampled tokens.
@@ -96,19 +96,12 @@ class TransformersSampler:
         model: Any,
         *,
         pad_token_id: int,
-        temperature: float = 1.0,
-        top_k: int | None = 0,
-        top_p: float | None = 1.0,
-        min_p: float | None = None,
-        repetition_penalty: float | None = 1.0,
-        generation_kwargs: Mapping[str, Any] | None = None,
         max_batch: int = 256,
         unwrap: Callable[[], AbstractContextManager[Any]] | None = None,
         tokenizer: Tokenizer | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> None:
-        settings = SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
-        )
+        settings = settings_of(sampling)
         more = dict(settings.generation_kwargs)
         for name in _REFUSED:
             if (value := more.pop(name, None)) not in (None, 1):

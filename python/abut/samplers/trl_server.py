@@ -7,8 +7,8 @@ prompts of a call, so requests that come while it works wait and go together.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
 from abut.samplers.fleet_server import FleetServer, Refused
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.settings import NAMED, SamplingSettings
+from abut.samplers.settings import NAMED, SamplingKeywords, settings_of
 from abut.samplers.vllm_request import vllm_settings
 
 # How long further requests are waited for before the first call of a batch.
@@ -40,10 +40,10 @@ class TRLServerSampler:
 
     Args:
         base_url: `http://host:port`.
-        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
-        generation_kwargs: more sampling settings of vLLM.
         give_up_s: how long the server may be away, before that is an error.
         on_restart: as for `VLLMServerSampler`.
+        **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
+            (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
         ValueError: a setting that this sampler does not take.
@@ -53,18 +53,11 @@ class TRLServerSampler:
         self,
         base_url: str,
         *,
-        temperature: float = 1.0,
-        top_k: int | None = 0,
-        top_p: float | None = 1.0,
-        min_p: float | None = None,
-        repetition_penalty: float | None = 1.0,
-        generation_kwargs: Mapping[str, Any] | None = None,
         give_up_s: float = 120.0,
         on_restart: OnRestart = "resume",
+        **sampling: Unpack[SamplingKeywords],
     ) -> None:
-        settings = SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
-        )
+        settings = settings_of(sampling)
         self._settings = vllm_settings(settings, says_stop_string=False)
         address = Address.of(base_url)
         self.base_urls = (address.url,)

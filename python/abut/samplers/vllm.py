@@ -12,9 +12,9 @@ bytes.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
 from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.settings import SamplingSettings
+from abut.samplers.settings import SamplingKeywords, settings_of
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from abut.samplers.vllm_request import (
     checked_settings,
@@ -59,14 +59,14 @@ class VLLMServerSampler:
     Args:
         base_urls: `http://host:port`, one or several; `user:password@` becomes a header.
         model: the name under which it is served; None takes the first that is listed.
-        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
-        generation_kwargs: more sampling settings of vLLM.
         endpoint: "completions" is `/v1/completions`; "generate" is `/inference/v1/generate`, for
             servers that have only that.
         api_key: sent as a bearer token.
         give_up_s: how long no server at all may be well, before that is an error.
         on_restart: a server that goes and comes back has the weights that it was started with.
             "resume" goes on with a warning; "raise" is for a server that gets a trainer's weights.
+        **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
+            (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
         ValueError: a setting under which logprobs could not be those of the sampled tokens, or one
@@ -78,16 +78,11 @@ class VLLMServerSampler:
         base_urls: str | Sequence[str],
         *,
         model: str | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = 0,
-        top_p: float | None = 1.0,
-        min_p: float | None = None,
-        repetition_penalty: float | None = 1.0,
-        generation_kwargs: Mapping[str, Any] | None = None,
         endpoint: Literal["completions", "generate"] = "completions",
         api_key: str | None = None,
         give_up_s: float = 120.0,
         on_restart: OnRestart = "resume",
+        **sampling: Unpack[SamplingKeywords],
     ) -> None:
         urls = (base_urls,) if isinstance(base_urls, str) else tuple(base_urls)
         addresses = [_address(url) for url in urls]
@@ -105,9 +100,7 @@ class VLLMServerSampler:
             raise ValueError(f"endpoint={endpoint!r}: expected 'completions' or 'generate'")
         if on_restart not in ("resume", "raise"):
             raise ValueError(f"on_restart={on_restart!r}: expected 'resume' or 'raise'")
-        settings = SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
-        )
+        settings = settings_of(sampling)
         self._settings = vllm_settings(
             settings, says_stop_string=endpoint == "completions", to_endpoint=True
         )

@@ -8,7 +8,7 @@ a batch; and when `sample_stream` returns, the engine has no request of ours.
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.in_process import PendingTurn, PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
-from abut.samplers.settings import SamplingSettings
+from abut.samplers.settings import SamplingKeywords, settings_of
 from abut.samplers.tensor_parallel import Alone, RankReport, Ranks
 from abut.samplers.vllm_request import refusal_hint, room, sample_of, vllm_settings, with_stops
 
@@ -39,10 +39,10 @@ class VLLMColocateSampler:
 
     Args:
         llm: with `logprobs_mode="processed_logprobs"`.
-        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingSettings`.
-        generation_kwargs: more sampling settings of vLLM.
         awake: gives a context in which the engine can sample, entered once for each batch of
             rollouts (as `GRPOTrainer` wakes an engine that sleeps while the model is trained).
+        **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
+            (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
         ValueError: a setting, or an engine, whose logprobs could not be those of the sampled
@@ -53,13 +53,8 @@ class VLLMColocateSampler:
         self,
         llm: Any,
         *,
-        temperature: float = 1.0,
-        top_k: int | None = 0,
-        top_p: float | None = 1.0,
-        min_p: float | None = None,
-        repetition_penalty: float | None = 1.0,
-        generation_kwargs: Mapping[str, Any] | None = None,
         awake: Callable[[], AbstractContextManager[Any]] | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> None:
         self._engine = llm.llm_engine
         self._config = config = self._engine.vllm_config
@@ -69,9 +64,7 @@ class VLLMColocateSampler:
                 f"is {config.model_config.logprobs_mode!r}\n"
                 "hint: LLM(…, logprobs_mode='processed_logprobs')"
             )
-        settings = SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, generation_kwargs or {}
-        )
+        settings = settings_of(sampling)
         self._settings = _for_params(vllm_settings(settings))
         self._params(16, 0, ())  # vLLM judges them now, not in the middle of a batch
         self._ranks = _ranks(config.parallel_config)

@@ -7,43 +7,39 @@ ends on a sampled token; a failed rollout is a row that carries no weight.
 import dataclasses
 import functools
 import logging
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from abut._native import Tokenizer
-from abut.envs.source import ForTask, bind_all
+from abut.envs.source import ForTask
 from abut.envs.task import RolloutTask
 from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
-from abut.records.recorder import BackgroundRecorder, Recorder
+from abut.records.recorder import BackgroundRecorder, FlushingRecorder, ScoreRecorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.rollout import Rollout
-from abut.samplers.in_process import StreamSampler
-from abut.samplers.sampler import BatchSampler, Sampler
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
 from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
+from abut.trl.recording import RolloutRecorder, TrainerScores
 from abut.trl.rewards import ModelMetrics, has_tools, warn_of_unwrapped, wrap_reward_functions
 from abut.trl.route import EnvArgument
 from abut.trl.rows import fill_metrics, rows_of
-from abut.trl.tasks import Tasks
 from abut.trl.trainer_checks import check_end_tokens, warn_of_unseen
 from abut.trl.trainer_engine import (
-    check_sampler,
-    checked_config,
-    checked_recorder,
-    processor_with,
-    route_of,
-    text_config,
+    Arguments,
+    ModelLimits,
+    RecorderArgument,
+    SamplerArgument,
+    TrainerSide,
+    checked_arguments,
+    engine_for,
 )
 from abut.trl.trainer_sampler import client_settings, sampler_of
-from abut.trl.trainer_scores import TrainerScores
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
 
 logger = logging.getLogger(__name__)
@@ -54,9 +50,9 @@ def make_rollout_func(
     *,
     config: RolloutConfig | None = None,
     processor: Processor | PartsProcessor | None = None,
-    sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
+    sampler: SamplerArgument = "auto",
     system_prompt: str | None = None,
-    recorder: Recorder | str | os.PathLike[str] | None = None,
+    recorder: RecorderArgument = None,
     gateway: Gateway | None = None,
 ) -> "RolloutFunc":
     """Return a `rollout_func` for `GRPOTrainer`.
@@ -84,11 +80,17 @@ def make_rollout_func(
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
     check_trl_version(stacklevel=2)
-    check_sampler(sampler)
-    config = checked_config(config)
-    route = route_of(env, gateway, system_prompt=system_prompt, processor=processor)
-    tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
-    return RolloutFunc(tasks, config, processor, sampler, checked_recorder(recorder))
+    return RolloutFunc(
+        checked_arguments(
+            env,
+            config=config,
+            processor=processor,
+            sampler=sampler,
+            system_prompt=system_prompt,
+            recorder=recorder,
+            gateway=gateway,
+        )
+    )
 
 
 @stays(
@@ -98,21 +100,12 @@ def make_rollout_func(
 class RolloutFunc:
     """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        config: RolloutConfig,
-        processor: Processor | PartsProcessor | None,
-        sampler: Sampler | BatchSampler | StreamSampler | str,
-        recorder: Recorder | None,
-    ) -> None:
-        self._tasks = tasks
-        self._config = config
-        self._processor = processor
-        self._sampler = sampler
-        self._recorder = recorder
-        writes_scores = getattr(recorder, "write_scores", None)
-        self._scores = None if writes_scores is None else TrainerScores(writes_scores, self.flush)
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._tasks, self._recorder = arguments.tasks, arguments.recorder
+        self._scores: TrainerScores | None = None
+        if isinstance(self._recorder, ScoreRecorder):
+            self._scores = TrainerScores(self._recorder.write_scores, self.flush)
         self._model_metrics = ModelMetrics()
         self._engine: Engine | None = None
         self._trainer: Any = None
@@ -128,7 +121,7 @@ class RolloutFunc:
             trainer.accelerator.wait_for_everyone()
         play = functools.partial(self._play, prompts, trainer)
         try:
-            tasks, rows = judged(trainer.accelerator, self._config.max_failed_frac, play)
+            tasks, rows = judged(trainer.accelerator, self._arguments.config.max_failed_frac, play)
         except BaseException:
             self._end_batch()
             self.flush()  # training ends here, or begins anew: nothing goes on beside it
@@ -169,8 +162,8 @@ class RolloutFunc:
         return (tasks, rows), failures, failures.tally(rollouts)
 
     def _end_batch(self) -> None:
-        if (flush := getattr(self._recorder, "flush", None)) is not None:
-            flush()
+        if isinstance(self._recorder, FlushingRecorder):
+            self._recorder.flush()
 
     def flush(self) -> None:
         """Wait until what was recorded is on disk.
@@ -184,43 +177,31 @@ class RolloutFunc:
     def _record(
         self, trainer: Any, mode: str, tasks: Sequence[RolloutTask]
     ) -> Callable[[Rollout], None] | None:
-        recorder = self._recorder
-        if recorder is None:
+        if self._recorder is None:
             return None
-        of_batch = {
-            "run_id": self._tasks.run_id,
-            "rank": trainer.accelerator.process_index,
-            "step": trainer.state.global_step,
-            "mode": mode,
-            "tokenizer": tokenizer_of(trainer.processing_class).name_or_path,
-        }
-
-        def write(rollout: Rollout) -> None:
-            task = tasks[rollout.index]
-            recorder.write(
-                rollout,
-                **of_batch,
-                group=task.group,
-                place=task.place,
-                seed=task.seed,
-                episode_seed=task.episode_seed,
-                columns=task.columns,
-            )
-
-        return write
+        keep = RolloutRecorder(
+            self._recorder,
+            run_id=self._tasks.run_id,
+            rank=trainer.accelerator.process_index,
+            mode=mode,
+            tokenizer=tokenizer_of(trainer.processing_class).name_or_path,
+        )
+        step = trainer.state.global_step
+        return lambda rollout: keep.write(tasks[rollout.index], rollout, step=step)
 
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         wrap_reward_functions(trainer)
-        if getattr(self._sampler, "base_urls", ()) and not trainer.use_vllm:
+        sampler = self._arguments.sampler
+        if getattr(sampler, "base_urls", ()) and not trainer.use_vllm:
             warnings.warn(
                 "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL "
                 "sends the server no weights, and does not correct for the difference",
                 stacklevel=3,
             )
-        config = self._config
+        config = self._arguments.config
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
                 "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
@@ -229,39 +210,23 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = tokenizer_of(trainer.processing_class)
-        if isinstance(self._sampler, str):
+        if isinstance(sampler, str):
             for source in self._tasks.route.agents:
                 source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
             serve_ranks(self._tasks.route.gateway, self._tasks.run_id_of(trainer), trainer)
-        processor, for_task = bind_all(
-            self._tasks.route.kinds,
-            functools.partial(
-                processor_with,
-                self._processor,
-                hf_tokenizer,
-                chat_template=getattr(trainer, "chat_template", None),
-                chat_template_kwargs=getattr(trainer, "chat_template_kwargs", None),
-            ),
-        )
-        check_end_tokens(trainer, hf_tokenizer, processor.close_token_id, stacklevel=3)
-        eos = getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None)
-        context = getattr(text_config(trainer.model), "max_position_embeddings", None)
-        sampler = self._sampler
-        if isinstance(sampler, str):
-            sampler = sampler_of(trainer, hf_tokenizer, trl_version())
-        engine = Engine(
-            Tokenizer.from_pretrained(hf_tokenizer),
-            processor,
-            sampler,
-            dataclasses.replace(
-                config,
-                max_completion_tokens=config.max_completion_tokens or trainer.max_completion_length,
-                max_context_tokens=config.max_context_tokens or context,
-            ),
-            stop_token_ids=[eos] if isinstance(eos, int) else eos or [],
+        side = TrainerSide(
+            hf_tokenizer=hf_tokenizer,
+            model_limits=ModelLimits.of(trainer.model),
+            max_completion_tokens=trainer.max_completion_length,
+            sampler=lambda: sampler_of(trainer, hf_tokenizer, trl_version()),
+            chat_template=getattr(trainer, "chat_template", None),
+            chat_template_kwargs=getattr(trainer, "chat_template_kwargs", None),
             progress=not trainer.args.disable_tqdm,
         )
+        arguments = dataclasses.replace(self._arguments, config=config)
+        engine, for_task = engine_for(side, arguments)
+        check_end_tokens(trainer, hf_tokenizer, engine.processor.close_token_id, stacklevel=3)
         return engine, for_task
 
 

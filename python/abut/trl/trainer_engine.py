@@ -1,24 +1,162 @@
-"""The arguments that `make_rollout_func` and `make_rollout_worker` share, checked.
+"""The arguments that `make_rollout_func` and `make_rollout_worker` share, and the engine of both.
 
 Invariant: a wrong argument is refused where it is given, by its name and with what it may be.
 """
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from abut._native import Tokenizer
+from abut.envs.source import ForTask, bind_all
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, Processor
 from abut.records.recorder import BackgroundRecorder, Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
-from abut.samplers.in_process import StreamSampler
+from abut.rollout.engine import Engine
+from abut.samplers.in_process import AnySampler, StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.trl.route import EnvArgument, EnvRoute
+from abut.trl.tasks import Tasks
+
+SamplerArgument: TypeAlias = AnySampler | str
+"""The argument `sampler`: one of any kind, or "auto"."""
+
+RecorderArgument: TypeAlias = Recorder | str | os.PathLike[str] | None
 
 
-def check_sampler(sampler: Any) -> None:
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that both functions share, checked.
+
+    Attributes:
+        tasks: makes the tasks, and has the route of `env` and `gateway`.
+        config: limits and policies.
+        processor: None: derived from the tokenizer's chat template.
+        sampler: one, or "auto".
+        recorder: keeps the rollouts.
+    """
+
+    tasks: Tasks
+    config: RolloutConfig
+    processor: Processor | PartsProcessor | None
+    sampler: SamplerArgument
+    recorder: Recorder | None
+
+    @property
+    def route(self) -> EnvRoute:
+        """Says which environments there are."""
+        return self.tasks.route
+
+
+def checked_arguments(
+    env: EnvArgument,
+    *,
+    config: RolloutConfig | None,
+    processor: Processor | PartsProcessor | None,
+    sampler: SamplerArgument,
+    system_prompt: str | None,
+    recorder: RecorderArgument,
+    gateway: Gateway | None,
+) -> Arguments:
+    """Check the arguments of `make_rollout_func`, which has their documentation.
+
+    Raises:
+        TypeError: one is none of what it may be.
+        ValueError: `sampler` is an unknown name, `env` is empty, or agents are given what writes
+            conversations.
+    """
+    _check_sampler(sampler)
+    config = _checked_config(config)
+    route = _route_of(env, gateway, system_prompt=system_prompt, processor=processor)
+    tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
+    return Arguments(tasks, config, processor, sampler, _checked_recorder(recorder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSide:
+    """The part of an engine's settings that a trainer decides.
+
+    Attributes:
+        hf_tokenizer: the trainer's.
+        model_limits: of the trained model.
+        max_completion_tokens: where the config has none.
+        sampler: makes the sampler that "auto" stands for.
+        chat_template: of the trainer, where that has its own.
+        chat_template_kwargs: variables for the chat template.
+        progress: show a bar.
+    """
+
+    hf_tokenizer: Any
+    model_limits: "ModelLimits"
+    max_completion_tokens: int | None
+    sampler: Callable[[], AnySampler]
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What ends the turns of a model, and how much it holds."""
+
+    stop_token_ids: Sequence[int] = ()
+    max_context_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelLimits":
+        """The limits that the configs of a Hugging Face model say."""
+        eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        config = model.config
+        if hasattr(config, "get_text_config"):  # of the part that reads text
+            config = config.get_text_config()
+        return cls(
+            [eos] if isinstance(eos, int) else eos or [],
+            getattr(config, "max_position_embeddings", None),
+        )
+
+
+def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForTask]:
+    """Return the engine that plays for a trainer, and what completes a task for it.
+
+    Raises:
+        TypeError, TemplateError: as `bind_all`.
+        ValueError: as `ChatTemplateProcessor`, or `trainer.sampler`.
+    """
+
+    def processor_with(tools: Sequence[Mapping[str, Any]]) -> PartsProcessor:
+        made = arguments.processor or ChatTemplateProcessor(
+            trainer.hf_tokenizer,
+            tools=tools or None,
+            chat_template=trainer.chat_template,
+            **(trainer.chat_template_kwargs or {}),
+        )
+        return as_parts_processor(made, trainer.hf_tokenizer)
+
+    processor, for_task = bind_all(arguments.route.kinds, processor_with)
+    config, sampler = arguments.config, arguments.sampler
+    if isinstance(sampler, str):
+        sampler = trainer.sampler()
+    engine = Engine(
+        Tokenizer.from_pretrained(trainer.hf_tokenizer),
+        processor,
+        sampler,
+        dataclasses.replace(
+            config,
+            max_completion_tokens=config.max_completion_tokens or trainer.max_completion_tokens,
+            max_context_tokens=config.max_context_tokens or trainer.model_limits.max_context_tokens,
+        ),
+        stop_token_ids=trainer.model_limits.stop_token_ids,
+        progress=trainer.progress,
+    )
+    return engine, for_task
+
+
+def _check_sampler(sampler: Any) -> None:
     """Refuse what is neither "auto" nor a sampler.
 
     Raises:
@@ -35,7 +173,7 @@ def check_sampler(sampler: Any) -> None:
         )
 
 
-def checked_recorder(recorder: Any) -> Recorder | None:
+def _checked_recorder(recorder: Any) -> Recorder | None:
     """The recorder that is given, or one at the path that is.
 
     Raises:
@@ -51,7 +189,7 @@ def checked_recorder(recorder: Any) -> Recorder | None:
     return recorder  # type: ignore[no-any-return]
 
 
-def checked_config(config: Any) -> RolloutConfig:
+def _checked_config(config: Any) -> RolloutConfig:
     """The config; None takes the defaults.
 
     Raises:
@@ -65,7 +203,7 @@ def checked_config(config: Any) -> RolloutConfig:
     return config or RolloutConfig()
 
 
-def route_of(
+def _route_of(
     env: EnvArgument, gateway: Any, *, system_prompt: str | None, processor: Any
 ) -> EnvRoute:
     """Return the route, which says what plays which row.
@@ -83,30 +221,6 @@ def route_of(
     if route.agents:
         _refuse_writers(system_prompt, processor)
     return route
-
-
-def processor_with(
-    processor: Processor | PartsProcessor | None,
-    hf_tokenizer: Any,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    chat_template: str | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> PartsProcessor:
-    """The processor that is given, or one of the tokenizer's chat template that shows the tools."""
-    made = processor or ChatTemplateProcessor(
-        hf_tokenizer,
-        tools=tools or None,
-        chat_template=chat_template,
-        **(chat_template_kwargs or {}),
-    )
-    return as_parts_processor(made, hf_tokenizer)
-
-
-def text_config(model: Any) -> Any:
-    """The config of a model, or of the part of it that reads text."""
-    config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _refuse_writers(system_prompt: str | None, processor: Any) -> None:

@@ -9,18 +9,25 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.records.record import score_record
-from abut.records.recorder import BackgroundRecorder, Recorder
+from abut.records.recorder import (
+    BackgroundRecorder,
+    FlushingRecorder,
+    Recorder,
+    ScoreRecorder,
+)
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
 from abut.rollout.player import Played
 from abut.rollout.rollout import Rollout, StopReason
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
+from abut.trl.recording import RolloutRecorder
 from abut.trl.rewards import has_tools
 from abut.trl.route import EnvRoute
 from abut.trl.rows import COMPLETIONS, conversation_of, rows_of
@@ -76,7 +83,7 @@ class RolloutBuffer(queue.Queue[Any]):
         return row
 
 
-class AsyncRecords:
+class GroupRecords:
     """Records the rollouts and scores of each group, on whichever thread it ended.
 
     Args:
@@ -90,7 +97,9 @@ class AsyncRecords:
         self, recorder: Recorder, *, run_id: str, tokenizer: str, step: Callable[[], int | None]
     ) -> None:
         self._recorder = recorder
-        self._of_run = {"run_id": run_id, "rank": 0, "mode": "train", "tokenizer": tokenizer}
+        self._rollouts = RolloutRecorder(
+            recorder, run_id=run_id, rank=0, mode="train", tokenizer=tokenizer
+        )
         self._run_id = run_id
         self._step = step
         self._flushed_at: int | None = None
@@ -106,25 +115,14 @@ class AsyncRecords:
         with self._lock:
             step = self._step()
             for k, (task, rollout) in enumerate(played):
-                self._recorder.write(
-                    rollout,
-                    **self._of_run,
-                    step=step,
-                    group=task.group,
-                    place=task.place,
-                    seed=task.seed,
-                    episode_seed=task.episode_seed,
-                    columns=task.columns,
-                )
-                rewards = {name: values[k] for name, values in scores.by_function.items()}
-                advantage = None if scores.rewards[k] is None else scores.advantages[k]
+                self._rollouts.write(task, rollout, step=step)
                 self._scores.append(
                     score_record(
                         self._run_id,
                         rollout.rollout_id,
-                        rewards,
+                        {name: values[k] for name, values in scores.by_function.items()},
                         total=scores.rewards[k],
-                        advantage=advantage,
+                        advantage=None if scores.rewards[k] is None else scores.advantages[k],
                     )
                 )
             if step is None or step != self._flushed_at:
@@ -143,12 +141,41 @@ class AsyncRecords:
                 self._recorder.wait()
 
     def _flush(self) -> None:
-        if (flush := getattr(self._recorder, "flush", None)) is not None:
-            flush()
+        if isinstance(self._recorder, FlushingRecorder):
+            self._recorder.flush()
         scores, self._scores = self._scores, []
-        write_scores = getattr(self._recorder, "write_scores", None)
-        if write_scores is not None and scores:
-            write_scores(scores)
+        if scores and isinstance(self._recorder, ScoreRecorder):
+            self._recorder.write_scores(scores)
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """Which rows the trainer takes.
+
+    Attributes:
+        max_staleness: a row whose weights are more versions behind is not pushed.
+        max_tokens: longer rows are not pushed; None: all are.
+        as_lists: whether the trainer takes lists instead of arrays.
+    """
+
+    max_staleness: int
+    max_tokens: int | None
+    as_lists: bool
+
+
+@dataclass(frozen=True)
+class TrainerQueues:
+    """What connects a worker with its trainer.
+
+    Attributes:
+        rows: the trainer takes them, and trains them.
+        metrics: the trainer logs them; they are dropped where nobody takes them.
+        position: is told which rows are pushed.
+    """
+
+    rows: RolloutBuffer
+    metrics: "queue.Queue[Metrics]"
+    position: DatasetPosition
 
 
 class Delivery:
@@ -158,14 +185,10 @@ class Delivery:
         engine: has played them.
         route: says which environments there are.
         functions: the reward functions.
-        position: is told which rows are pushed.
-        buffer: takes them.
-        metrics_queue: takes metrics, which are dropped where nobody takes them.
+        queues: take rows and metrics.
         records: keeps rollouts and scores; None: nobody does.
+        rules: say which rows are pushed.
         version: of the weights that sample now.
-        max_staleness: of rows that the trainer takes.
-        max_tokens: of such a row; None: any.
-        as_lists: as of `rows_of_rollout`.
     """
 
     def __init__(
@@ -173,27 +196,18 @@ class Delivery:
         engine: Engine,
         route: EnvRoute,
         functions: Sequence[RewardFunction],
-        position: DatasetPosition,
-        buffer: RolloutBuffer,
-        metrics_queue: "queue.Queue[Metrics]",
-        records: AsyncRecords | None,
-        *,
+        queues: TrainerQueues,
+        records: GroupRecords | None,
+        rules: RowRules,
         version: Callable[[], int],
-        max_staleness: int,
-        max_tokens: int | None,
-        as_lists: bool,
     ) -> None:
         self._engine = engine
         self._route = route
         self._functions = functions
-        self._position = position
-        self._buffer = buffer
-        self._metrics_queue = metrics_queue
+        self._queues = queues
         self._records = records
+        self._rules = rules
         self._version = version
-        self._max_staleness = max_staleness
-        self._max_tokens = max_tokens
-        self._as_lists = as_lists
         self._pushing = asyncio.Lock()
         self.restored: list[RolloutRow] = []
         """Rows of a checkpoint, which are pushed before all others."""
@@ -283,7 +297,7 @@ class Delivery:
                 group_id=task.group,
                 metrics={"reward": reward, "reward_std": scores.std} | of_functions,
                 version=self._version(),
-                as_lists=self._as_lists,
+                as_lists=self._rules.as_lists,
             )
         return rows
 
@@ -300,17 +314,18 @@ class Delivery:
     ) -> None:
         """Push the rows of a group, one behind the other; what gets too old meanwhile is not."""
         began, waited_s, trained, stale, oversize = 0.0, 0.0, 0, 0, 0
-        self._position.deliver(group, rows)
+        rules, buffer = self._rules, self._queues.rows
+        self._queues.position.deliver(group, rows)
         for row in rows:
-            if self._max_tokens is not None and len(row.input_ids) > self._max_tokens:
+            if rules.max_tokens is not None and len(row.input_ids) > rules.max_tokens:
                 oversize += 1
                 continue
-            while self._version() - row.model_version <= self._max_staleness:
-                if self._buffer.push(row.enqueued()):
+            while self._version() - row.model_version <= rules.max_staleness:
+                if buffer.push(row.enqueued()):
                     trained += row.trained_tokens
                     break
                 began = time.monotonic()
-                await self._buffer.room()
+                await buffer.room()
                 waited_s += time.monotonic() - began
             else:
                 stale += 1
@@ -322,7 +337,7 @@ class Delivery:
 
     def _say(self, metrics: Mapping[str, float | tuple[float, float]]) -> None:
         try:
-            self._metrics_queue.put_nowait(dict(metrics))
+            self._queues.metrics.put_nowait(dict(metrics))
         except queue.Full:  # nobody logs: the newest ones are lost, and nothing else
             return
 

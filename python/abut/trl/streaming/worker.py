@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import os
 import queue
 import threading
 import time
@@ -16,33 +15,36 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from abut._native import Tokenizer
-from abut.envs.source import bind_all
+from abut.envs.source import ForTask
 from abut.errors import MissingExtraError, RolloutError, text_of
 from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
 from abut.pretrained import tokenizer_of
 from abut.processor import PartsProcessor, Processor
-from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.stream import Stream
-from abut.samplers.in_process import StreamSampler
-from abut.samplers.sampler import BatchSampler, Sampler
 from abut.trl.rewards import env_reward
 from abut.trl.route import EnvArgument
 from abut.trl.streaming.callback import groups_of_epochs, position_callback
 from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
-from abut.trl.streaming.delivery import AsyncRecords, Delivery, Metrics, RolloutBuffer
+from abut.trl.streaming.delivery import (
+    Delivery,
+    GroupRecords,
+    Metrics,
+    RolloutBuffer,
+    RowRules,
+    TrainerQueues,
+)
 from abut.trl.streaming.group_scores import reward_functions
-from abut.trl.tasks import Tasks
 from abut.trl.trainer_engine import (
-    check_sampler,
-    checked_config,
-    checked_recorder,
-    processor_with,
-    route_of,
-    text_config,
+    Arguments,
+    ModelLimits,
+    RecorderArgument,
+    SamplerArgument,
+    TrainerSide,
+    checked_arguments,
+    engine_for,
 )
 from abut.trl.trainer_sampler import async_client_settings, async_sampler_of
 from abut.trl.version import (
@@ -71,10 +73,10 @@ def make_rollout_worker(
     config: RolloutConfig | None = None,
     reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = env_reward,
     processor: Processor | PartsProcessor | None = None,
-    sampler: Sampler | BatchSampler | StreamSampler | str = "auto",
+    sampler: SamplerArgument = "auto",
     base_urls: str | Sequence[str] | None = None,
     system_prompt: str | None = None,
-    recorder: Recorder | str | os.PathLike[str] | None = None,
+    recorder: RecorderArgument = None,
     gateway: Gateway | None = None,
 ) -> "RolloutWorker":
     """Return a `rollout_worker` for `AsyncGRPOTrainer`, whose callback belongs to it.
@@ -116,27 +118,28 @@ def make_rollout_worker(
             f"args must be the AsyncGRPOConfig of the trainer, got {type(args).__name__}\n"
             "hint: from trl.experimental.async_grpo import AsyncGRPOConfig"
         )
-    check_sampler(sampler)
     if base_urls is not None and sampler != "auto":
         raise TypeError("base_urls= is for sampler='auto'; a sampler object has its own")
     if config is None:
         config = RolloutConfig(turn_timeout_s=args.request_timeout)
-    config = checked_config(config)
-    route = route_of(env, gateway, system_prompt=system_prompt, processor=processor)
-    tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
-    tasks.check_datasets(train_dataset)
-    tasks.run_id = uuid.uuid4().hex[:8]
+    arguments = checked_arguments(
+        env,
+        config=config,
+        processor=processor,
+        sampler=sampler,
+        system_prompt=system_prompt,
+        recorder=recorder,
+        gateway=gateway,
+    )
+    arguments.tasks.check_datasets(train_dataset)
+    arguments.tasks.run_id = uuid.uuid4().hex[:8]
     return RolloutWorker(
-        tasks,
+        arguments,
         args,
         train_dataset,
         tokenizer_of(processing_class),
-        config,
         reward_functions(reward_funcs),
-        processor,
-        sampler,
         base_urls,
-        checked_recorder(recorder),
         owns_gateway=gateway is None,
     )
 
@@ -160,16 +163,12 @@ class RolloutWorker:
 
     def __init__(
         self,
-        tasks: Tasks,
+        arguments: Arguments,
         args: Any,
         train_dataset: Any,
         hf_tokenizer: Any,
-        config: RolloutConfig,
         functions: Sequence[Callable[..., Any]],
-        processor: Processor | PartsProcessor | None,
-        sampler: Sampler | BatchSampler | StreamSampler | str,
         base_urls: str | Sequence[str] | None,
-        recorder: Recorder | None,
         *,
         owns_gateway: bool,
     ) -> None:
@@ -180,21 +179,17 @@ class RolloutWorker:
         self.step: int | None = None
         self.epoch_groups = groups_of_epochs(args, train_dataset)
         self.callback = position_callback(self)
-        self._tasks = tasks
+        self._arguments = arguments
+        self._tasks = arguments.tasks
         self._args = args
         self._dataset = train_dataset
         self._hf_tokenizer = hf_tokenizer
-        self._config = config
         self._functions = functions
-        self._processor = processor
-        self._sampler = sampler
         self._base_urls = base_urls
-        self._recorder = recorder
         self._owns_gateway = owns_gateway
-        self._stop_token_ids: Sequence[int] = ()
-        self._holds: int | None = None
+        self._model_limits = ModelLimits()
         self._restored: Mapping[str, Any] | None = None
-        self._records: AsyncRecords | None = None
+        self._records: GroupRecords | None = None
         self._stream: Stream | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -277,9 +272,7 @@ class RolloutWorker:
 
     def meets(self, model: Any) -> None:
         """Learn of the trainer's model what ends its turns, and how much it holds."""
-        eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        self._stop_token_ids = [eos] if isinstance(eos, int) else eos or []
-        self._holds = getattr(text_config(model), "max_position_embeddings", None)
+        self._model_limits = ModelLimits.of(model)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was, from `start` on."""
@@ -304,17 +297,18 @@ class RolloutWorker:
 
     def _build(self) -> tuple[Engine, Stream]:
         """The engine, and what it plays."""
-        args, route, as_lists = self._args, self._tasks.route, trl_version() < ARRAYS_IN_ROWS
-        if isinstance(self._sampler, str):
+        args, route = self._args, self._tasks.route
+        if isinstance(self._arguments.sampler, str):
             for source in route.agents:
                 source.sampling = functools.partial(async_client_settings, args)
         if route.agents:
             route.gateway.registry.belongs_to(self._tasks.run_id)
         budget = args.token_budget if (args.token_budget or 0) > 0 else None
+        rules = RowRules(args.max_staleness, budget, as_lists=trl_version() < ARRAYS_IN_ROWS)
         engine, for_task = self._engine(budget)
-        if self._recorder is not None:
-            self._records = AsyncRecords(
-                self._recorder,
+        if (recorder := self._arguments.recorder) is not None:
+            self._records = GroupRecords(
+                recorder,
                 run_id=self._tasks.run_id,
                 tokenizer=self._hf_tokenizer.name_or_path,
                 step=lambda: self.step,
@@ -323,18 +317,16 @@ class RolloutWorker:
             engine,
             route,
             self._functions,
-            self.position,
-            self.rollout_buffer,
-            self.metrics_queue,
+            TrainerQueues(self.rollout_buffer, self.metrics_queue, self.position),
             self._records,
+            rules,
             version=lambda: self.version,
-            max_staleness=args.max_staleness,
-            max_tokens=budget,
-            as_lists=as_lists,
         )
         if self._restored is not None:
             restored, self._restored = self._restored, None
-            delivery.restored = self.position.restore(restored, self.version, as_lists=as_lists)
+            delivery.restored = self.position.restore(
+                restored, self.version, as_lists=rules.as_lists
+            )
         groups = DatasetGroups(
             self._dataset, self._tasks, self.position, for_task, args.num_generations
         )
@@ -355,33 +347,22 @@ class RolloutWorker:
         )
         return engine, stream
 
-    def _engine(self, budget: int | None) -> tuple[Engine, Any]:
-        config, args = self._config, self._args
-        processor, for_task = bind_all(
-            self._tasks.route.kinds,
-            functools.partial(
-                processor_with,
-                self._processor,
-                self._hf_tokenizer,
-                chat_template_kwargs=args.chat_template_kwargs,
+    def _engine(self, budget: int | None) -> tuple[Engine, ForTask]:
+        args, config, limits = self._args, self._arguments.config, self._model_limits
+        holds = (config.max_context_tokens, limits.max_context_tokens, budget)
+        side = TrainerSide(
+            hf_tokenizer=self._hf_tokenizer,
+            model_limits=limits,
+            max_completion_tokens=args.max_completion_length,
+            sampler=lambda: async_sampler_of(
+                args, self._base_urls, lambda: f"trl-policy-v{self.version}"
             ),
+            chat_template_kwargs=args.chat_template_kwargs,
         )
-        sampler = self._sampler
-        if isinstance(sampler, str):
-            sampler = async_sampler_of(args, self._base_urls, lambda: f"trl-policy-v{self.version}")
-        holds = [tokens for tokens in (config.max_context_tokens, self._holds, budget) if tokens]
-        engine = Engine(
-            Tokenizer.from_pretrained(self._hf_tokenizer),
-            processor,
-            sampler,
-            dataclasses.replace(
-                config,
-                max_completion_tokens=config.max_completion_tokens or args.max_completion_length,
-                max_context_tokens=min(holds, default=None),
-            ),
-            stop_token_ids=self._stop_token_ids,
-        )
-        return engine, for_task
+        # The smallest limit counts here: a row above the token budget could not be trained.
+        smallest = min((tokens for tokens in holds if tokens), default=None)
+        config = dataclasses.replace(config, max_context_tokens=smallest)
+        return engine_for(side, dataclasses.replace(self._arguments, config=config))
 
 
 def _at_once(args: Any) -> int:

@@ -1,9 +1,10 @@
-"""The scores of recorded rollouts: the values of reward functions, and TRL's advantages.
+"""The records of a training run: its rollouts, and the scores that they got.
 
-They are known only after the `rollout_func` has returned. Each reward function sees its own values,
-and none the advantages: TRL has no public door to all of them. They are read where its table of
-completions comes from, `trainer._logs`, which is private and holds the last batch of all ranks, in
-their order. Whatever is not there, in a TRL that keeps it elsewhere, is recorded as absent.
+Scores are known only after the `rollout_func` has returned. Each reward function sees its own
+values, and none the advantages: TRL has no public door to all of them. They are read where its
+table of completions comes from, `trainer._logs`, which is private and holds the last batch of all
+ranks, in their order. Whatever is not there, in a TRL that keeps it elsewhere, is recorded as
+absent.
 """
 
 import itertools
@@ -11,7 +12,41 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from abut.envs.task import RolloutTask
 from abut.records.record import score_record
+from abut.records.recorder import Recorder
+from abut.rollout.rollout import Rollout
+
+
+class RolloutRecorder:
+    """Writes the rollouts of one rank of a training run, each with where it belongs.
+
+    Args:
+        recorder: keeps them.
+        run_id: of the run.
+        rank: of this process.
+        mode: "train" or "eval".
+        tokenizer: its name.
+    """
+
+    def __init__(
+        self, recorder: Recorder, *, run_id: str, rank: int, mode: str, tokenizer: str
+    ) -> None:
+        self._recorder = recorder
+        self._of_run = {"run_id": run_id, "rank": rank, "mode": mode, "tokenizer": tokenizer}
+
+    def write(self, task: RolloutTask, rollout: Rollout, *, step: int | None) -> None:
+        """Keep one rollout; `step` is the trainer's, where that is known."""
+        self._recorder.write(
+            rollout,
+            **self._of_run,
+            step=step,
+            group=task.group,
+            place=task.place,
+            seed=task.seed,
+            episode_seed=task.episode_seed,
+            columns=task.columns,
+        )
 
 
 class _Batch(NamedTuple):
