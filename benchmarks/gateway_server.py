@@ -134,10 +134,7 @@ def _serve_abut(folder: Path, rollouts: int) -> None:
         max_requests=rollouts,
     )
     played = AgentSource(waits, gateway).bind(workbench.processor)
-    tasks = [
-        RolloutTask(k, f"{k}-{_RUN}", played, [], str(k), k)  # type: ignore[arg-type]
-        for k in range(rollouts)
-    ]
+    tasks = [RolloutTask(k, f"{k}-{_RUN}", played, [], str(k), k) for k in range(rollouts)]
     Engine(workbench.tokenizer, workbench.processor, sampler, config).run(tasks)
     gateway.stop()
 

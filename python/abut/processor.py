@@ -1,7 +1,7 @@
 """From conversations to text: what abut asks of a processor. Nothing here implements it."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from abut.messages import Message
 from abut.parts import Part
@@ -27,9 +27,7 @@ class Processor(Protocol):
 class PartsProcessor(Protocol):
     """A processor that keeps scaffold and content apart: what the engine uses.
 
-    It may also have `close_thinking(completion: str) -> list[Part]`: what closes thinking that a
-    completion was cut in, `[]` where it was not. It is written before `closing()`. Without that
-    method a turn that was cut inside its thinking is closed as any other.
+    It may do more: see the protocols below, all of which `ChatTemplateProcessor` meets.
 
     Attributes:
         stop_token_ids: every id that ends a turn, the template's own first.
@@ -61,4 +59,66 @@ class PartsProcessor(Protocol):
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
         """`(reasoning, action)` of a completion without its stop token."""
+        ...
+
+
+@runtime_checkable
+class ThinkingProcessor(Protocol):
+    """A processor that closes thinking. Without it, a turn that was cut there ends as any other."""
+
+    def close_thinking(self, completion: str) -> list[Part]:
+        """Return what closes thinking that a completion was cut in, `[]` where it was not.
+
+        It is written before `closing()`.
+        """
+        ...
+
+
+@runtime_checkable
+class QuickProcessor(Protocol):
+    """A processor that knows which messages it writes in well under a millisecond."""
+
+    def knows(self, messages: Sequence[Message] = ()) -> bool:
+        """Return whether it has seen such messages, so that no code but abut's runs for them."""
+        ...
+
+
+@runtime_checkable
+class ToolProcessor(Protocol):
+    """A processor that can show other tools to the policy than those it was made with."""
+
+    def with_tools(
+        self, tools: Sequence[Any] | None, **chat_template_kwargs: Any
+    ) -> PartsProcessor:
+        """Return a processor of the same template that shows these tools.
+
+        Raises:
+            TemplateError: the template cannot show them.
+        """
+        ...
+
+
+@runtime_checkable
+class ToolSpellings(Protocol):
+    """A processor that counts the control tokens which the definitions of its tools spell.
+
+    Whoever wrote the tools, an MCP server say: a template shows them in each prompt.
+    """
+
+    @property
+    def tool_spellings(self) -> Mapping[str, int]:
+        """How often each control token is spelled."""
+        ...
+
+
+@runtime_checkable
+class CallReadingProcessor(Protocol):
+    """A processor that reads the tool calls of an action."""
+
+    def parse_tool_calls(self, action: str) -> Any:
+        """Return the `ParsedCalls` of an action.
+
+        Raises:
+            TemplateError: the template writes no calls.
+        """
         ...

@@ -115,8 +115,10 @@ def test_a_stop_string_cuts_the_text_and_leaves_the_ids(talk: Conversation) -> N
     turn = talk.hear(ids, [-0.5] * len(ids), stop_string="END")
     assert turn.text == "two "
     assert talk.trajectory.ids[turn.start :].tolist() == ids.tolist()
-    assert turn.stop_token is not None
-    assert talk._tokenizer.decode(talk.trajectory.ids[turn.start : turn.stop_token]) in "two "
+    assert turn.record.stop_token is not None
+    assert (
+        talk._tokenizer.decode(talk.trajectory.ids[turn.start : turn.record.stop_token]) in "two "
+    )
 
 
 def test_a_stop_string_that_is_not_there_is_an_error(talk: Conversation) -> None:

@@ -318,7 +318,7 @@ def test_an_agent_settles_each_group(begin: Any, client: Any) -> None:
         async def settle(self, played: Any, tokenizer: Any) -> None:
             self.groups.append({task.group for task, _ in played})
             for task, rollout in played:
-                rollout.reward = float(task.place)
+                rollout.reward = float(task.member)
 
     ranked = Ranked()
     rows = begin(ranked).take(4)

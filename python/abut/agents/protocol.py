@@ -77,18 +77,9 @@ class AgentResult:
 class Agent(Protocol):
     """Plays whole rollouts. `@agent` makes one of a function.
 
-    One may also have, each called once for each batch that it plays in:
-
-    - `async start(gateway)`, before any rollout; what it raises ends the batch.
-    - `async settle(played, tokenizer)`, when all rollouts of the batch have ended (where rollouts
-      stream, all of a group) and before anything is made of them: for scores that take more than
-      one rollout. `played` has each of this agent's as `(task, rollout)`, failed ones too, and
-      `tokenizer` decodes their tokens; it may set `reward`, `measured`, `extras` and
-      `turns[k].reward` of a rollout. What it raises ends the batch.
-    - `async stop()`, after it, also where the batch was given up.
-
-    With the attribute `judge = "policy"`, requests that name no rollout, which the gateway refuses
-    otherwise, are answered from the policy and never trained.
+    One may do more, each once for each batch that it plays in: see `StartingAgent`,
+    `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. What `start` and `settle` raise ends the
+    batch.
 
     One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
     rollout is then played by what that returns, whose `close()` gives it back.
@@ -97,6 +88,52 @@ class Agent(Protocol):
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> float | AgentResult | None:
         """Play one rollout against the endpoint; returns its reward, None for no score."""
         ...
+
+
+@runtime_checkable
+class StartingAgent(Protocol):
+    """An agent that gets ready for a batch."""
+
+    async def start(self, gateway: Any) -> None:
+        """Get ready, before any rollout of a batch; `gateway` is where its rollouts ask."""
+        ...
+
+
+@runtime_checkable
+class SettlingAgent(Protocol):
+    """An agent that gives scores which take more than one rollout."""
+
+    async def settle(self, played: Sequence[tuple[RolloutTask, Any]], tokenizer: Any) -> None:
+        """Score rollouts, when all of a batch (or of a group, where they stream) have ended.
+
+        Called before anything is made of them. It may set `reward`, `measured`, `extras` and
+        `turns[k].reward` of a rollout.
+
+        Args:
+            played: each of this agent's as `(task, rollout)`, failed ones too.
+            tokenizer: decodes their tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class StoppingAgent(Protocol):
+    """An agent that has something to end after a batch."""
+
+    async def stop(self) -> None:
+        """End it; also called where the batch was given up."""
+        ...
+
+
+@runtime_checkable
+class JudgingAgent(Protocol):
+    """An agent that sends requests which name no rollout; the gateway refuses them otherwise.
+
+    Attributes:
+        judge: "policy": such requests are answered from the policy and never trained.
+    """
+
+    judge: str | None
 
 
 def is_agent(env: Any) -> bool:

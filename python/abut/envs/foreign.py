@@ -29,11 +29,6 @@ AGENT = ("an agent", "RolloutConfig.rollout_timeout_s bounds a rollout")
 """Who runs the user's code, and which setting does what a SIGALRM in that code was to do."""
 
 
-def is_pool(env: Any) -> bool:
-    """Whether it lends environments; the class of a pool does not."""
-    return isinstance(env, EnvPool) and not inspect.isclass(env)
-
-
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
     """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
     name = getattr(factory, "__name__", repr(factory))

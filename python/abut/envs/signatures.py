@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from abut.envs.foreign import env_attribute, is_pool, place_of
-from abut.envs.task import EnvFactory, EnvPool, RolloutTask
+from abut.envs.foreign import env_attribute, place_of
+from abut.envs.task import EnvFactory, EnvPool, RolloutTask, is_pool
 from abut.errors import text_of
 
 
@@ -159,7 +159,7 @@ def check_env_factory(env: Any) -> EnvFactory | EnvPool:
         TypeError: it is no class, factory or pool, or what looks like one environment object.
     """
     if is_pool(env):
-        return env  # type: ignore[no-any-return]
+        return env
     if not callable(env):
         what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
         raise TypeError(

@@ -4,25 +4,16 @@ Invariant: a source is never changed by what it is bound to, so one serves many 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from abut.envs.env import AsyncEnv, Env
-from abut.envs.task import RolloutTask
+from abut.envs.task import Bound, EnvSource, RolloutTask, Tools
 from abut.errors import TemplateError
 from abut.messages import Message, last_user_text
 from abut.processor import PartsProcessor
 
 ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
-
-
-class Bound(Protocol):
-    """A source, bound to a processor."""
-
-    def complete(self, task: RolloutTask) -> RolloutTask:
-        """The task with what plays it."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +38,7 @@ class BoundSource:
     def complete(self, task: RolloutTask) -> RolloutTask:
         """The task with what makes its environments."""
         made = TaskEnvs(self, task)
-        return dataclasses.replace(task, make_env=made, messages=self.history(task))
+        return dataclasses.replace(task, source=made, messages=self.history(task))
 
 
 class TaskEnvs:
@@ -75,23 +66,9 @@ class TaskEnvs:
         return env
 
 
-@runtime_checkable
-class EnvSource(Protocol):
-    """What `make_rollout_func` takes besides factories and pools."""
-
-    @property
-    def tools(self) -> Tools:
-        """JSON schemas, which the chat template shows to the policy."""
-        ...
-
-    def bind(self, processor: PartsProcessor) -> Bound:
-        """Return what plays tasks, in conversations that `processor` writes.
-
-        Raises:
-            TypeError: the processor cannot read tool calls.
-            TemplateError: its template writes none, shows no tools, or takes no results of them.
-        """
-        ...
+def task_envs(task: RolloutTask) -> TaskEnvs | None:
+    """Return what makes its environments, if those were made for it by an `EnvSource`."""
+    return task.source if isinstance(task.source, TaskEnvs) else None
 
 
 def question_of(task: RolloutTask) -> str:
@@ -109,7 +86,7 @@ def bind_all(
     """Bind the sources among `kinds`; return the first processor, and what completes a task.
 
     Args:
-        kinds: what `RolloutTask.make_env` can be; at least one.
+        kinds: what `RolloutTask.source` can be; at least one.
         processor_with: makes the processor whose template shows these tools, perhaps none.
 
     Raises:
@@ -125,7 +102,7 @@ def bind_all(
             bound[id(kind)] = kind.bind(processors[id(kind)])
 
     def for_task(task: RolloutTask) -> RolloutTask:
-        kind = id(task.make_env)
+        kind = id(task.source)
         if kind in bound:
             task = bound[kind].complete(task)
         return dataclasses.replace(task, processor=processors[kind])

@@ -1,8 +1,9 @@
-"""What a rollout starts from, and what makes or lends its environment."""
+"""A task: what a rollout starts from, and the source of its environment."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from abut.envs.env import AnyEnv
 from abut.messages import Message
@@ -28,6 +29,45 @@ class EnvPool(Protocol):
 
 
 EnvFactory: TypeAlias = Callable[[], AnyEnv]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class Bound(Protocol):
+    """A source, bound to a processor."""
+
+    def complete(self, task: "RolloutTask") -> "RolloutTask":
+        """Return the task with what plays it as its source."""
+        ...
+
+
+@runtime_checkable
+class EnvSource(Protocol):
+    """Environments that are made for a task; `bind_all` puts what plays it in the task."""
+
+    @property
+    def tools(self) -> Tools:
+        """JSON schemas, which the chat template shows to the policy."""
+        ...
+
+    def bind(self, processor: PartsProcessor) -> Bound:
+        """Return what plays tasks, in conversations that `processor` writes.
+
+        Raises:
+            TypeError: the processor cannot read tool calls.
+            TemplateError: its template writes none, shows no tools, or takes no results of them.
+        """
+        ...
+
+
+class Player:
+    """Base of `abut.rollout.player.AgentPlayer`, which plays rollouts without an environment."""
+
+
+Source: TypeAlias = EnvFactory | EnvPool | EnvSource | Player
+"""Where the environment of a task comes from, or what plays the task without one.
+
+An `EnvSource` stands in a task only until it is bound; the engine never meets one.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +77,7 @@ class RolloutTask:
     index: int
     """Position in the batch: the row that it becomes."""
     rollout_id: str
-    make_env: EnvFactory | EnvPool
+    source: Source
     messages: Sequence[Message]
     """The history before the environment's first reply; may be empty."""
     seed: str
@@ -47,7 +87,7 @@ class RolloutTask:
     """The other columns of the dataset's row."""
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
-    place: int = 0
+    member: int = 0
     """Which one of its group it is, over all ranks."""
     sample_key: str | None = None
     """What the seeds of its samples are made of; None: its `rollout_id`."""
@@ -62,3 +102,24 @@ class RolloutTask:
     """What the trainer took out of that row, so that no environment can have it."""
     processor: PartsProcessor | None = None
     """Writes its conversation; None: the engine's."""
+
+    @property
+    def pool(self) -> EnvPool | None:
+        """The pool that lends its environment; None: `factory` makes it."""
+        return self.source if is_pool(self.source) else None
+
+    @property
+    def factory(self) -> EnvFactory:
+        """Makes its environment.
+
+        Raises:
+            TypeError: no factory is its source.
+        """
+        if not callable(self.source):
+            raise TypeError(f"{type(self.source).__name__} makes no environment of its own")
+        return self.source
+
+
+def is_pool(env: Any) -> TypeGuard[EnvPool]:
+    """Return whether it lends environments; the class of a pool does not."""
+    return isinstance(env, EnvPool) and not inspect.isclass(env)

@@ -57,7 +57,13 @@ class RowLog:
         if self._takes(task):
             self._shown.add(task.rollout_id)
             copy = row.model_copy(deep=True)
-            _add_info(copy, task)
+            copy.input_metadata.dataset_info = {
+                **(copy.input_metadata.dataset_info or {}),
+                "step": task.step,
+                "group": task.group,
+                "generation": task.member,
+                "mode": task.mode,
+            }
             self._later(lambda: copy)
 
     def ended(
@@ -208,7 +214,14 @@ def ended_row(
             row.eval_metadata.status = Status.score_invalid(str(score.why_not)[:2000])
         elif score is None and rollout.reward is not None:
             row.evaluation_result = EvaluateResult(score=rollout.reward, reason="sum of steps")
-    _add_info(row, task, stop_reason=rollout.stop_reason.value)
+    row.input_metadata.dataset_info = {
+        **(row.input_metadata.dataset_info or {}),
+        "step": task.step,
+        "group": task.group,
+        "generation": task.member,
+        "mode": task.mode,
+        "stop_reason": rollout.stop_reason.value,
+    }
     metadata = row.execution_metadata
     if metadata.rollout_duration_seconds is None:
         metadata.rollout_duration_seconds = rollout.seconds

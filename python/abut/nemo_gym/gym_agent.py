@@ -212,7 +212,7 @@ class NemoGym:
             rollout_id=endpoint.rollout_id,
             sampling=self._gateway.registry.settings,
             group=task.group,
-            place=task.place,
+            place=task.member,
         )
         registry = self._gateway.registry
         expected = expected_of(servers, agent, row, registry.turn_timeout_s)

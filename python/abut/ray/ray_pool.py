@@ -6,13 +6,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
-from abut.agents.protocol import Agent, AgentResult, Endpoint, is_agent, name_of
+from abut.agents.protocol import Agent, AgentResult, Endpoint, SettlingAgent, is_agent, name_of
 from abut.concurrency.lending import PoolLoop
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import is_pool
 from abut.envs.signatures import check_env_factory
-from abut.envs.source import EnvSource
-from abut.envs.task import EnvFactory, RolloutTask
+from abut.envs.task import EnvFactory, EnvSource, RolloutTask, is_pool
 from abut.errors import text_of
 from abut.pickling import stays
 from abut.ray import cluster
@@ -201,8 +199,8 @@ class RayAgentPool(RayPool):
 
     async def settle(self, played: Any, tokenizer: Any) -> None:
         """Have the agent settle a batch: here, where all of it is."""
-        if (settle := getattr(self.__wrapped__, "settle", None)) is not None:
-            await settle(played, tokenizer)
+        if isinstance(self.__wrapped__, SettlingAgent):
+            await self.__wrapped__.settle(played, tokenizer)
 
     _actor_class = AgentHost
     _what = "the agent"

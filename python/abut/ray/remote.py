@@ -121,7 +121,7 @@ class RemoteEnv(Lent, LoopBound):
 
 def travelling(task: RolloutTask) -> RolloutTask:
     """A task without what plays it and what writes it, which stay here."""
-    return dataclasses.replace(task, make_env=_elsewhere, processor=None)
+    return dataclasses.replace(task, source=_elsewhere, processor=None)
 
 
 def _elsewhere() -> Any:

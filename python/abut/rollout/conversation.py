@@ -24,9 +24,9 @@ from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import SamplerError, TrajectoryError
 from abut.messages import Message, texts_of
 from abut.parts import Part, Sampled
-from abut.processor import PartsProcessor
+from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings
 from abut.rollout.config import RolloutConfig
-from abut.rollout.rollout import StopReason
+from abut.rollout.rollout import StopReason, TurnRecord
 from abut.rollout.sampled_text import Ids, places_of, sampled_text, turn_close
 
 # What is encoded in about half a millisecond.
@@ -64,33 +64,28 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """One turn of the policy."""
+class PolicyTurn:
+    """One turn of the policy, and where the conversation stood before it."""
 
-    start: int
-    """First token of the sample in the trajectory."""
-    end: int
-    """Behind its last token."""
+    record: TurnRecord
     text: str
-    """What stands before what ended the turn: thinking, calls and all; `""` where nothing was
-    sampled."""
+    """All before the token or string that ended the turn, thinking and calls included; `""` where
+    nothing was sampled."""
     seam: Seam
     """Before the sample."""
     messages_before: int
     """So many messages were there when it was sampled."""
     seams_before: int
-    stop_token: int | None = None
-    """As in `TurnRecord`."""
-    stop_string: str | None = None
-    stop_inside: bool = False
 
+    @property
+    def start(self) -> int:
+        """First token of the sample in the trajectory."""
+        return self.record.start
 
-class _Stop(NamedTuple):
-    """What ended a turn, as in `Heard`."""
-
-    token: int | None = None
-    string: str | None = None
-    inside: bool = False
+    @property
+    def end(self) -> int:
+        """Behind its last token."""
+        return self.record.end
 
 
 class Conversation:
@@ -129,10 +124,12 @@ class Conversation:
         self.budget = budget or Budget()
         self.trajectory = Trajectory(tokenizer)
         self.messages: list[Message] = []
-        self.turns: list[Heard] = []
+        self.turns: list[PolicyTurn] = []
         self.seams: list[tuple[str, bool]] = []
-        # Whoever wrote the tools, an MCP server say: a template shows them in each prompt.
-        self.control_spellings: dict[str, int] = dict(getattr(processor, "tool_spellings", {}))
+        self.control_spellings: dict[str, int] = {}
+        if isinstance(processor, ToolSpellings):
+            self.control_spellings.update(processor.tool_spellings)
+        self._quick = processor if isinstance(processor, QuickProcessor) else None
         self._written = 0  # so many messages are in the trajectory
         self._sampled: Ids = ()  # by the turn whose end is not written yet
         self._stops: list[int] = []  # where in it are stop tokens
@@ -175,8 +172,7 @@ class Conversation:
 
         That is known where no code but abut's runs, and the processor has seen such messages.
         """
-        knows = getattr(self._processor, "knows", None)
-        if knows is None or len(ids) > _QUICK_TOKENS:
+        if self._quick is None or len(ids) > _QUICK_TOKENS:
             return False
         chars = 0
         for message in messages:
@@ -184,7 +180,7 @@ class Conversation:
             if type(content) is not str:
                 return False
             chars += len(content)
-        return chars <= self._quick_chars and knows(messages)
+        return chars <= self._quick_chars and self._quick.knows(messages)
 
     @cached_property
     def _quick_chars(self) -> int:
@@ -214,7 +210,7 @@ class Conversation:
             left = min(left, budget.max_turn_tokens)
         return Allowance(left, reason)
 
-    def hear(self, ids: Ids, logprobs: Any, *, stop_string: str | None = None) -> Heard:
+    def hear(self, ids: Ids, logprobs: Any, *, stop_string: str | None = None) -> PolicyTurn:
         """Write what was sampled for the request before.
 
         Args:
@@ -230,26 +226,19 @@ class Conversation:
         start = len(self.trajectory)
         seam = self._noted(self.trajectory.append_sampled(ids, logprobs))
         self._sampled, self._stops = ids, places_of(ids, self.stop_token_ids)
-        messages, text, stop = len(self.messages), "", _Stop()
+        messages, text = len(self.messages), ""
+        record = TurnRecord(start, start + len(ids))
         if len(ids):
-            text, stop = self._until_stop(start, ids, stop_string)
+            text = self._until_stop(ids, stop_string, record)
             self.messages.append({"role": "assistant", "content": str(text)})
             self._written = len(self.messages)
-        turn = Heard(
-            start,
-            start + len(ids),
-            text,
-            seam,
-            messages_before=messages,
-            seams_before=len(self.seams) - 1,
-            stop_token=stop.token,
-            stop_string=stop.string,
-            stop_inside=stop.inside,
+        turn = PolicyTurn(
+            record, text, seam, messages_before=messages, seams_before=len(self.seams) - 1
         )
         self.turns.append(turn)
         return turn
 
-    def action(self, turn: Heard) -> str:
+    def action(self, turn: PolicyTurn) -> str:
         """What of a turn is for whoever answers it: not its thinking."""
         return self._processor.parse_agent_output(turn.text)[1]
 
@@ -332,14 +321,14 @@ class Conversation:
             self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
         )
 
-    def _until_stop(self, start: int, ids: Ids, stop_string: str | None) -> tuple[str, _Stop]:
-        """The text of a sample before what ended it, and the place of that."""
-        decode_bytes, stop_token = self._tokenizer.decode_bytes, None
+    def _until_stop(self, ids: Ids, stop_string: str | None, record: TurnRecord) -> str:
+        """Return the text of a sample before what ended it, which goes into the record."""
+        decode_bytes, start = self._tokenizer.decode_bytes, record.start
         if self._stops:
-            stop_token = start + self._stops[0]
+            record.stop_token = start + self._stops[0]
             ids = ids[: self._stops[0]]
         if stop_string is None:
-            return sampled_text(self._tokenizer, ids), _Stop(stop_token)
+            return sampled_text(self._tokenizer, ids)
         spoken = decode_bytes(ids)
         at = spoken.find(stop_string.encode())
         if at < 0 or not stop_string:
@@ -349,11 +338,11 @@ class Conversation:
                 "hint: return all sampled ids, those of the stop string included"
             )
         token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
-        inside = at > len(decode_bytes(ids[:token]))
+        record.stop_token, record.stop_string = start + token, stop_string
+        record.stop_inside = at > len(decode_bytes(ids[:token]))
         text = spoken[:at].decode("utf-8", errors="replace")
         whole = sampled_text(self._tokenizer, ids)
-        text = whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text
-        return text, _Stop(start + token, stop_string, inside)
+        return whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text
 
     def _write(self, parts: list[Part], provenance: Literal["prompt", "env", "close"]) -> Written:
         seam = self.trajectory.append_parts(parts, provenance=provenance)

@@ -14,15 +14,15 @@ from typing import TypeVar
 
 from abut.concurrency.clock import Deadline, DeadlineExpired, TimeLimit
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import is_pool, placed
-from abut.envs.source import TaskEnvs
+from abut.envs.foreign import placed
+from abut.envs.source import task_envs
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, SamplerError, TemplateError, TrajectoryError
 from abut.messages import Message, container_copy
 from abut.rollout.batch import Batch
 from abut.rollout.conversation import Allowance
 from abut.rollout.live_env import Answer, LiveEnv
-from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
 T = TypeVar("T")
@@ -64,11 +64,11 @@ class Episode:
             EnvError: the environment failed; the episode may be tried again on a fresh one.
             SamplerError: the sampler failed; training must stop.
         """
-        if is_pool(self._task.make_env):
+        if (pool := self._task.pool) is not None:
             # Outside of `env_slots`: rollouts that wait in line would keep the one with the
             # environment from its next step.
-            with clock.paused():
-                await self._env.lend(self._task.make_env)  # type: ignore[arg-type]
+            with _stopped(clock):
+                await self._env.lend(pool)
         reset_timeout_s = self._config.reset_timeout_s
         await self._within("reset", reset_timeout_s, lambda: self._env.reset(self._open))
         while not await self._turn(clock):
@@ -193,20 +193,8 @@ class Episode:
             raise SamplerError(f"rollout {rollout_id}: {error}") from error
         except SamplerError as error:
             raise SamplerError(f"rollout {rollout_id}, {error}") from None
-        self.rollout.turns.append(
-            TurnRecord(
-                turn.start,
-                turn.end,
-                sample.finish_reason,
-                generate_s,
-                stop_token=turn.stop_token,
-                stop_string=turn.stop_string,
-                stop_inside=turn.stop_inside,
-                model_version=sample.model_version,
-                versions=() if sample.versions is None else sample.versions,
-                newest_version=sample.newest_version,
-            )
-        )
+        turn.record.note_sample(sample, generate_s)
+        self.rollout.turns.append(turn.record)
         if turn.start == turn.end:
             self.rollout.stop_reason = StopReason.EMPTY_SAMPLE
             return None
@@ -254,8 +242,8 @@ class Episode:
 
     def _finish(self) -> Rollout:
         rollout, trajectory = self.rollout, self._conversation.trajectory
-        made = self._task.make_env
-        rollout.tools = made.tools if isinstance(made, TaskEnvs) else ()
+        made = task_envs(self._task)
+        rollout.tools = () if made is None else made.tools
         if rollout.sampled_tokens:
             rollout.columns = trajectory.columns()
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)

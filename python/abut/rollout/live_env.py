@@ -94,7 +94,7 @@ class LiveEnv:
         """What errors call it."""
         if self._env is not None:
             return type(self._env).__name__
-        return getattr(self._task.make_env, "__name__", "the environment")
+        return getattr(self._task.source, "__name__", "the environment")
 
     def waited_s(self) -> float:
         """How long others have held up its last call: they fork, or they block its loop."""
@@ -261,7 +261,7 @@ class LiveEnv:
 
     def _make(self) -> bool:
         """Make the environment; whether the attempt still wants it."""
-        env = make_env(self._task.make_env)  # type: ignore[arg-type]
+        env = make_env(self._task.factory)
         with self._lock:
             late = self._over
             if not late:
@@ -330,7 +330,7 @@ class LiveEnv:
         return raised_by_env(f"{type(self._env).__name__}.{method}", error)
 
     def _kind(self) -> Any:
-        return self._task.make_env if self._env is None else type(self._env)
+        return self._task.source if self._env is None else type(self._env)
 
     def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:
         assert self._thread is not None

@@ -142,7 +142,7 @@ class Notices:
 
 
 def _name_of(task: RolloutTask) -> str:
-    make = getattr(task.make_env, "func", task.make_env)  # what a partial calls
+    make = getattr(task.source, "func", task.source)  # what a partial calls
     name = getattr(make, "__name__", type(make).__name__)
     return "the environment" if name == "<lambda>" else str(name)
 

@@ -9,12 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
 from abut.envs.foreign import placed
-from abut.envs.task import RolloutTask
+from abut.envs.task import Player, RolloutTask
 from abut.errors import EnvError, TemplateError, TokenizerError
 from abut.rollout.batch import Batch
 from abut.rollout.episode import Episode
@@ -63,7 +63,7 @@ class AnyEpisode(Protocol):
         ...
 
 
-class AgentPlayer(ABC):
+class AgentPlayer(Player, ABC):
     """Plays rollouts itself, in the place of an environment: an agent behind its gateway."""
 
     def loop(self) -> LoopTasks | None:
@@ -89,6 +89,11 @@ class AgentPlayer(ABC):
         return
 
 
+def player_of(task: RolloutTask) -> AgentPlayer | None:
+    """Return what plays the task itself; None where an environment is played."""
+    return task.source if isinstance(task.source, AgentPlayer) else None
+
+
 class OpenPlayers:
     """The agent players of one batch, each entered before its first rollout.
 
@@ -104,24 +109,24 @@ class OpenPlayers:
 
     async def open(self, task: RolloutTask) -> None:
         """Have the player of this task ready, where it has one."""
-        player: Any = task.make_env
-        if isinstance(player, AgentPlayer) and id(player) not in self._entered:
+        player = player_of(task)
+        if player is not None and id(player) not in self._entered:
             self._entered[id(player)] = player
             await self._stack.enter_async_context(player.for_batch(self._batch))
 
     async def settle(self, played: Played) -> None:
         """Have each player score what takes more than one of its rollouts."""
         for id_, player in self._entered.items():
-            own = [pair for pair in played if id(pair[0].make_env) == id_]
+            own = [pair for pair in played if id(pair[0].source) == id_]
             if own:
                 await player.settle(self._batch, own)
 
 
 def loop_of_players(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
     """The loop of the first player of these tasks that has one; None where none has."""
-    for task in {id(task.make_env): task for task in tasks}.values():
-        player: Any = task.make_env
-        if isinstance(player, AgentPlayer) and (loop := player.loop()) is not None:
+    for task in {id(task.source): task for task in tasks}.values():
+        player = player_of(task)
+        if player is not None and (loop := player.loop()) is not None:
             return loop
     return None
 
@@ -158,8 +163,7 @@ async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
 
 
 def _episode(batch: Batch, task: RolloutTask, number: int) -> AnyEpisode:
-    player: Any = task.make_env
-    if isinstance(player, AgentPlayer):
+    if (player := player_of(task)) is not None:
         return player.episode(batch, task, number)
     return Episode(batch, task, number)
 

@@ -1,4 +1,4 @@
-"""What came of a rollout: a trajectory with reward, timing and errors.
+"""The result of a rollout: a trajectory with reward, timing and errors.
 
 A bad rollout is data, not a crash: it is recorded with its reason, and has no weight in training.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from abut._native import Columns
 from abut.messages import Message
+from abut.samplers.sampler import Sample
 
 
 class StopReason(StrEnum):
@@ -38,14 +39,18 @@ class StopReason(StrEnum):
 
 @dataclass
 class TurnRecord:
-    """One turn: where its sample stands, how it ended, and what it took."""
+    """One turn: where its sample stands, how it ended, and what it took.
+
+    `Conversation.hear` makes it, `note_sample` fills in what the sampler says, and whoever plays
+    adds `env_s` and `reward`.
+    """
 
     start: int
     """First token of the sample in the trajectory."""
     end: int
     """Behind its last token."""
-    finish_reason: str
-    generate_s: float
+    finish_reason: str = ""
+    generate_s: float = 0.0
     env_s: float = 0.0
     reward: float | None = None
     """The env's reward after this turn's step; None: no score."""
@@ -54,7 +59,7 @@ class TurnRecord:
     in. The env hears what stands before it. None: cut by length, or its stop token is not known."""
     stop_string: str | None = None
     stop_inside: bool = False
-    """Whether the stop string begins inside `stop_token`, not at its first byte."""
+    """True if the stop string begins inside `stop_token`, not at its first byte."""
     model_version: str | None = None
     """Of the weights that sampled it, where the sampler knows."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
@@ -63,6 +68,13 @@ class TurnRecord:
     newest_version: int | None = None
     """The one that sampled when the answer was there. Where that is not the one of its tokens,
     some of them are of later weights than `versions` says, or may be."""
+
+    def note_sample(self, sample: Sample, generate_s: float) -> None:
+        """Take over what the sampler says of its sample, which took so many seconds."""
+        self.finish_reason, self.generate_s = sample.finish_reason, generate_s
+        self.model_version = sample.model_version
+        self.versions = () if sample.versions is None else sample.versions
+        self.newest_version = sample.newest_version
 
 
 BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "template"]
@@ -78,7 +90,7 @@ BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "templ
 
 @dataclass(frozen=True)
 class Branch:
-    """What a rollout sampled besides its row; over row and branches each sampled token once."""
+    """A part of a rollout that is not its row; row and branches hold each sampled token once."""
 
     columns: Columns
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
@@ -86,7 +98,7 @@ class Branch:
     cause: BranchCause | None = None
     """Why it is not the row, or the row not it; None: only the delivery parts the two."""
     delivered: bool = True
-    """Whether somebody got what was sampled here; what nobody heard is no one's action."""
+    """True if somebody got what was sampled here; what nobody heard is no one's action."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
     """As `Rollout.versions`, for its columns."""
 
@@ -104,7 +116,7 @@ class Rollout:
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The first request, where there was one."""
     branches: Sequence[Branch] = field(default=(), compare=False)
-    """What an agent sampled in conversations other than the one that became the row."""
+    """The tokens that an agent sampled outside the conversation that became the row."""
     reward: float | None = None
     measured: bool = True
     """False: the adapter says that nothing was measured, so no reward function may score it."""
@@ -125,7 +137,7 @@ class Rollout:
     """Where each of them came from, with the environment's file and line."""
     seconds: float = 0.0
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What an agent gives reward functions besides its reward."""
+    """The columns that an agent gives reward functions besides its reward."""
     client_rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often an agent's client changed a message of the policy, by rule; see docs/agents.md."""
     tool_choice_unmet: int = 0
@@ -133,7 +145,7 @@ class Rollout:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by an error."""
+        """True if it ended with an error."""
         return self.stop_reason is StopReason.ERROR
 
     @property

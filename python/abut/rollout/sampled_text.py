@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from abut._native import Tokenizer
 from abut.messages import Message
 from abut.parts import Part, Sampled
-from abut.processor import PartsProcessor
+from abut.processor import PartsProcessor, ThinkingProcessor
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
 
@@ -82,7 +82,7 @@ def turn_close(
     was cut: where it was cut inside its thinking, what closes the thinking comes first.
 
     Args:
-        processor: writes the end. Where it has `close_thinking`, see `PartsProcessor`.
+        processor: writes the end; thinking too, if it is a `ThinkingProcessor`.
         tokenizer: decodes the sample.
         ids: all that was sampled; none: the end is missing as a whole.
         messages: what follows the turn.
@@ -97,7 +97,8 @@ def turn_close(
     if stops:
         ends = [processor.closing(messages, after=int(ids[place])) for place in stops]
         return min(ends, key=lambda parts: len("".join(parts)))
-    close_thinking = getattr(processor, "close_thinking", None)
-    if close_thinking is not None and (thinking := close_thinking(sampled_text(tokenizer, ids))):
-        return [*thinking, *processor.closing(messages)]
+    if isinstance(processor, ThinkingProcessor):
+        thinking = processor.close_thinking(sampled_text(tokenizer, ids))
+        if thinking:
+            return [*thinking, *processor.closing(messages)]
     return processor.closing(messages, after=int(ids[-1]))

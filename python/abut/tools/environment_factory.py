@@ -95,7 +95,7 @@ def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[
     """
     if not any(isinstance(kind, EnvironmentFactory) for kind in kinds):
         return {}
-    makers = [task.make_env for task in tasks]
+    makers = [task.source for task in tasks]
     made = [maker.last if isinstance(maker, TaskEnvs) else None for maker in makers]
     return {
         "environments": [env.environment if isinstance(env, ToolEpisode) else None for env in made]

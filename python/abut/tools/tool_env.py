@@ -6,7 +6,6 @@ answer, and the user's function scores the whole conversation, once.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
@@ -16,7 +15,7 @@ from abut.envs.source import BoundSource, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import MissingExtraError
 from abut.messages import Message
-from abut.processor import PartsProcessor
+from abut.processor import CallReadingProcessor, PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat, parse_tool_calls
 from abut.tool_calls.parsed import Parse
 from abut.tools.tool_messages import ToolAnswers, spoken_messages
@@ -194,8 +193,8 @@ def call_parser(
     """
     if format is not None:
         parse: Parse = functools.partial(parse_tool_calls, format=format, tools=list(tools))
-    elif inspect.ismethod(method := getattr(processor, "parse_tool_calls", None)):
-        parse = method
+    elif isinstance(processor, CallReadingProcessor):
+        parse = processor.parse_tool_calls
     else:
         raise TypeError(
             f"{type(processor).__name__} has no parse_tool_calls, so nothing reads what the policy "

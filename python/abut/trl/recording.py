@@ -42,7 +42,7 @@ class RolloutRecorder:
             **self._of_run,
             step=step,
             group=task.group,
-            place=task.place,
+            place=task.member,
             seed=task.seed,
             episode_seed=task.episode_seed,
             columns=task.columns,

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from abut.agents.protocol import Agent, is_agent
 from abut.envs.env import AcceptedForTRL
 from abut.envs.signatures import check_env_factory
-from abut.envs.source import EnvSource
-from abut.envs.task import EnvFactory, EnvPool
+from abut.envs.task import EnvFactory, EnvPool, EnvSource
 from abut.gateway.play.played_agent import AgentSource
 from abut.gateway.server.gateway import Gateway
 from abut.tools.environment_factory import from_environment_factory, makes_environment_for_trl

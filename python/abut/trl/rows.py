@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from abut._native import Tokenizer
-from abut.envs.source import TaskEnvs, question_of
+from abut.envs.source import question_of, task_envs
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError, TemplateError, TokenizerError
 from abut.messages import Message, container_copy
@@ -86,8 +86,8 @@ def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Me
     None: `completions` stays what TRL makes of the tokens, one message, since the environment has
     no tools. Without its last answers, which are behind the last token.
     """
-    made: Any = task.make_env
-    spoken = made.spoken if isinstance(made, TaskEnvs) else None
+    made = task_envs(task)
+    spoken = None if made is None else made.spoken
     if spoken is None:
         return container_copy(rollout.messages), None
     prompt, sampled = conversation_of(rollout)
@@ -108,8 +108,8 @@ def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
 
 
 def _tool_counts(task: RolloutTask) -> ToolCounts:
-    made: Any = task.make_env
-    last = made.last if isinstance(made, TaskEnvs) else None
+    made = task_envs(task)
+    last = None if made is None else made.last
     return last.counts if isinstance(last, ToolEpisode) else ToolCounts()
 
 

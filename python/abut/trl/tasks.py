@@ -74,7 +74,7 @@ class Tasks:
                     index=index,
                     rollout_id=f"{batch}-{offset + index}-{self.run_id}",
                     group=first_group + group,
-                    place=(offset + index) % generations,
+                    member=(offset + index) % generations,
                     sample_key=sample_key,
                     whole_group=group * generations >= offset
                     and (group + 1) * generations <= slice_ends,
@@ -112,13 +112,13 @@ class Tasks:
                 row,
                 where,
                 f"train/{group}",
-                index=place,
-                rollout_id=f"train-{group}-{place}-{self.run_id}",
+                index=member,
+                rollout_id=f"train-{group}-{member}-{self.run_id}",
                 group=group,
-                place=place,
-                sample_key=f"train/{group}/{place}",
+                member=member,
+                sample_key=f"train/{group}/{member}",
             )
-            for place in range(generations)
+            for member in range(generations)
         ]
 
     def _task(
@@ -131,11 +131,11 @@ class Tasks:
     ) -> RolloutTask:
         messages, seed, row = self._start(prompt, where)
         columns = _joined(dataset_row, row) | {"prompt": prompt}
-        make_env, columns = self.route.of_row(columns, where)
+        source, columns = self.route.of_row(columns, where)
         if columns.get("seed") is not None:
             seed = str(columns["seed"])
         return RolloutTask(
-            make_env=make_env,  # type: ignore[arg-type]  # a source is bound later
+            source=source,
             messages=messages,
             seed=seed,
             episode_seed=_episode_seed(self._seed, drawn_by),

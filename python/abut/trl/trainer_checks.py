@@ -7,7 +7,7 @@ from typing import Any
 
 from abut.envs.task import RolloutTask
 from abut.messages import Message, texts_of
-from abut.rollout.player import AgentPlayer
+from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
         (prompt, rollout.messages)
         for task, rollout in zip(tasks, rollouts, strict=True)
         if isinstance(prompt := task.columns.get("prompt"), str)
-        and not isinstance(task.make_env, AgentPlayer)
+        and player_of(task) is None
         and rollout.turns  # else it may have failed before its opening was there
     ]
     prompts = {prompt for prompt, _ in played}

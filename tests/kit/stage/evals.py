@@ -72,13 +72,13 @@ def play_test(
         RolloutTask(
             index=index,
             rollout_id=f"{prefix}{index}-{RUN}",
-            make_env=bound,  # type: ignore[arg-type]
+            source=bound,
             messages=[],
             seed=str(row["prompt"]),
             episode_seed=index // generations,
             columns=row,
             group=index // generations,
-            place=index % generations,
+            member=index % generations,
             run_id=RUN,
             step=step,
             whole_group=whole_group,

@@ -20,8 +20,8 @@ from abut.errors import TemplateError
 from abut.gateway.ledger.matching import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
-from abut.processor import PartsProcessor
-from abut.rollout.conversation import Heard
+from abut.processor import CallReadingProcessor, PartsProcessor
+from abut.rollout.conversation import PolicyTurn
 from abut.samplers.sampler import Sample
 from abut.tool_calls.parsed import ParsedCalls
 
@@ -173,11 +173,10 @@ def answer_of(
 
 
 def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
-    parse = getattr(processor, "parse_tool_calls", None)
-    if parse is None:
+    if not isinstance(processor, CallReadingProcessor):
         return None
     try:
-        parsed: ParsedCalls = parse(action)
+        parsed: ParsedCalls = processor.parse_tool_calls(action)
     except TemplateError:  # the template writes no calls
         return None
     return parsed
@@ -255,7 +254,7 @@ class AgentCall:
     asked_at: float
     delivered: bool = False
     sample: Sample | None = None
-    turn: Heard | None = None
+    turn: PolicyTurn | None = None
     generate_s: float = 0.0
     heard_at: float | None = None
     env_s: float = 0.0

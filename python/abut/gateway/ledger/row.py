@@ -12,7 +12,7 @@ from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
-from abut.rollout.conversation import Heard
+from abut.rollout.conversation import PolicyTurn
 from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
 
 Which: TypeAlias = Literal["longest", "last"]
@@ -93,19 +93,9 @@ def _record(call: AgentCall) -> TurnRecord:
     turn, sample = call.turn, call.sample
     assert turn is not None
     assert sample is not None
-    return TurnRecord(
-        turn.start,
-        turn.end,
-        sample.finish_reason,
-        call.generate_s,
-        call.env_s,
-        stop_token=turn.stop_token,
-        stop_string=turn.stop_string,
-        stop_inside=turn.stop_inside,
-        model_version=sample.model_version,
-        versions=() if sample.versions is None else sample.versions,
-        newest_version=sample.newest_version,
-    )
+    turn.record.note_sample(sample, call.generate_s)
+    turn.record.env_s = call.env_s
+    return turn.record
 
 
 def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | None:
@@ -167,8 +157,8 @@ def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | N
     )
 
 
-def _versions(calls: Sequence[AgentCall], turns: Sequence[Heard]) -> Any:
-    """Return `Rollout.versions` from the first of these turns to the last."""
+def _versions(calls: Sequence[AgentCall], turns: Sequence[PolicyTurn]) -> Any:
+    """As `Rollout.versions`, from the first of these turns to the last."""
     start = turns[0].start
     of_tokens = np.full(turns[-1].end - start, -1, np.int64)
     for call, turn in zip(calls, turns, strict=True):

@@ -14,9 +14,9 @@ from abut.agents.protocol import Agent, AgentResult, Endpoint, result_of
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, CallQueue
-from abut.envs.foreign import AGENT, is_pool, lent_by, placed, raised_by_env, stands_at
+from abut.envs.foreign import AGENT, lent_by, placed, raised_by_env, stands_at
 from abut.envs.signatures import UnplayableRow
-from abut.envs.task import RolloutTask
+from abut.envs.task import RolloutTask, is_pool
 from abut.errors import EnvError
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.row import LIMITS, fill, limit_of

@@ -6,7 +6,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from abut.agents.function_agent import kind_of
-from abut.agents.protocol import Agent, AgentResult, name_of, result_of
+from abut.agents.protocol import (
+    Agent,
+    AgentResult,
+    JudgingAgent,
+    SettlingAgent,
+    StartingAgent,
+    StoppingAgent,
+    name_of,
+    result_of,
+)
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import AGENT, place_of, raised_by_env
@@ -18,7 +27,7 @@ from abut.gateway.ledger.writer import RunWriters, Writers
 from abut.gateway.play.agent_episode import AgentEpisode
 from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
-from abut.processor import PartsProcessor
+from abut.processor import PartsProcessor, ToolProcessor
 from abut.rollout.batch import Batch
 from abut.rollout.player import AgentPlayer, AnyEpisode
 from abut.rollout.rollout import Rollout
@@ -59,8 +68,8 @@ class PlayedAgent(AgentPlayer):
         self._judge: JudgePolicy | None = None
 
     def complete(self, task: RolloutTask) -> RolloutTask:
-        """Return a task with its player."""
-        return dataclasses.replace(task, make_env=self)  # type: ignore[arg-type]
+        """The task with what plays it."""
+        return dataclasses.replace(task, source=self)
 
     def loop(self) -> LoopTasks:
         """Return the gateway's loop: with another one every call would cross over and back."""
@@ -79,21 +88,20 @@ class PlayedAgent(AgentPlayer):
         most = batch.budget().max_completion_tokens
         self._gateway.registry.settings = {**sampling, "max_tokens": most}
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
-        start = getattr(self._agent, "start", None)
-        stop = getattr(self._agent, "stop", None)
-        if start is not None:
-            await self._ask(batch, "start", lambda: start(self._gateway))
+        agent = self._agent
+        if isinstance(agent, StartingAgent):
+            await self._ask(batch, "start", lambda: agent.start(self._gateway))
         try:
             async with self._judging(batch):
                 yield
         finally:
-            if stop is not None:
-                await self._ask(batch, "stop", stop)
+            if isinstance(agent, StoppingAgent):
+                await self._ask(batch, "stop", agent.stop)
 
     @asynccontextmanager
     async def _judging(self, batch: Batch) -> AsyncIterator[None]:
-        """Answer requests that name no rollout, if the agent's judge is the policy."""
-        if getattr(self._agent, "judge", None) != "policy":
+        """Answer requests that name no rollout, where the agent's judge is the policy."""
+        if not isinstance(self._agent, JudgingAgent) or self._agent.judge != "policy":
             yield
             return
         assert self._shared is not None
@@ -125,10 +133,10 @@ class PlayedAgent(AgentPlayer):
         """
         if self._judge is not None and self._judge.error is not None:
             raise self._judge.error
-        settle = getattr(self._agent, "settle", None)
-        if settle is None:
+        agent = self._agent
+        if not isinstance(agent, SettlingAgent):
             return
-        await self._ask(batch, "settle", lambda: settle(played, batch.tokenizer))
+        await self._ask(batch, "settle", lambda: agent.settle(played, batch.tokenizer))
         name, nan = f"{self.__name__}.settle", batch.notices.nan_reward
         for _, rollout in played:
             said = AgentResult(rollout.reward, rollout.extras, measured=rollout.measured)
@@ -150,11 +158,9 @@ class PlayedAgent(AgentPlayer):
     ) -> PartsProcessor:
         if not tools and not variables:
             return self._base
-        with_tools = getattr(self._base, "with_tools", None)
-        if with_tools is None:
+        if not isinstance(self._base, ToolProcessor):
             raise TemplateError(
                 f"{type(self._base).__name__} shows what it was made with, and a request has tools "
                 "or chat_template_kwargs\nhint: leave processor= out"
             )
-        made: PartsProcessor = with_tools(tools, **variables)
-        return made
+        return self._base.with_tools(tools, **variables)

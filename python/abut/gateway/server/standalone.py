@@ -27,9 +27,12 @@ from abut.gateway.ledger.refusal import Refusal, ended, over
 from abut.gateway.ledger.row import fill
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
-from abut.records.recorder import Recorder, recorder_at
+from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
+from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.rollout import Rollout, StopReason
+from abut.samplers.sampler import BoundedSampler, Sampler
+from abut.template.processor import ChatTemplateProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +145,8 @@ class Standalone:
         for id_ in list(self._live):
             await self.end(id_, AgentResult(None))
         await self._stack.aclose()
-        if (flush := getattr(self._recorder, "flush", None)) is not None:
-            await THREADS.ask(flush)
+        if isinstance(self._recorder, FlushingRecorder):
+            await THREADS.ask(self._recorder.flush)
 
     async def ledger_of(
         self, id_: str | None, request: AgentRequest, body: bytes, *, retried: bool
@@ -180,13 +183,12 @@ class Standalone:
         if id_ not in self._idle or result.reward is None:
             return said_of(await self.end(id_, result))
         if (recorder := self._recorder) is not None:
-            write_scores = getattr(recorder, "write_scores", None)
-            if write_scores is None:
+            if not isinstance(recorder, ScoreRecorder):
                 name = type(recorder).__name__
                 raise Refusal(f"this rollout is recorded, and {name} has no write_scores")
             reward = float(result.reward)
             line = score_record(self._run_id, id_, {"reward": reward}, total=reward)
-            await THREADS.ask(lambda: write_scores([line]))
+            await THREADS.ask(lambda: recorder.write_scores([line]))
         return self._idle.scored(id_, result.reward)
 
     def _require_not_over(self, id_: str) -> None:
@@ -259,8 +261,9 @@ class Standalone:
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
     def _bounds(self) -> Budget:
-        holds = getattr(self._shared.sampler, "max_context_tokens", None)
-        return budget_of(self._shared.config, holds)
+        sampler = self._upstream.sampler
+        holds = sampler.max_context_tokens if isinstance(sampler, BoundedSampler) else None
+        return budget_of(self._upstream.config, holds)
 
     # ---- its row
 
