@@ -11,7 +11,7 @@ from abut.records.read import read_records
 from abut.records.record import score_record
 from abut.records.recorder import JsonlRecorder
 from abut.records.viewer.packed import row_of_list
-from abut.trl.recording import total_reward
+from abut.trl.run_records import total_reward
 from tests.kit.data.records import a_rollout
 
 

@@ -59,11 +59,11 @@ class EnvSource(Protocol):
         ...
 
 
-class Player:
+class RolloutPlayer:
     """Base of `abut.rollout.player.AgentPlayer`, which plays rollouts without an environment."""
 
 
-Source: TypeAlias = EnvFactory | EnvPool | EnvSource | Player
+Source: TypeAlias = EnvFactory | EnvPool | EnvSource | RolloutPlayer
 """Where the environment of a task comes from, or what plays the task without one.
 
 An `EnvSource` stands in a task only until it is bound; the engine never meets one.

@@ -27,7 +27,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, Conversation, budget_of
 from abut.rollout.env_loops import INTERRUPTED_CLOSE_S, EnvClosing, EnvLoops
 from abut.rollout.failures import Failures
-from abut.rollout.notices import Notices
+from abut.rollout.setup_warnings import SetupWarnings
 from abut.samplers.in_process import AnySampler, EngineSampler
 from abut.samplers.sampler import Sample, SampleRequest
 
@@ -44,7 +44,7 @@ class EngineParts:
         stop_token_ids: end a turn, besides those of the processor.
         env_loop: for asynchronous environments; what they and tools keep from batch to batch
             belongs to it.
-        notices: are logged once.
+        warnings: of the setup, each logged once.
         logged_failures: the kinds of failures that were logged in full.
         closes_hang: whether environments of the last batch have not closed.
     """
@@ -55,13 +55,13 @@ class EngineParts:
     config: RolloutConfig
     stop_token_ids: Sequence[int] = ()
     env_loop: EnvLoops = field(default_factory=EnvLoops)
-    notices: Notices = field(default_factory=Notices)
+    warnings: SetupWarnings = field(default_factory=SetupWarnings)
     logged_failures: set[str] = field(default_factory=set)
     closes_hang: bool = False
 
 
 class Batch:
-    """What the rollouts of one batch share.
+    """Everything that the rollouts of one batch share.
 
     Args:
         parts: those of the engine.
@@ -89,7 +89,7 @@ class Batch:
         self.tokenizer = parts.tokenizer
         self.config = parts.config
         self.env_loop = parts.env_loop
-        self.notices = parts.notices
+        self.warnings = parts.warnings
         self.at_once = at_once
         self.closing = EnvClosing(parts.env_loop, hangs=parts.closes_hang)
         self.failures = Failures(parts.logged_failures)

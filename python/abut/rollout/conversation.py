@@ -57,7 +57,7 @@ class Allowance(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What was written, and the seam before it."""
+    """Parts that were written, and the seam before them."""
 
     parts: list[Part]
     seam: Seam
@@ -168,7 +168,7 @@ class Conversation:
         return written
 
     def is_quick(self, *, ids: Ids = (), messages: Sequence[Message] = ()) -> bool:
-        """Whether to hear `ids`, or to reply with `messages`, is done in well under a millisecond.
+        """Return whether it takes well under a millisecond to hear `ids` or reply `messages`.
 
         That is known where no code but abut's runs, and the processor has seen such messages.
         """
@@ -184,7 +184,7 @@ class Conversation:
 
     @cached_property
     def _quick_chars(self) -> int:
-        """What the tokenizer encodes in about half a millisecond."""
+        """The number of characters that the tokenizer encodes in about half a millisecond."""
         return _QUICK_CHARS[self._tokenizer.profile()["encoder"]]
 
     def request(self) -> NDArray[np.int64]:
@@ -239,7 +239,7 @@ class Conversation:
         return turn
 
     def action(self, turn: PolicyTurn) -> str:
-        """What of a turn is for whoever answers it: not its thinking."""
+        """Return the part of a turn that its environment gets: all but its thinking."""
         return self._processor.parse_agent_output(turn.text)[1]
 
     def reply(self, messages: Sequence[Message] = ()) -> Written:
@@ -316,7 +316,7 @@ class Conversation:
             )
 
     def _closing(self, messages: Sequence[Message]) -> list[Part]:
-        """What is missing of the end of the last turn."""
+        """Return the parts that are missing at the end of the last turn."""
         return turn_close(
             self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
         )

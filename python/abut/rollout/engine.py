@@ -126,7 +126,7 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        self._parts.notices.dropped(played)
+        self._parts.warnings.dropped(played)
         return played, batch.failures
 
     def stream(self, stream: Stream) -> None:
@@ -192,7 +192,7 @@ class ProgressBar:
 
     @property
     def text(self) -> str:
-        """What stands beside the bar; the turns are those of rollouts that ended."""
+        """The text beside the bar; the turns are those of rollouts that ended."""
         return f"rollouts {self._ended}/{self._total} · turns {self._turns} · failed {self._failed}"
 
     def add(self, rollout: Rollout) -> None:

@@ -49,7 +49,7 @@ class Episode:
 
     @property
     def request_id(self) -> str:
-        """What its requests for samples bear."""
+        """The `rollout_id` of its requests for samples."""
         return self._task.rollout_id
 
     async def run(self, clock: TimeLimit) -> Rollout:
@@ -95,7 +95,7 @@ class Episode:
         return self._env.where("step")
 
     def failed(self, error: str) -> Rollout:
-        """What there is of a rollout that failed; what a thread still does to it stays out."""
+        """Return a failed rollout: a copy, so that a thread which still plays cannot change it."""
         partial = self.rollout
         return Rollout(
             partial.rollout_id,

@@ -1,8 +1,8 @@
-"""What failed in a batch, counted by kind and judged as a whole.
+"""The failures of a batch, counted by kind and judged as a whole.
 
-One rollout that failed is data: its record has the error and the traceback, and so has the log. A
-batch in which more than `max_failed_frac` failed is an error, with a histogram of what they failed
-of. Errors that differ only in numbers, addresses or ids are of one kind.
+One failed rollout is data: its record has the error and the traceback, and so has the log. A batch
+in which more than `max_failed_frac` failed is an error, with a histogram of the errors. Errors that
+differ only in numbers, addresses or ids are of one kind.
 """
 
 import logging
@@ -28,7 +28,7 @@ _ANY = re.compile(
 
 
 class Failures:
-    """Of one batch.
+    """The failures of one batch.
 
     Args:
         logged: the kinds that were logged in full, in the batches before as well.
@@ -39,11 +39,11 @@ class Failures:
         self._causes: dict[str, BaseException] = {}
 
     def anew(self) -> "Failures":
-        """Those of what is judged next; what was logged in full is not logged again."""
+        """Begin the failures that are judged next; a kind that was logged in full is not again."""
         return Failures(self._logged)
 
     def note(self, error: Exception, rollout_id: str, attempt: int) -> tuple[str, str]:
-        """Log what an attempt failed of, the first of a kind as a warning.
+        """Log the error of an attempt, the first of a kind as a warning.
 
         Returns:
             its text, and its traceback.
@@ -66,7 +66,7 @@ class Failures:
         return self._causes.get(_kind_of(error or ""))
 
     def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
-        """What failed of all that was played."""
+        """Count the failures among all rollouts that were played."""
         errors = [rollout.error or "" for rollout in rollouts if rollout.failed]
         kinds = Counter(map(_kind_of, errors))
         shown = {kind: _shown(kind, errors) for kind in kinds}
@@ -112,7 +112,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Tally:
-    """What failed on one rank, as it can be told to others.
+    """The failures of one rank, as it tells them to the others.
 
     Attributes:
         rollouts: so many were played.
@@ -128,7 +128,7 @@ class Tally:
 
 
 def _kind_of(error: str) -> str:
-    """What a histogram counts: the first line of an error, without what differs each time."""
+    """Return the kind of an error: its first line, without what differs each time."""
     return _ANY.sub("…", error.partition("\n")[0])
 
 
@@ -139,6 +139,6 @@ def _shown(kind: str, errors: Sequence[str]) -> str:
 
 
 def _hints(kind: str, errors: Sequence[str]) -> list[str]:
-    """What the first error of a kind says one can do."""
+    """Return the hints of the first error of a kind."""
     message = next(error for error in errors if _kind_of(error) == kind)
     return [line for line in message.splitlines() if line.startswith("hint: ")]

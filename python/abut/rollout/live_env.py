@@ -308,7 +308,7 @@ class LiveEnv:
 
     def _reward(self) -> float | None:
         env = type(self._env).__name__
-        return env_reward_value(self._env, lambda: self._batch.notices.nan_reward(env))
+        return env_reward_value(self._env, lambda: self._batch.warnings.nan_reward(env))
 
     def _call_env(self, method: str, /, *args: Any, **keywords: Any) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
 from abut.envs.foreign import placed
-from abut.envs.task import Player, RolloutTask
+from abut.envs.task import RolloutPlayer, RolloutTask
 from abut.errors import EnvError, TemplateError, TokenizerError
 from abut.rollout.batch import Batch
 from abut.rollout.episode import Episode
@@ -39,7 +39,7 @@ class AnyEpisode(Protocol):
 
     @property
     def may_have_clashed(self) -> bool:
-        """Whether others may be to blame for a failure: that costs none of the retries."""
+        """True if others may be to blame for a failure, which then costs none of the retries."""
         ...
 
     async def run(self, clock: TimeLimit) -> Rollout:
@@ -63,7 +63,7 @@ class AnyEpisode(Protocol):
         ...
 
 
-class AgentPlayer(Player, ABC):
+class AgentPlayer(RolloutPlayer, ABC):
     """Plays rollouts itself, in the place of an environment: an agent behind its gateway."""
 
     def loop(self) -> LoopTasks | None:

@@ -190,8 +190,8 @@ class Stream:
             rollouts = [rollout for _, rollout in played]
             tasks, budget = [task for task, _ in played], batch.budget()
             most = batch.config.max_env_turns
-            batch.notices.ended(rollouts, tasks, budget=budget, max_turns=most)
-            batch.notices.cut(rollouts, budget=budget)
+            batch.warnings.ended(rollouts, tasks, budget=budget, max_turns=most)
+            batch.warnings.cut(rollouts, budget=budget)
             await players.settle(played)
             await self._deliver(batch, played)
         finally:

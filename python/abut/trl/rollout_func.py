@@ -25,10 +25,10 @@ from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
 from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
-from abut.trl.recording import RolloutRecorder, TrainerScores
 from abut.trl.rewards import ModelMetrics, has_tools, warn_of_unwrapped, wrap_reward_functions
 from abut.trl.route import EnvArgument
 from abut.trl.rows import fill_metrics, rows_of
+from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.trainer_checks import check_end_tokens, warn_of_unseen
 from abut.trl.trainer_engine import (
     Arguments,

@@ -102,7 +102,7 @@ class TrainerSide:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What ends the turns of a model, and how much it holds."""
+    """The tokens that end the turns of a model, and how many tokens it holds."""
 
     stop_token_ids: Sequence[int] = ()
     max_context_tokens: int | None = None

@@ -149,7 +149,7 @@ class AgentEpisode:
         Raises:
             EnvError: it raised, or returned something else than a reward.
         """
-        nan = self._batch.notices.nan_reward
+        nan = self._batch.warnings.nan_reward
         try:
             returned = call.result()
         except UnplayableRow:

@@ -137,7 +137,7 @@ class PlayedAgent(AgentPlayer):
         if not isinstance(agent, SettlingAgent):
             return
         await self._ask(batch, "settle", lambda: agent.settle(played, batch.tokenizer))
-        name, nan = f"{self.__name__}.settle", batch.notices.nan_reward
+        name, nan = f"{self.__name__}.settle", batch.warnings.nan_reward
         for _, rollout in played:
             said = AgentResult(rollout.reward, rollout.extras, measured=rollout.measured)
             result = result_of(

@@ -27,10 +27,10 @@ from abut.rollout.player import Played
 from abut.rollout.rollout import Rollout, StopReason
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
-from abut.trl.recording import RolloutRecorder
 from abut.trl.rewards import has_tools
 from abut.trl.route import EnvRoute
 from abut.trl.rows import COMPLETIONS, conversation_of, rows_of
+from abut.trl.run_records import RolloutRecorder
 from abut.trl.streaming.dataset_position import DatasetPosition
 from abut.trl.streaming.group_scores import GroupScores, RewardFunction, advantages_of, scores_of
 from abut.trl.streaming.training_row import RolloutRow, is_scored, rows_of_rollout
@@ -165,7 +165,7 @@ class RowRules:
 
 @dataclass(frozen=True)
 class TrainerQueues:
-    """What connects a worker with its trainer.
+    """The connections between a worker and its trainer.
 
     Attributes:
         rows: the trainer takes them, and trains them.

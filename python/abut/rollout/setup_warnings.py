@@ -1,4 +1,4 @@
-"""What shows a mistake of the setup, rather than of a rollout: said once, with what to do.
+"""Warnings of mistakes in the setup, rather than in a rollout: each once, with what to do.
 
 Each of these trains without an error, and to no purpose.
 """
@@ -31,8 +31,8 @@ _WHY_BRANCHES = {
 _ENOUGH = 32
 
 
-class Notices:
-    """Of one engine, over all of its batches; may be told of something on any thread."""
+class SetupWarnings:
+    """The warnings of one engine, over all of its batches; methods may be called on any thread."""
 
     def __init__(self) -> None:
         self._once = Once(logger)
@@ -148,7 +148,7 @@ def _name_of(task: RolloutTask) -> str:
 
 
 def _has_no_room(rollout: Rollout, budget: Budget) -> bool:
-    """Whether completion or context had no room for one turn, or for none behind the first."""
+    """Return whether the limits had no room for one whole turn, or for none behind the first."""
     turn = rollout.turns[0]
     if len(rollout.turns) > 1:
         return False
