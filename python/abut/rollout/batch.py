@@ -1,8 +1,8 @@
 """One batch of rollouts: what lives no longer than it.
 
-One event loop, which only waits: on a thread of its own, or the gateway's where agents play. Slots
-for environments and requests, the turns that wait for a sample, and what failed. A batch that was
-interrupted may leave some of it to calls that hang; the next batch has its own.
+A batch has one event loop, which only waits: on a thread of its own, or the gateway's loop where
+agents play. It has slots for calls of environments and for requests, and counts failures. After an
+interrupt, calls that hang may keep some of it; the next batch has its own.
 """
 
 import asyncio
@@ -253,7 +253,7 @@ class Batch:
 
     def _stop_loop(self, playing: Future[Any]) -> None:
         if self._loop is not None:
-            # Called on its thread, or by who waits for the batch where that was over by then.
+            # This runs on the loop's thread, or on the caller's if the future was done by then.
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 

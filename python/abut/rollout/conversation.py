@@ -27,7 +27,7 @@ from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import StopReason, TurnRecord
-from abut.rollout.sampled_text import Ids, places_of, sampled_text, turn_close
+from abut.rollout.sampled_text import Ids, end_of_turn, places_of, sampled_text
 
 # What is encoded in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
@@ -317,7 +317,7 @@ class Conversation:
 
     def _closing(self, messages: Sequence[Message]) -> list[Part]:
         """Return the parts that are missing at the end of the last turn."""
-        return turn_close(
+        return end_of_turn(
             self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
         )
 

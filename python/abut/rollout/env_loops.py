@@ -156,9 +156,9 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 _CLOSE_LOOP_S = 2.0
-# For each of three things that are waited for: all together within a second of the Ctrl-C.
+# The limit for each of three waits, so that a Ctrl-C ends a batch within a second.
 INTERRUPTED_CLOSE_S = 0.25
-# A stream closes environments for days: those that are closed are forgotten in lots of this many.
+# A stream closes environments for days, so closed ones are forgotten each time this many are kept.
 _FORGET = 64
 
 

@@ -1,10 +1,11 @@
 """One attempt at a rollout: an environment, a conversation, and the turns between them.
 
-What is said is written on the thread of a synchronous environment. For an asynchronous one it is
-written by the loop of the batch where that is quick, else on a thread.
+Messages are written on the thread of a synchronous environment, so that a turn crosses over to it
+once and comes back once. For an asynchronous environment the loop of the batch writes them where
+that is quick, because handing over to a thread costs more than a short reply; otherwise a thread
+does, because every rollout waits for that loop.
 
-An attempt that timed out is dropped whole, so whatever such a thread still does to it is seen by
-nobody.
+An attempt that timed out is dropped whole, so nobody sees what its thread still does to it.
 """
 
 import hashlib
@@ -57,16 +58,16 @@ class Episode:
 
         Args:
             clock: the deadline of the attempt; it stands still while a model in this process
-                samples, and while the rollout waits in line for an environment, since that is
-                also the time of all other rollouts.
+                samples, and while the rollout waits in line for an environment, because both take
+                as long as all other rollouts do.
 
         Raises:
             EnvError: the environment failed; the episode may be tried again on a fresh one.
             SamplerError: the sampler failed; training must stop.
         """
         if (pool := self._task.pool) is not None:
-            # Outside of `env_slots`: rollouts that wait in line would keep the one with the
-            # environment from its next step.
+            # Without a slot of `env_slots`: rollouts in line would hold all slots, and the rollout
+            # that has the environment could not take its next step.
             with _stopped(clock):
                 await self._env.lend(pool)
         reset_timeout_s = self._config.reset_timeout_s
@@ -87,11 +88,11 @@ class Episode:
         return self._env.may_have_clashed
 
     def spared_s(self) -> float:
-        """How much of its time does not count, because others blocked its environment's loop."""
+        """The seconds that do not count, because others blocked its environment's loop."""
         return self._env.spared_s()
 
     def where(self) -> str:
-        """Where its environment is, if that is what takes so long."""
+        """The line of its environment that takes so long, for errors."""
         return self._env.where("step")
 
     def failed(self, error: str) -> Rollout:
@@ -113,7 +114,7 @@ class Episode:
         """Write the prompt."""
         messages = [*self._task.messages, *said]
         if all(message["role"] == "system" for message in messages):
-            messages.append(_silence())  # nobody has said anything: the policy begins
+            messages.append(_empty_turn())  # nobody has said anything, so the policy begins
         try:
             self._conversation.open(messages)
         except TemplateError as error:
@@ -175,7 +176,7 @@ class Episode:
         if action is None:
             return True
         answer = await self._env.step(action)
-        quick = self._conversation.is_quick(messages=answer.messages or [_silence()])
+        quick = self._conversation.is_quick(messages=answer.messages or [_empty_turn()])
         return await self._written(quick, lambda: self._answer(answer))
 
     async def _written(self, quick: bool, write: Callable[[], T]) -> T:
@@ -212,7 +213,7 @@ class Episode:
             self.rollout.stop_reason = StopReason.MAX_TURNS
             return True
         if not answer.messages:
-            self._conversation.note([_silence()])
+            self._conversation.note([_empty_turn()])
         try:
             self._conversation.reply()
         except TemplateError as error:
@@ -276,13 +277,21 @@ class Episode:
 
 
 def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
-    """The own seed of one turn: the same for the same config, task and attempt."""
+    """Return the seed of one turn: the same for the same config, task and attempt."""
     key = task.rollout_id if task.sample_key is None else task.sample_key
     parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def _silence() -> Message:
-    """An env that has nothing to say is no failure: its silence is an empty user turn."""
+@contextmanager
+def _stopped(clock: SparingTimeout) -> Iterator[None]:
+    due, began = clock.when(), time.monotonic()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(None if due is None else due + time.monotonic() - began)
+
+
+def _empty_turn() -> Message:
+    """Return an empty user turn: an environment may have nothing to say, and that is no failure."""
     return {"role": "user", "content": ""}

@@ -20,7 +20,7 @@ from abut.rollout.batch import Batch
 from abut.rollout.episode import Episode
 from abut.rollout.rollout import Rollout, StopReason
 
-# What one rollout may fail of. Anything else is the sampler's failure or a defect, and is raised.
+# The errors of one rollout. Any other is the sampler's failure or a defect, and ends the batch.
 _ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 
 Played: TypeAlias = Sequence[tuple[RolloutTask, Rollout]]
@@ -47,7 +47,7 @@ class AnyEpisode(Protocol):
         ...
 
     def spared_s(self) -> float:
-        """How much of the attempt's time does not count, because others held it up."""
+        """The seconds of the attempt that do not count, because others held it up."""
         ...
 
     def end(self) -> None:
@@ -153,7 +153,8 @@ async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
             break
         number += 1
         if episode.may_have_clashed:
-            continue  # its class takes turns from now on, or has another loop: it happens once
+            # Its class takes turns from now on, or has another loop, so this happens once.
+            continue
         if not left:
             break
         left -= 1
@@ -184,7 +185,8 @@ async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Roll
             slow = EnvError(f"the rollout took longer than rollout_timeout_s={limit_s:g}")
             return _failed(batch, episode, number, placed(slow, episode.where())), True
         except asyncio.CancelledError:
-            # Whoever ends the whole batch in the same moment has cancelled this once more.
+            # `update` cancels a stale attempt. If the batch ends in the same moment, it has
+            # cancelled this task a second time, and then the batch must win.
             if not attempt.is_stale or attempt.task.uncancel():
                 raise
             stale = episode.failed("")

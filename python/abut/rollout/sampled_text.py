@@ -66,7 +66,7 @@ def _veiled(tokenizer: Tokenizer, text: str, hide: dict[str, str]) -> str:
     return "".join(characters)
 
 
-def turn_close(
+def end_of_turn(
     processor: PartsProcessor,
     tokenizer: Tokenizer,
     ids: Ids,

@@ -27,7 +27,7 @@ _WHY_BRANCHES = {
     "template": "the template cannot write its messages behind a turn",
     "undelivered": "it did not wait for the answer",
 }
-# So many rollouts, and no other among them: a few end like that before the policy has learned.
+# So many rollouts without an exception: before the policy has learned, a few may end like that.
 _ENOUGH = 32
 
 

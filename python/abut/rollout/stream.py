@@ -150,7 +150,8 @@ class Stream:
                 await players.open(task)
             for number in range(len(tasks)):
                 await slots.acquire()
-                while self._undelivered >= batch.at_once:  # while it waited for a slot, too
+                # After the slot: meanwhile more groups may have ended that nobody takes.
+                while self._undelivered >= batch.at_once:
                     self._delivered.clear()
                     await self._delivered.wait()
                 self._start(self._play_one(batch, players, slots, group, number))

@@ -57,7 +57,7 @@ def _shows(messages: Sequence[Message], prompt: str) -> bool:
 
 
 def check_end_tokens(
-    trainer: Any, hf_tokenizer: Any, close_token_id: int, *, stacklevel: int
+    trainer: Any, hf_tokenizer: Any, end_token_id: int, *, stacklevel: int
 ) -> None:
     """Warn where TRL would take each row for one that was cut, because of its EOS tokens.
 
@@ -73,17 +73,17 @@ def check_end_tokens(
         )
     # From TRL 1.14 on those of the model's generation config, too.
     ends = [i for i in getattr(trainer, "eos_token_ids", [eos]) if i is not None]
-    close = hf_tokenizer.convert_ids_to_tokens(close_token_id)
+    end = hf_tokenizer.convert_ids_to_tokens(end_token_id)
     if eos is None:
         what = f"the tokenizer {name!r} has no EOS token"
-    elif close_token_id not in ends:
+    elif end_token_id not in ends:
         theirs = ", ".join(map(repr, hf_tokenizer.convert_ids_to_tokens(ends)))
-        what = f"turns end on {close!r}, but the tokenizer {name!r} and the model say {theirs}"
+        what = f"turns end on {end!r}, but the tokenizer {name!r} and the model say {theirs}"
     else:
         return
     warnings.warn(
         f"{what}: TRL tells by its EOS tokens whether a completion ended, and takes others for cut "
         "(completions/clipped_ratio; mask_truncated_completions leaves them out)\n"
-        f"hint: tokenizer.eos_token = {close!r}",
+        f"hint: tokenizer.eos_token = {end!r}",
         stacklevel=stacklevel + 1,
     )

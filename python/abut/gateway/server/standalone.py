@@ -28,11 +28,9 @@ from abut.gateway.ledger.row import fill
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
-from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.rollout import Rollout, StopReason
-from abut.samplers.sampler import BoundedSampler, Sampler
-from abut.template.processor import ChatTemplateProcessor
+from abut.samplers.sampler import BoundedSampler
 
 logger = logging.getLogger(__name__)
 
