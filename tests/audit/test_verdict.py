@@ -129,11 +129,11 @@ def test_where_the_prompt_opens_the_thinking_every_cut_sample_is_inside_it(
     assert names["sample cut inside thinking | '\\n</think>\\n\\n<|im_end|>'"].tried > 60
 
 
-def test_a_processor_that_cannot_close_thinking_has_no_such_seam(
-    hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor = ChatTemplateProcessor(hf_tokenizer)
-    monkeypatch.setattr(processor, "close_thinking", None)
+def test_a_processor_that_cannot_close_thinking_has_no_such_seam(hf_tokenizer: Any) -> None:
+    class Unthinking(ChatTemplateProcessor):
+        close_thinking = None  # type: ignore[assignment]
+
+    processor = Unthinking(hf_tokenizer)
     tokenizer = abut.Tokenizer.from_pretrained(hf_tokenizer)
     judged = judge_seams(tokenizer, processor, Rendering(hf_tokenizer, {}), roles=["user"])
     assert not [seam.left for seam in judged if "thinking" in seam.left]

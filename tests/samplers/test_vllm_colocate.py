@@ -13,8 +13,8 @@ import pytest
 from abut.errors import RolloutError, SamplerError
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler, SampleRequest
-from abut.samplers.tensor_parallel import Alone
 from abut.samplers.vllm import VLLMColocateSampler
+from abut.samplers.vllm_colocate import Alone
 from abut.trl.trainer_sampler import sampler_of
 from tests.kit.stage import fake_vllm
 from tests.kit.stage.fake_vllm import logprob_of, token_of
