@@ -57,13 +57,7 @@ class RowLog:
         if self._takes(task):
             self._shown.add(task.rollout_id)
             copy = row.model_copy(deep=True)
-            copy.input_metadata.dataset_info = {
-                **(copy.input_metadata.dataset_info or {}),
-                "step": task.step,
-                "group": task.group,
-                "generation": task.member,
-                "mode": task.mode,
-            }
+            _add_info(copy, task)
             self._later(lambda: copy)
 
     def ended(
@@ -214,14 +208,7 @@ def ended_row(
             row.eval_metadata.status = Status.score_invalid(str(score.why_not)[:2000])
         elif score is None and rollout.reward is not None:
             row.evaluation_result = EvaluateResult(score=rollout.reward, reason="sum of steps")
-    row.input_metadata.dataset_info = {
-        **(row.input_metadata.dataset_info or {}),
-        "step": task.step,
-        "group": task.group,
-        "generation": task.member,
-        "mode": task.mode,
-        "stop_reason": rollout.stop_reason.value,
-    }
+    _add_info(row, task, stop_reason=rollout.stop_reason.value)
     metadata = row.execution_metadata
     if metadata.rollout_duration_seconds is None:
         metadata.rollout_duration_seconds = rollout.seconds
@@ -231,7 +218,7 @@ def ended_row(
 
 
 def _add_info(row: Any, task: RolloutTask, **more: str) -> None:
-    info = {"step": task.step, "group": task.group, "generation": task.place, "mode": task.mode}
+    info = {"step": task.step, "group": task.group, "generation": task.member, "mode": task.mode}
     row.input_metadata.dataset_info = {**(row.input_metadata.dataset_info or {}), **info, **more}
 
 

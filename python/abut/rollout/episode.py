@@ -68,7 +68,7 @@ class Episode:
         if (pool := self._task.pool) is not None:
             # Without a slot of `env_slots`: rollouts in line would hold all slots, and the rollout
             # that has the environment could not take its next step.
-            with _stopped(clock):
+            with clock.paused():
                 await self._env.lend(pool)
         reset_timeout_s = self._config.reset_timeout_s
         await self._within("reset", reset_timeout_s, lambda: self._env.reset(self._open))
@@ -282,14 +282,6 @@ def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-@contextmanager
-def _stopped(clock: SparingTimeout) -> Iterator[None]:
-    due, began = clock.when(), time.monotonic()
-    clock.reschedule(None)
-    yield
-    clock.reschedule(None if due is None else due + time.monotonic() - began)
 
 
 def _empty_turn() -> Message:

@@ -174,7 +174,7 @@ async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Roll
     with batch.attempts.plays(episode.request_id) as attempt:
         limit_s = batch.config.rollout_timeout_s
         try:
-            async with SparingTimeout(limit_s, episode.spared_s) as deadline:
+            async with TimeLimit(limit_s, episode.spared_s) as deadline:
                 return await episode.run(deadline), True
         except _ROLLOUT_ERRORS as error:
             may_pass = not isinstance(error, EnvError) or error.may_pass

@@ -158,7 +158,7 @@ def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | N
 
 
 def _versions(calls: Sequence[AgentCall], turns: Sequence[PolicyTurn]) -> Any:
-    """As `Rollout.versions`, from the first of these turns to the last."""
+    """Return `Rollout.versions` from the first of these turns to the last."""
     start = turns[0].start
     of_tokens = np.full(turns[-1].end - start, -1, np.int64)
     for call, turn in zip(calls, turns, strict=True):

@@ -68,7 +68,7 @@ class PlayedAgent(AgentPlayer):
         self._judge: JudgePolicy | None = None
 
     def complete(self, task: RolloutTask) -> RolloutTask:
-        """The task with what plays it."""
+        """Return a task with its player."""
         return dataclasses.replace(task, source=self)
 
     def loop(self) -> LoopTasks:
@@ -100,7 +100,7 @@ class PlayedAgent(AgentPlayer):
 
     @asynccontextmanager
     async def _judging(self, batch: Batch) -> AsyncIterator[None]:
-        """Answer requests that name no rollout, where the agent's judge is the policy."""
+        """Answer requests that name no rollout, if the agent's judge is the policy."""
         if not isinstance(self._agent, JudgingAgent) or self._agent.judge != "policy":
             yield
             return

@@ -259,9 +259,9 @@ class Standalone:
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
     def _bounds(self) -> Budget:
-        sampler = self._upstream.sampler
+        sampler = self._shared.sampler
         holds = sampler.max_context_tokens if isinstance(sampler, BoundedSampler) else None
-        return budget_of(self._upstream.config, holds)
+        return budget_of(self._shared.config, holds)
 
     # ---- its row
 
