@@ -1,23 +1,33 @@
-"""The house: no circle of modules, and rooms in one order, the one that CONTRIBUTING.md shows.
+"""No circle of modules, and rooms in one order, the one that docs/architecture.md shows.
 
-An import counts where it stands at module level, under `if TYPE_CHECKING` too; one inside a
-function runs when the function does, and does not. Each checker has its negative control.
+`scripts/rooms.py` says which imports count. Each checker has its negative control.
 """
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "python" / "abut"
+from scripts.rooms import (
+    PAGE,
+    ROOT,
+    Sources,
+    at_module_level,
+    imports_of,
+    map_lines,
+    module_of,
+    name_of,
+    picture,
+    sources,
+    top_of,
+    with_picture,
+)
+
 BENCHMARKS = ROOT / "benchmarks"
 TESTS = ROOT / "tests"
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PICTURED = PAGE.read_text(encoding="utf-8")
 
 LONGEST = 400
 """Lines of a file, but for the stub of the native module, which is one list."""
@@ -25,9 +35,6 @@ LONGEST = 400
 NO_ROOM = {"benchmarks", "core", "kit", "real_vllm", "reference", "trl_matrix"}
 """Folders of tests that are not a room of the package: the benchmarks, the native module and its
 reference, the kit, and two environments of their own."""
-
-Sources: TypeAlias = Mapping[str, str]
-"""Texts by their paths below `python/abut`."""
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -42,8 +49,20 @@ def test_each_room_imports_only_rooms_below_it() -> None:
 
 
 def test_the_map_names_what_there_is_once_and_nothing_else() -> None:
-    lines = [name for name, _ in map_lines(CONTRIBUTING)]
+    lines = [name for name, _ in map_lines(PICTURED)]
     assert sorted(lines) == sorted({top_of(path) for path in sources()})
+
+
+def test_the_picture_is_of_the_imports_that_there_are() -> None:
+    assert with_picture(PICTURED, sources()) == PICTURED, "run scripts/rooms.py"
+
+
+def test_a_picture_has_no_arrow_where_others_lead() -> None:
+    drawn = picture(imports_of(HOUSE), ORDER)
+    assert '    floor["floor/"]\n' in drawn
+    assert "    top --> floor\n" in drawn
+    assert "    floor --> _core\n" in drawn
+    assert "floor --> ground" not in drawn  # by way of the core
 
 
 def test_each_room_says_in_one_sentence_what_it_is_for() -> None:
@@ -156,72 +175,16 @@ def test_a_long_file_is_found() -> None:
 
 
 def test_the_map_is_read_from_its_table() -> None:
-    text = "## The house\n\n| room | for |\n|---|---|\n| `a.py` | the ground |\n| `b/` | more |\n"
+    text = "## The rooms\n\n| room | for |\n|---|---|\n| `a.py` | the ground |\n| `b/` | more |\n"
     assert map_lines(f"| `no/` | of another table |\n\n{text}\n## Else\n\n| `c/` | no |\n") == [
         ("a.py", "the ground"),
         ("b/", "more"),
     ]
 
 
-def sources(folder: Path = PACKAGE) -> Sources:
-    files = (path for kind in ("*.py", "*.pyi") for path in folder.rglob(kind))
-    return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files}
-
-
 def the_map() -> dict[str, str]:
     """The rooms, the lowest first, each with what it is for."""
-    return dict(map_lines(CONTRIBUTING))
-
-
-def map_lines(text: str) -> list[tuple[str, str]]:
-    """The lines of the table under the heading `The house`."""
-    _, section = re.split(r"^## The house$", text, flags=re.MULTILINE)
-    section = section.partition("\n## ")[0]
-    return re.findall(r"^\| `([^`]+)` \| (.*?) \|$", section, flags=re.MULTILINE)
-
-
-def top_of(path: str) -> str:
-    """The room that a file is in, as the map writes it: `floor/`, or `ground.py`."""
-    top, slash, _ = path.partition("/")
-    return top + slash
-
-
-def module_of(path: str, package: str = "abut") -> str:
-    parts = Path(package, path).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports_of(sources: Sources, package: str = "abut") -> dict[str, set[str]]:
-    """The modules that each module imports when it is imported, or when its types are checked."""
-    modules = {module_of(path, package): path for path in sources}
-    return {
-        module: {
-            name if name in modules else name.rpartition(".")[0]
-            for name in imported_names(sources[path], module, path.endswith("__init__.py"))
-            if name.split(".")[0] == package
-        }
-        for module, path in modules.items()
-    }
-
-
-def imported_names(source: str, module: str, is_package: bool) -> Iterator[str]:
-    """Names with the modules they come from; whether a name is a module is not known here."""
-    for statement in at_module_level(ast.parse(source)):
-        if isinstance(statement, ast.Import):
-            yield from (alias.name for alias in statement.names)
-            continue
-        above = module.split(".")
-        above = above[: len(above) - statement.level + is_package] if statement.level else []
-        start = ".".join([*above, *([statement.module] if statement.module else [])])
-        yield from (f"{start}.{alias.name}" for alias in statement.names)
-
-
-def at_module_level(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from at_module_level(child)
+    return dict(map_lines(PICTURED))
 
 
 def circles(imported: Mapping[str, set[str]]) -> list[list[str]]:
@@ -254,7 +217,7 @@ def circles(imported: Mapping[str, set[str]]) -> list[list[str]]:
 
 def wrong_imports(imported: Mapping[str, set[str]], order: list[str]) -> list[str]:
     """Imports of rooms that stand later in the order."""
-    floors = {name.removesuffix("/").partition(".")[0]: i for i, name in enumerate(order)}
+    floors = {name_of(room): i for i, room in enumerate(order)}
 
     def floor(module: str) -> int:
         room = module.split(".")[1] if "." in module else "__init__"

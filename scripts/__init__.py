@@ -1,0 +1,1 @@
+"""Scripts for maintainers; each says how it is started. Tests import some."""
