@@ -32,7 +32,7 @@ _Ids = NDArray[np.int64] | Sequence[int]
 
 @final
 class Seam:
-    """What happened where one piece met the next."""
+    """The verdict on one seam, with the tokens that were written there."""
 
     @property
     def kind(self) -> Literal["barrier", "window", "merged", "opaque"]:
@@ -226,7 +226,7 @@ class Tokenizer:
         """
 
     def is_additive(self, a: str, b: str, *, added: _Added = "parse") -> bool:
-        """Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined.
+        """Return True if `encode(a + b)` is literally `encode(a)` followed by `encode(b)`.
 
         Raises:
             ControlTokenError: `added="raise"` and the text spells one.
@@ -257,7 +257,7 @@ class Tokenizer:
 
 @final
 class Turn:
-    """Where one sample stands in its trajectory."""
+    """The position of one sample in its trajectory."""
 
     @property
     def start(self) -> int:
@@ -294,7 +294,7 @@ class Trajectory:
                 those of the whole, whatever the pieces in which it arrived.
             added: "parse": control tokens that are spelled become control tokens; "text": they
                 stay text; "raise": they are an error.
-            provenance: who says it; "close": we do, in place of the policy.
+            provenance: the author; "close": abut, in place of the policy.
 
         Returns:
             The seam between what stood there and what was appended.
@@ -311,7 +311,7 @@ class Trajectory:
 
         Args:
             parts: scaffold and content, in order; they join as in `append_text`.
-            provenance: who says the content.
+            provenance: the author of the content.
 
         Returns:
             The seam between what stood there and what was appended.
@@ -330,7 +330,7 @@ class Trajectory:
         """
 
     def append_sampled(self, ids: _Ids, logprobs: NDArray[np.float32] | Sequence[float]) -> Seam:
-        """Append what the engine sampled, verbatim.
+        """Append the tokens that the engine sampled, unchanged.
 
         Args:
             ids: `(T,)`.
@@ -346,7 +346,7 @@ class Trajectory:
         """
 
     def fork(self, at: int) -> Trajectory:
-        """Return what stood here when there were `at` tokens, as a trajectory of its own.
+        """Return a new trajectory: this one as it was when it had `at` tokens.
 
         The two share nothing that changes, and each goes on as if it had been built alone. The fork
         has the turns that start before `at`, and costs a copy of the tokens before it. The first of
@@ -354,17 +354,17 @@ class Trajectory:
 
         - 0: it is empty.
         - The start of a turn: it is requested, so that another sample of that request may follow at
-          once. That a turn ends there too, or sampled nothing there, changes nothing: after a
-          request all is possible that is possible after a sample.
+          once. A turn may end there too, or have sampled nothing there; that makes no difference,
+          because everything that is possible after a sample is possible after a request.
         - The length: it is as this one is. A request without an answer may be answered in both, and
-          text that is still open stays open: what is appended may change its last tokens.
+          open text stays open: text that is appended may change its last tokens.
         - The end of a turn: it is as `append_sampled` left this one.
 
         Args:
-            at: the place, in tokens.
+            at: the offset, in tokens.
 
         Raises:
-            TrajectoryError: any other place; it names the nearest ones.
+            TrajectoryError: any other offset; the message names the nearest possible ones.
         """
 
     @property
@@ -381,11 +381,11 @@ class Trajectory:
 
     @property
     def provenance(self) -> NDArray[np.uint8]:
-        """`(T,)` uint8: codes of who wrote the token; `abut.PROVENANCE` has their names."""
+        """`(T,)` uint8: the code of each token's author; `abut.PROVENANCE` has the names."""
 
     @property
     def turns(self) -> list[Turn]:
-        """Where each sample stands, in order."""
+        """The position of each sample, in order."""
 
     def columns(self) -> Columns:
         """Return the row for a trainer: up to the last sampled token.
@@ -561,7 +561,7 @@ class Choice:
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """`(T,)` int64: what was sampled, the stop token included."""
+        """`(T,)` int64: the sampled ids, the stop token included."""
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
@@ -577,11 +577,11 @@ class Choice:
 
     @property
     def text(self) -> str | None:
-        """What the server decoded; None from `/inference/v1/generate`."""
+        """The text as the server decoded it; None from `/inference/v1/generate`."""
 
     @property
     def prompt_token_ids(self) -> NDArray[np.int64] | None:
-        """`(P,)` int64: what the engine received; None where the server does not repeat it."""
+        """`(P,)` int64: the ids that the engine received; None where the server does not repeat them."""
 
 def read_completions(body: bytes, /) -> list[Choice]:
     """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.

@@ -4,15 +4,20 @@
 //! vocabulary of 512 is too small for figures that mean anything.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "../tests/support/random/rng.rs"]
+#[allow(dead_code)]
+mod rng;
+
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use abut_core::{
-    AddedMode, Batch, Call, Columns, OnDrift, Overrides, Part, Provenance, Row, Shape, Tokenizer,
-    Trajectory, collate, stitch,
+    AddedMode, Batch, Call, Columns, Dimensions, OnDrift, Overrides, Part, Provenance, Row,
+    Tokenizer, Trajectory, collate, stitch,
 };
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use rng::Rng;
 
 const KILOBYTE: usize = 1_000;
 const MEGABYTE: usize = 1_000_000;
@@ -23,16 +28,6 @@ fn tokenizer() -> Arc<Tokenizer> {
         .map_or_else(|| PathBuf::from(own), |folder| Path::new(&folder).join("qwen3"));
     let json = std::fs::read_to_string(folder.join("tokenizer.json")).unwrap();
     Arc::new(Tokenizer::from_json(&json, &Overrides::default()).unwrap())
-}
-
-/// Numbers that look random, the same ones every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        usize::try_from(self.0 >> 33).unwrap() % bound
-    }
 }
 
 /// `size` bytes or a few more of code, prose, Chinese and JSON, as words in random order.
@@ -79,7 +74,7 @@ fn mixed(seed: u64, size: usize) -> String {
         "🙂",
         "->",
     ];
-    let mut random = Random(seed);
+    let mut random = Rng(seed);
     let mut text = String::with_capacity(size + 16);
     while text.len() < size {
         if random.below(8) == 0 {
@@ -153,7 +148,7 @@ fn grow(criterion: &mut Criterion) {
     let tokenizer = tokenizer();
     let mut group = criterion.benchmark_group(format!("append {CHARS} characters, one by one"));
     group.sample_size(10);
-    let mut random = Random(5);
+    let mut random = Rng(5);
     let letters = (0..CHARS).map(|_| char::from(b"etaoinshrdlu"[random.below(12)])).collect();
     let runs: [(&str, String); 3] =
         [("letters", letters), ("one letter", "a".repeat(CHARS)), ("emoji", "😀".repeat(CHARS))];
@@ -192,7 +187,7 @@ fn seam(criterion: &mut Criterion) {
 
 fn join(criterion: &mut Criterion) {
     let (calls, tokens) = (128, 69_000);
-    let mut random = Random(3);
+    let mut random = Rng(3);
     let ids: Vec<i64> =
         (0..tokens).map(|_| i64::try_from(random.below(150_000)).unwrap()).collect();
     let logprobs = vec![-0.5_f32; tokens];
@@ -214,7 +209,7 @@ fn join(criterion: &mut Criterion) {
 
 fn pad(criterion: &mut Criterion) {
     let (rows, tokens) = (64, 8_192);
-    let mut random = Random(4);
+    let mut random = Rng(4);
     let columns: Vec<Columns> = (0..rows)
         .map(|row| {
             let completion = tokens - 1_024 - row % 4;
@@ -236,7 +231,7 @@ fn pad(criterion: &mut Criterion) {
             env_mask: &row.env_mask,
         })
         .collect();
-    let Shape { rows: count, prompt_len, completion_len } = Shape::of(&rows);
+    let Dimensions { rows: count, prompt_len, completion_len } = Dimensions::of(&rows);
     let (prompts, completions) = (count * prompt_len, count * completion_len);
     let mut ids = (vec![0; prompts], vec![0; completions]);
     let mut masks = (vec![0; prompts], vec![0; completions], vec![0; completions]);

@@ -1,7 +1,7 @@
 //! The words of a vocabulary: ids by their bytes, and bytes by their ids.
 //!
-//! Invariant: all bytes of a word are compared, so that none has the id of another one. Those of a
-//! short word are numbers that stand in the table itself: one look at memory finds its id.
+//! Invariant: all bytes of a word are compared, so no word gets the id of another one. The bytes of a
+//! short word are numbers that stand in the table itself, so one read of memory finds its id.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
@@ -10,7 +10,9 @@ use std::hash::Hasher;
 use bytemuck::cast;
 use rustc_hash::FxHasher;
 
-/// Words of at most as many bytes have a key: with their length they are one number.
+use crate::hashing::spread;
+
+/// The most bytes of a word that has a key: with its length it is two numbers of 64 bits.
 pub(crate) const MOST_BYTES: usize = 15;
 /// Where the upper half of a key holds the length: above seven bytes.
 const LENGTH: u32 = u64::BITS - 8;
@@ -23,7 +25,7 @@ pub(crate) struct Key {
     pub high: u64,
 }
 
-/// So many bytes of a text are read at once, whatever the length of the word.
+/// The bytes of a text that are read at once, whatever the length of the word.
 const BYTES_READ: usize = size_of::<[u64; 2]>();
 /// For each length the bytes of two numbers that a word fills.
 const FILLED: [[u64; 2]; MOST_BYTES + 1] = {
@@ -39,10 +41,10 @@ const FILLED: [[u64; 2]; MOST_BYTES + 1] = {
 };
 
 impl Key {
-    /// That of no word.
+    /// Not the key of any word.
     pub const NONE: Self = Self { low: 0, high: 0 };
 
-    /// `None` where it is that of no word.
+    /// `None` for [`Key::NONE`].
     pub fn known(self) -> Option<Self> {
         (self.high >> LENGTH > 0).then_some(self)
     }
@@ -76,9 +78,8 @@ impl Key {
 
 #[inline(always)]
 fn mixed(low: u64, high: u64) -> u32 {
-    const FIRST: u64 = 0x9E37_79B9_7F4A_7C15;
     const SECOND: u64 = 0xD6E8_FEB8_6659_FD93;
-    let mixed = (low.wrapping_mul(FIRST) ^ high).rotate_left(32).wrapping_mul(SECOND);
+    let mixed = (spread(low) ^ high).rotate_left(32).wrapping_mul(SECOND);
     u32::try_from(mixed >> u32::BITS).expect("the upper half")
 }
 
@@ -136,28 +137,64 @@ struct Slot {
 
 const EMPTY: Slot = Slot { low: 0, high: 0, id: NO_ID };
 
+/// The bytes of each id, one after the other in one piece of memory.
+#[derive(Debug, Default)]
+pub(crate) struct BytesById {
+    bytes: Vec<u8>,
+    /// The start and end of each id's bytes; [`HOLE`] where an id has none.
+    ranges: Vec<(u32, u32)>,
+}
+
+const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
+
+impl BytesById {
+    fn with_capacity(ids: usize) -> Self {
+        const BYTES_OF_WORD: usize = 8;
+        let bytes = Vec::with_capacity(BYTES_OF_WORD * ids);
+        Self { bytes, ranges: Vec::with_capacity(ids) }
+    }
+
+    /// Gives an id its bytes, in place of those that it has.
+    pub fn put(&mut self, id: u32, bytes: &[u8]) {
+        let index = id as usize;
+        if index >= self.ranges.len() {
+            self.ranges.resize(index + 1, HOLE);
+        }
+        // Words are shorter than their file, which is shorter than 4 GiB.
+        let offset = |len: usize| u32::try_from(len).expect("shorter than the file");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.ranges[index] = (offset(start), offset(self.bytes.len()));
+    }
+
+    /// The bytes of an id; `None` where it has none.
+    #[inline]
+    pub fn get(&self, id: u32) -> Option<&[u8]> {
+        let &(start, end) = self.ranges.get(id as usize).filter(|range| **range != HOLE)?;
+        Some(&self.bytes[start as usize..end as usize])
+    }
+
+    fn shrink_to_fit(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.ranges.shrink_to_fit();
+    }
+}
+
 /// Words with their ids: each id has one word, and each word one id.
 #[derive(Debug)]
 pub(crate) struct Words {
-    /// All of them, one after the other.
-    bytes: Vec<u8>,
-    /// Of each id where its word begins and ends; [`HOLE`] where it has none.
-    places: Vec<(u32, u32)>,
+    by_id: BytesById,
     /// By hash; a power of two, at most three quarters full.
     slots: Box<[Slot]>,
     count: usize,
 }
 
-const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
-
 impl Words {
     /// Room for as many words.
     pub fn new(words: usize) -> Self {
-        const BYTES_OF_WORD: usize = 8;
         let slots = (words + words / 3 + 2).next_power_of_two();
         Self {
-            bytes: Vec::with_capacity(BYTES_OF_WORD * words),
-            places: Vec::with_capacity(words),
+            by_id: BytesById::with_capacity(words),
             slots: vec![EMPTY; slots].into_boxed_slice(),
             count: 0,
         }
@@ -165,29 +202,20 @@ impl Words {
 
     /// Adds a word; `false` where it or its id is there already.
     pub fn insert(&mut self, bytes: &[u8], id: u32) -> bool {
-        let index = id as usize;
-        if index >= self.places.len() {
-            self.places.resize(index + 1, HOLE);
-        }
         let word = Word::new(bytes);
         let slot = self.slot(word);
-        if self.slots[slot].id != NO_ID || self.places[index] != HOLE {
+        if self.slots[slot].id != NO_ID || self.by_id.get(id).is_some() {
             return false;
         }
         self.slots[slot] = Slot { low: word.low, high: word.high, id };
-        // Words are shorter than their file, which is shorter than 4 GiB.
-        let place = |len: usize| u32::try_from(len).expect("shorter than the file");
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(bytes);
-        self.places[index] = (place(start), place(self.bytes.len()));
+        self.by_id.put(id, bytes);
         self.count += 1;
         true
     }
 
     /// No more words will come.
     pub fn finish(&mut self) {
-        self.bytes.shrink_to_fit();
-        self.places.shrink_to_fit();
+        self.by_id.shrink_to_fit();
     }
 
     /// How many there are.
@@ -197,7 +225,7 @@ impl Words {
 
     /// One more than the highest id.
     pub fn ids(&self) -> usize {
-        self.places.len()
+        self.by_id.ranges.len()
     }
 
     #[inline]
@@ -206,7 +234,7 @@ impl Words {
         (id != NO_ID).then_some(id)
     }
 
-    /// Which words are not there.
+    /// A filter that rules out most words that are not there.
     pub fn filter(&self) -> Filter {
         // Eight bits or more for each word: about one in ten of the others is looked up.
         let mut filter = Filter(vec![0; self.count.next_power_of_two().div_ceil(8)].into());
@@ -220,13 +248,12 @@ impl Words {
     /// The bytes of an id; `None` where it has no word.
     #[inline]
     pub fn bytes_of(&self, id: u32) -> Option<&[u8]> {
-        let &(start, end) = self.places.get(id as usize).filter(|place| **place != HOLE)?;
-        Some(&self.bytes[start as usize..end as usize])
+        self.by_id.get(id)
     }
 
     /// All of them, by id.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
-        (0..).zip(&self.places).filter_map(|(id, _)| Some((id, self.bytes_of(id)?)))
+        (0..).zip(&self.by_id.ranges).filter_map(|(id, _)| Some((id, self.bytes_of(id)?)))
     }
 
     /// The text of every so many words, where they are text.

@@ -1,4 +1,4 @@
-//! GPT-2's way of writing bytes as characters, which every byte-level vocabulary has taken over.
+//! GPT-2's way of writing bytes as characters, which every byte-level vocabulary uses.
 //!
 //! Bytes that are no printable character get one, so that an entry of the vocabulary is text in a
 //! JSON file, and a space (`Ġ`) is no place at which a merge in `merges.txt` comes apart.
@@ -17,4 +17,25 @@ pub(crate) fn byte_chars() -> [char; 256] {
         };
         char::from_u32(code).expect("below U+0200")
     })
+}
+
+/// The byte that each of [`byte_chars`] stands for.
+pub(crate) struct CharToByte([Option<u8>; Self::CHARS]);
+
+impl CharToByte {
+    /// More than the highest code point that stands for a byte.
+    const CHARS: usize = 1 << 9;
+
+    pub fn new() -> Self {
+        let mut inverse = [None; Self::CHARS];
+        for (byte, c) in (0..=255).zip(byte_chars()) {
+            inverse[c as usize] = Some(byte);
+        }
+        Self(inverse)
+    }
+
+    /// `None` for a character that stands for no byte.
+    pub fn byte(&self, c: char) -> Option<u8> {
+        self.0.get(c as usize).copied().flatten()
+    }
 }

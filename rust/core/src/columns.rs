@@ -29,7 +29,7 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Whether the arrays are aligned and agree; `index` names the row in the error.
+    /// Checks that the arrays are aligned and agree; `index` names the row in the error.
     ///
     /// # Errors
     /// [`Error::ColumnLength`], [`Error::ColumnValue`].
@@ -66,7 +66,7 @@ impl Row<'_> {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// Whether masks and logprobs are what they can be, without a branch for each token.
+    /// True if all masks and logprobs are possible, found without a branch for each token.
     fn agrees(&self) -> bool {
         const LARGEST: u32 = f32::MAX.to_bits();
         // Without its sign a finite number is at most the largest one, by its bits, and 0.0 is 0.
@@ -82,19 +82,19 @@ impl Row<'_> {
     }
 }
 
-/// The shape of rows that are padded to rectangles.
+/// The dimensions of rows that are padded to rectangles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// How many rows.
+pub struct Dimensions {
+    /// The number of rows.
     pub rows: usize,
-    /// The longest prompt.
+    /// The length of the longest prompt.
     pub prompt_len: usize,
-    /// The longest completion.
+    /// The length of the longest completion.
     pub completion_len: usize,
 }
 
-impl Shape {
-    /// That of these rows.
+impl Dimensions {
+    /// The dimensions of these rows.
     #[must_use]
     pub fn of(rows: &[Row<'_>]) -> Self {
         let longest = |len: fn(&Row<'_>) -> usize| rows.iter().map(len).max().unwrap_or(0);
@@ -130,9 +130,9 @@ pub struct Batch<'a> {
 /// As [`Row::check`], for each row; the batch is of no use then.
 ///
 /// # Panics
-/// Where the room is not that of [`Shape::of`] these rows.
+/// Where the room is not that of [`Dimensions::of`] these rows.
 pub fn collate(rows: &[Row<'_>], pad_id: i64, batch: &mut Batch<'_>) -> Result<()> {
-    let Shape { prompt_len, completion_len, .. } = Shape::of(rows);
+    let Dimensions { prompt_len, completion_len, .. } = Dimensions::of(rows);
     for (index, row) in rows.iter().enumerate() {
         row.check_lengths(index)?;
         let prompt = index * prompt_len..(index + 1) * prompt_len;
@@ -158,7 +158,8 @@ pub fn collate(rows: &[Row<'_>], pad_id: i64, batch: &mut Batch<'_>) -> Result<(
         let (mask, pad) = batch.env_mask[completion].split_at_mut(len);
         mask.copy_from_slice(row.env_mask);
         pad.fill(0);
-        // What was copied a moment ago is still near, and nothing fetches it as fast as a copy does.
+        // Checked after the copy, not before: the values are in the cache now, and a copy fetches
+        // memory faster than any loop that checks it.
         row.check_values(index)?;
     }
     Ok(())

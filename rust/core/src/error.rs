@@ -24,15 +24,15 @@ impl std::fmt::Display for SampleOf {
     }
 }
 
-/// What went wrong. `Display` is the whole message that a user reads.
+/// Everything that can go wrong. `Display` is the whole message that a user reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The file is not a usable `tokenizer.json`.
     #[error("not a tokenizer.json: {reason}\nhint: {hint}")]
     Load {
-        /// What is wrong with it.
+        /// The fault of the file.
         reason: String,
-        /// What to do.
+        /// The cure.
         hint: &'static str,
     },
     /// An override of a token's class that cannot be followed.
@@ -40,7 +40,7 @@ pub enum Error {
     Override {
         /// The token that the override names.
         token: String,
-        /// What is wrong with it.
+        /// The fault of the override.
         reason: &'static str,
     },
     /// The tokenizer draws its tokens at random, so no exact answer exists.
@@ -133,21 +133,21 @@ pub enum Error {
          hint: send request() to the engine, then append what it sampled, then the reply"
     )]
     NoRequest {
-        /// What happened instead.
+        /// The reason why no request is open.
         reason: &'static str,
     },
-    /// A place at which a trajectory can't be forked.
+    /// An offset at which a trajectory can't be forked.
     #[error(
         "a trajectory of {tokens} tokens cannot be forked at {at}: the nearest {nearest}\n\
          hint: fork at 0, at the start or end of a turn, or at the length; a token elsewhere may be \
          one of a longer text"
     )]
-    ForkPlace {
-        /// The place, in tokens; some languages have negative ones.
+    ForkPoint {
+        /// The offset, in tokens. It is signed because Python has negative ones.
         at: i64,
-        /// How many tokens the trajectory has.
+        /// The number of tokens of the trajectory.
         tokens: usize,
-        /// The places beside it, and what they are.
+        /// The fork points on both sides of it, with their names.
         nearest: String,
     },
     /// A trajectory that holds nothing to train.
@@ -169,7 +169,7 @@ pub enum Error {
         row: usize,
         /// Index in the completion, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The contradiction.
         problem: String,
     },
     /// Columns whose arrays do not have the same length.
@@ -222,13 +222,13 @@ pub enum Error {
         parent: usize,
         /// The first token that differs, from 0.
         token: usize,
-        /// What it is in the prompt.
+        /// The id in the prompt.
         right: String,
-        /// What stood there, and as what.
+        /// The id that stood there, and whether it was sampled.
         left: String,
         /// With a tokenizer: two lines with the text on both sides.
         texts: String,
-        /// What to do about the reason.
+        /// The cure for the cause.
         hint: &'static str,
     },
     /// A recorded prompt that goes on with several calls equally well.
@@ -246,7 +246,7 @@ pub enum Error {
         second: usize,
         /// Where the shared history ends, exclusive.
         token: usize,
-        /// What "split" does with the call.
+        /// The effect of "split" on the call.
         split: &'static str,
     },
     /// Bytes that are not the reply of a completions endpoint.
@@ -257,7 +257,7 @@ pub enum Error {
     Reply {
         /// How many bytes.
         bytes: usize,
-        /// What is wrong with them.
+        /// The fault of the reply.
         reason: String,
     },
     /// A choice without its ids or logprobs.
@@ -267,10 +267,10 @@ pub enum Error {
         choice: usize,
         /// The array.
         name: &'static str,
-        /// What to ask for.
+        /// The setting to send with the request.
         hint: &'static str,
     },
-    /// An id that can be none.
+    /// A value that is not a token id.
     #[error(
         "choice {choice} of the reply: {name}[{index}] is {value}, which is not a token id\n\
          hint: the server is no vLLM server, or something between it and here rewrites replies"
@@ -282,7 +282,7 @@ pub enum Error {
         name: &'static str,
         /// Index in the array, from 0.
         index: usize,
-        /// What stands there, shortened.
+        /// The value, shortened.
         value: String,
     },
 }

@@ -1,9 +1,9 @@
-//! Text with a memory of who wrote it: the template (scaffold) or somebody else (content).
+//! Text that remembers its author: the chat template (scaffold) or anybody else (content).
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Who wrote a part.
+/// The author of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartKind {
     /// The chat template: may become control tokens.
@@ -15,7 +15,7 @@ pub enum PartKind {
 /// A piece of text and who wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<'a> {
-    /// Who wrote it.
+    /// The author.
     pub kind: PartKind,
     /// The text.
     pub text: &'a str,
@@ -41,7 +41,8 @@ pub(crate) struct Joined<'a> {
     /// Borrowed where there is one part.
     pub text: Cow<'a, str>,
     pub scaffold: Vec<Range<usize>>,
-    /// Whether it matters which bytes a token came from: there is more than one part.
+    /// True if the encoder has to say which bytes each token came from, because there is more than one
+    /// part.
     pub with_spans: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Who wrote a token: what decides whether it is trained, and as what it is shown.
+//! The author of a token, which decides whether it is trained and how it is shown.
 
-/// Who wrote a token.
+/// The author of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 // The numbers go out as they are: Python names them by their place in `abut.PROVENANCE`.
 #[repr(u8)]
@@ -13,6 +13,6 @@ pub enum Provenance {
     Scaffold = 2,
     /// Drawn by the policy.
     Sampled = 3,
-    /// Written by us to close a turn that the policy did not close.
+    /// Written by abut to end a turn that the policy did not end.
     Close = 4,
 }

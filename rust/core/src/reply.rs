@@ -1,8 +1,7 @@
-//! What a vLLM server answers, read into arrays.
+//! Reading the reply of a vLLM server into arrays.
 //!
-//! Invariant: what [`read_completions`] lets through has for every choice ids that can be ids, and one
-//! possible logprob for each. Everything else in a reply, by far the most of it, is passed over
-//! without being built.
+//! Invariant: each choice that [`read_completions`] returns has possible ids, and one possible logprob
+//! for each of them. Everything else in a reply, by far the most of it, is skipped and not built.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -13,23 +12,23 @@ use crate::logprob;
 /// One choice of a reply.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// Its place among the choices, as the server says it.
+    /// The server's own number of the choice.
     pub index: usize,
-    /// What was sampled, the stop token included.
+    /// The sampled ids, the stop token included.
     pub token_ids: Vec<i64>,
     /// Nats, one for each of `token_ids`.
     pub logprobs: Vec<f32>,
     /// `stop`, `length`, `abort`, …; None where the server gave none.
     pub finish_reason: Option<String>,
-    /// What it stopped on, where that is not the end-of-sequence token.
+    /// The token or string that ended it, where that is not the end-of-sequence token.
     pub stop_reason: Option<StopReason>,
-    /// What the server decoded; `/inference/v1/generate` decodes nothing.
+    /// The text as the server decoded it; `/inference/v1/generate` decodes nothing.
     pub text: Option<String>,
-    /// What the engine received, where the server repeats it.
+    /// The ids that the engine received, where the server repeats them.
     pub prompt_token_ids: Option<Vec<i64>>,
 }
 
-/// What a sample stopped on.
+/// The token or string that ended a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum StopReason {
@@ -78,8 +77,9 @@ struct RawLogprob<'a> {
     logprob: &'a RawValue,
 }
 
-/// An array of numbers that stays text: what stands between its brackets. It is valid JSON, so what
-/// stands between two commas is a number as it should be, or no number at all.
+/// An array of numbers that stays text: the part between its brackets. `serde_json` has checked that it
+/// is valid JSON, so the text between two commas is either a number or some other JSON value, which
+/// parsing it refuses.
 struct Numbers<'a>(&'a str);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Numbers<'a> {

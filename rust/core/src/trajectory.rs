@@ -1,8 +1,8 @@
 //! A trajectory: tokens in the order in which the engine saw and sampled them.
 //!
 //! Invariant: **a token has a finite logprob exactly when it was sampled**, every array has one
-//! entry per token, and nothing before the frozen edge ever changes. It is checked where it is
-//! written: nothing outside this file writes `ids`, `logprobs` or `provenance`; a fork copies them.
+//! entry per token, and nothing before the frozen edge ever changes. Only this file writes `ids`,
+//! `logprobs` and `provenance`, so the invariant is checked here; a fork copies them.
 
 mod fork;
 
@@ -20,14 +20,19 @@ use crate::provenance::Provenance;
 use crate::seam::{Seam, SeamKind};
 use crate::tokenizer::{AddedMode, Tokenizer};
 
-/// One turn: what the engine received, and what it sampled.
+/// One turn: the request that the engine received, and the sample that it returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Turn {
-    /// Where the sample begins, in tokens: the length of the request.
+    /// The first token of the sample: the length of the request.
     pub start: usize,
-    /// Where the sample ends, exclusive.
+    /// The end of the sample, exclusive.
     pub end: usize,
 }
+
+/// The number of tokens beside a frozen edge whose text is looked at first, and then four times as many
+/// until an anchor is found. Sixteen tokens of running text are about ten words, and each word begins
+/// at an anchor.
+const NEAR_TOKENS: usize = 16;
 
 /// Tokens with provenance, joined without gap or overlap.
 #[derive(Clone)]
@@ -37,16 +42,19 @@ pub struct Trajectory {
     logprobs: Vec<f32>,
     provenance: Vec<u8>,
     turns: Vec<Turn>,
-    /// Where the tokens since the last hard token begin.
+    /// The first token after the last hard token.
     barrier: usize,
-    /// What `barrier` was at the start and at the end of each turn. A fork can't read it off the
-    /// ids: unknown text has the id of `<unk>`, which may be a hard token, but was not cut out.
+    /// The values of `barrier` at the start and at the end of each turn. A fork can't derive them from
+    /// the ids: unknown text has the id of `<unk>`, which may be a hard token, but was not cut out.
     barriers: Vec<[usize; 2]>,
-    /// The text whose tokens may still change, and where they begin.
+    /// The text whose tokens may still change.
     open: OpenText,
+    /// The first token of the open text. All tokens before it are frozen.
     open_start: usize,
-    /// Whether the open text still touches frozen tokens that are not the canonical ones.
+    /// True if the open text touches frozen tokens that are not the canonical ones for both together.
+    /// The next text is then not judged at the frozen edge again: the seam there is merged already.
     open_is_merged: bool,
+    /// True if the last thing that happened is a request, so that a sample may follow.
     requested: bool,
 }
 
@@ -75,6 +83,7 @@ impl Trajectory {
     /// # Errors
     /// As [`Tokenizer::encode_parts`]; nothing is written then.
     pub fn append_parts(&mut self, parts: &[Part<'_>], provenance: Provenance) -> Result<Seam> {
+        // Empty text changes nothing, so a request before it may still be answered.
         if parts.iter().all(|part| part.text.is_empty()) {
             return Ok(Seam::clean(SeamKind::Barrier, Vec::new()));
         }
@@ -86,13 +95,13 @@ impl Trajectory {
         Ok(seam)
     }
 
-    /// How many bytes of text are open: the next text is encoded with them.
+    /// The number of bytes of open text, which is encoded again with the next text.
     #[must_use]
     pub fn open_bytes(&self) -> usize {
         self.open.bytes()
     }
 
-    /// The tokenizer of its text.
+    /// The tokenizer, shared with every fork.
     #[must_use]
     pub fn shared_tokenizer(&self) -> Arc<Tokenizer> {
         Arc::clone(&self.tokenizer)
@@ -112,14 +121,14 @@ impl Trajectory {
         self.append_parts(&[part], provenance)
     }
 
-    /// What goes to the engine: all ids so far. Freezes them.
+    /// All ids so far, to send to the engine. Freezes them.
     pub fn request(&mut self) -> &[u32] {
         self.freeze();
         self.requested = true;
         &self.ids
     }
 
-    /// Appends what the engine sampled, verbatim, with its logprobs.
+    /// Appends the tokens that the engine sampled, unchanged, with their logprobs.
     ///
     /// # Errors
     /// [`Error::NoRequest`], [`Error::LogprobCount`], [`Error::Logprob`], [`Error::UnknownId`];
@@ -135,6 +144,8 @@ impl Trajectory {
             };
             return Err(Error::NoRequest { reason });
         }
+        // `request()` of an empty trajectory is allowed, because a caller may only look at it; but no
+        // engine samples from nothing, and a trainer needs a prompt.
         if self.ids.is_empty() {
             return Err(Error::NoRequest { reason: "the request was empty" });
         }
@@ -148,6 +159,7 @@ impl Trajectory {
         self.provenance.resize(self.ids.len(), Provenance::Sampled as u8);
         self.turns.push(Turn { start, end: self.ids.len() });
         self.requested = false;
+        // A sampled id is the token that it names, never unknown text, so a hard id is a barrier here.
         if let Some(last) = ids.iter().rposition(|&id| self.tokenizer.is_hard(id)) {
             self.barrier = start + last + 1;
         }
@@ -180,9 +192,9 @@ impl Trajectory {
         &self.turns
     }
 
-    /// What a trainer takes: the prompt up to the first sampled token, and the rest, aligned, up
-    /// to the last sampled token. Context after it trains nothing, and trainers judge by the last
-    /// token whether a row was cut.
+    /// The row for a trainer: the prompt up to the first sampled token, and the aligned rest up to the
+    /// last sampled token. Context after that is left out: it trains nothing, and trainers look at the
+    /// last token to see whether a row was cut.
     ///
     /// # Errors
     /// [`Error::NothingSampled`].
@@ -204,7 +216,7 @@ impl Trajectory {
         })
     }
 
-    /// Everything so far is final: what follows continues from the ids, not from the text.
+    /// Makes all tokens so far final. Later text continues from their ids, not from their text.
     fn freeze(&mut self) {
         self.open_start = self.ids.len();
         self.open_is_merged = false;
@@ -217,11 +229,16 @@ impl Trajectory {
         });
     }
 
-    /// The tokens of the open text with `parts`, the verdict on the seam between the two, and
-    /// whether frozen tokens before the open text are no longer the canonical ones.
+    /// The tokens of the open text with `parts`, the verdict on the seam between the two, and the next
+    /// value of `open_is_merged`.
+    ///
+    /// Two seams are possible. If the open text is empty, `parts` meet the frozen tokens, which never
+    /// change: their seam is judged by the canonical tokens. Otherwise `parts` meet open text, whose
+    /// tokens are rewritten. Even then the frozen edge has to be judged again if the first open tokens
+    /// change: text that joins may merge with frozen tokens where less of it did not.
     fn judge(&self, parts: &[Part<'_>]) -> Result<(Tail, Seam, bool)> {
         let open_ids = &self.ids[self.open_start..];
-        let tail = self.open.encode_with(&self.tokenizer, open_ids, parts)?;
+        let tail = self.open.encode_with_parts(&self.tokenizer, open_ids, parts)?;
         let Tail { kept, ref encoded, boundary, .. } = tail;
         let continues = self.open.edge() == Edge::Continue && !encoded.hard_at(0);
         if continues && boundary == 0 {
@@ -238,15 +255,15 @@ impl Trajectory {
             || Joined::new(parts.iter().copied()),
         )?;
         let mut merged = self.open_is_merged;
-        // Where its first tokens stay, what they do beside the frozen ones stays too.
+        // If the first open tokens stay (`kept > 0`), their seam with the frozen ones stays as well.
         if continues && !merged && kept == 0 {
-            // What now stands on the right may merge with frozen tokens where less of it did not.
             let right = parts.iter().fold(self.open.joined(), |mut right, part| {
                 right.push(*part);
                 right
             });
             let frozen = self.seam_after_frozen(&right, Vec::new())?;
             merged = !frozen.exact;
+            // The caller gets one verdict. A merge with frozen tokens is the one that can't be undone.
             if merged {
                 let Seam { kind, exact, canonical_ids, merge, .. } = frozen;
                 seam = Seam { kind, exact, canonical_ids, merge, ..seam };
@@ -255,14 +272,16 @@ impl Trajectory {
         Ok((tail, seam, merged))
     }
 
+    /// The verdict on the seam between the request and a sample.
     fn seam_before_sample(&self, ids: &[u32]) -> Result<Seam> {
         let first_hard = ids.iter().position(|&id| self.tokenizer.is_hard(id));
         let right = &ids[..first_hard.unwrap_or(ids.len())];
         if right.is_empty() || self.barrier == self.ids.len() {
             return Ok(Seam::clean(SeamKind::Barrier, ids.to_vec()));
         }
-        // What follows its first anchor changes no verdict, only what would have been written.
-        let mut tokens = 16;
+        // A sample may be long, and only its text up to the first anchor decides whether the seam is
+        // exact. If the seam is not exact, `canonical_ids` needs all of it: then the whole is judged.
+        let mut tokens = NEAR_TOKENS;
         while tokens < right.len() {
             let near = self.tokenizer.parts_of_ids(&right[..tokens], false)?;
             let anchored = |near: &Joined<'_>| self.tokenizer.first_anchor(&near.text).is_some();
@@ -281,18 +300,18 @@ impl Trajectory {
         }
     }
 
-    /// Compares the canonical tokens of the text on both sides of a frozen edge. Text that
-    /// continues gets no prefix: the prefix of the left side stands in its bytes.
+    /// The verdict on the seam between the frozen tokens and `right`, of which `written` are the tokens.
     fn seam_after_frozen(&self, right: &Joined<'_>, written: Vec<u32>) -> Result<Seam> {
         let Some((left, edge)) = self.frozen_tail()? else { return Ok(Seam::broken(written)) };
         Ok(Seam::after_frozen(&self.tokenizer, &left, edge, right, written))
     }
 
     /// The text of the frozen tokens from its last anchor on, or else since the last hard token;
-    /// `None` where it ends inside a character.
+    /// `None` where it ends inside a character. Without an anchor it continues with no prefix,
+    /// because a prefix that was written is already among its bytes.
     fn frozen_tail(&self) -> Result<Option<(Joined<'static>, Edge)>> {
         let frozen = &self.ids[self.barrier..self.open_start];
-        let mut tokens = 16;
+        let mut tokens = NEAR_TOKENS;
         loop {
             let from = frozen.len().saturating_sub(tokens);
             let text = self.tokenizer.parts_of_ids(&frozen[from..], true)?;
@@ -308,7 +327,7 @@ impl Trajectory {
         }
     }
 
-    /// Writes the tokens of the open text over those that it had, then settles what is final.
+    /// Replaces the last tokens of the open text by those of `tail`, then freezes the settled ones.
     fn write_open(&mut self, tail: Tail) {
         let kept = self.open_start + tail.kept;
         self.ids.truncate(kept);

@@ -1,4 +1,4 @@
-//! What is promised to be flat is flat: the time behind much text against the time behind little.
+//! Calls that are promised to be flat take the same time behind much text as behind little.
 //!
 //! Ratios of the best of many runs, never a time: slow and noisy machines are slow on both sides.
 //! What is linear exceeds the bound by far, as the last test shows.

@@ -1,14 +1,16 @@
-//! The rooms of the core are used in one order, without a circle: the order that `src/lib.rs` shows.
+//! The rooms of the core are used in one order, without a circle: the order that `src/lib.rs` shows. The
+//! files of each room use each other without a circle, too.
 //!
 //! All paths from `crate::`, `super::` and `self::` are followed, in `use` and wherever else they
 //! stand. Tests may look at any room.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
-use std::path::Path;
+#[path = "support/sources.rs"]
+mod sources;
 
-/// A file of the core by its path below `src`, and its text.
-type Source = (String, String);
+use std::collections::BTreeSet;
+
+use sources::{Source, is_test, lib, module_of, sources, tokens, without_tests};
 
 #[test]
 fn each_room_uses_only_rooms_that_stand_before_it() {
@@ -87,46 +89,48 @@ fn what_is_no_use_of_a_later_room_is_not_reported() {
     }
 }
 
-fn folder() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))
+#[test]
+fn no_file_leads_back_to_itself() {
+    assert_eq!(circles(&sources()), Vec::<String>::new());
 }
 
-fn lib() -> String {
-    std::fs::read_to_string(folder().join("lib.rs")).unwrap()
-}
-
-/// All files but `lib.rs`, which is the house.
-fn sources() -> Vec<Source> {
-    let mut sources = Vec::new();
-    let mut folders = vec![folder().to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let below = path.strip_prefix(folder()).unwrap();
-                let names = below.iter().map(|name| name.to_str().unwrap());
-                let text = std::fs::read_to_string(&path).unwrap();
-                sources.push((names.collect::<Vec<_>>().join("/"), text));
-            }
-        }
+/// The negative control for circles, of two files and of three.
+#[test]
+fn a_circle_between_files_of_one_room_is_reported() {
+    let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
+    let cases: [&[(&str, &str)]; 5] = [
+        &[("a/x.rs", "use super::y::Y;"), ("a/y.rs", "use crate::a::x::X;")],
+        &[("a/x.rs", "use super::y::{self, Y};"), ("a/y.rs", "fn f(x: &super::x::X) {}")],
+        &[("a/mod.rs", "mod x;\nuse x::X;"), ("a/x.rs", "use super::CONSTANT;")],
+        &[("a.rs", "mod x;\nfn f() { x::g() }"), ("a/x.rs", "use super::f;")],
+        &[
+            ("a/x.rs", "use super::y::Y;"),
+            ("a/y.rs", "use super::z::Z;"),
+            ("a/z.rs", "use super::x::X;"),
+        ],
+    ];
+    for case in cases {
+        let sources: Vec<Source> = case.iter().map(|(path, text)| file(path, text)).collect();
+        let found = circles(&sources);
+        assert_eq!(found.len(), case.len(), "{case:?}: {found:?}");
+        assert!(found[0].ends_with("which leads back to it"), "{found:?}");
     }
-    sources.retain(|(path, _)| path != "lib.rs");
-    sources.sort();
-    sources
+    let others: [&[(&str, &str)]; 4] = [
+        &[("a/x.rs", "use super::y::Y;"), ("a/y.rs", "use super::z::Z;")],
+        &[("a/mod.rs", "mod x;\npub use x::X;"), ("a/x.rs", "use super::A;")],
+        &[("a/mod.rs", "mod x;"), ("a/x.rs", "use super::A;\nimpl A {}")],
+        &[("a/x.rs", "use super::y::Y;"), ("a/y.rs", "#[cfg(test)]\nuse super::x::X;")],
+    ];
+    for case in others {
+        let sources: Vec<Source> = case.iter().map(|(path, text)| file(path, text)).collect();
+        assert_eq!(circles(&sources), Vec::<String>::new(), "{case:?}");
+    }
 }
 
 /// The rooms in the list that the documentation of the crate shows.
 fn order_in(lib: &str) -> Vec<String> {
     let items = lib.lines().filter_map(|line| line.strip_prefix("//! - `"));
     items.map(|item| item.split_once('`').unwrap().0.to_owned()).collect()
-}
-
-/// `encode/fast/mod.rs` is the module `encode::fast`.
-fn module_of(path: &str) -> Vec<String> {
-    let names = path.strip_suffix(".rs").unwrap().split('/');
-    names.filter(|name| *name != "mod").map(str::to_owned).collect()
 }
 
 fn faults(order: &[String], sources: &[Source]) -> Vec<String> {
@@ -152,19 +156,73 @@ fn faults(order: &[String], sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// What a file names of the crate beyond its own room, with the line of each.
-fn other_rooms((path, text): &Source) -> BTreeSet<(usize, String)> {
-    if path.split('/').any(|name| name == "tests" || name == "tests.rs") {
-        return BTreeSet::new();
+/// The other rooms that a file names, with the line of each.
+fn other_rooms(source: &Source) -> BTreeSet<(usize, String)> {
+    let module = module_of(&source.0);
+    // The crate itself is a way to every room.
+    let room = |path: Vec<String>| path.into_iter().next().unwrap_or_else(|| "self".to_owned());
+    let rooms = paths_in(source, &[]).into_iter().map(|(line, path)| (line, room(path)));
+    rooms.filter(|(_, room)| *room != module[0]).collect()
+}
+
+/// The circles among the files of each room: every use that leads back to the file that it is in.
+fn circles(sources: &[Source]) -> Vec<String> {
+    let modules: Vec<Vec<String>> = sources.iter().map(|(path, _)| module_of(path)).collect();
+    let file_of = |path: &[String]| {
+        let named = (1..=path.len()).rev();
+        named.into_iter().find_map(|len| modules.iter().position(|module| *module == path[..len]))
+    };
+    let uses: Vec<BTreeSet<(usize, usize)>> = (sources.iter().enumerate())
+        .map(|(own, source)| {
+            let paths = paths_in(source, &modules).into_iter();
+            let files = paths.filter_map(|(line, path)| Some((line, file_of(&path)?)));
+            files.filter(|(_, file)| *file != own && modules[*file][0] == modules[own][0]).collect()
+        })
+        .collect();
+    let leads_to = |from: usize, to: usize| {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(file) = next.pop() {
+            if reached.insert(file) {
+                next.extend(uses[file].iter().map(|(_, file)| *file));
+            }
+        }
+        reached.contains(&to)
+    };
+    let mut circles = Vec::new();
+    for (own, files) in uses.iter().enumerate() {
+        for (line, file) in files.iter().filter(|(_, file)| leads_to(*file, own)) {
+            let (path, other) = (&sources[own].0, &sources[*file].0);
+            circles.push(format!("{path}:{line} uses {other}, which leads back to it"));
+        }
+    }
+    circles
+}
+
+/// The paths of modules and items that a file names, from the top of the crate, with the line of each.
+///
+/// A path from `crate`, `super` or `self` counts wherever it stands, and one from a child of the file's
+/// own module if `modules` has that child. A file may pass on its children's names (`pub use child::A`)
+/// though they use its own: it does nothing with them.
+fn paths_in((path, text): &Source, modules: &[Vec<String>]) -> Vec<(usize, Vec<String>)> {
+    if is_test(path) {
+        return Vec::new();
     }
     let module = module_of(path);
+    let children: BTreeSet<&str> = modules
+        .iter()
+        .filter_map(|other| other.strip_prefix(&module[..])?.first())
+        .map(String::as_str)
+        .collect();
     let tokens = without_tests(&tokens(text));
     let word = |at: usize| tokens.get(at).map_or("", |token| token.1.as_str());
     let mut named = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
-        let is_path = ["crate", "super", "self"].contains(&word(at)) && word(at + 1) == "::";
-        if is_path || (word(at) == "crate" && word(at + 1) == "as") {
+        let is_first = at == 0 || word(at - 1) != "::";
+        let is_passed_on = at > 1 && word(at - 1) == "use" && ["pub", ")"].contains(&word(at - 2));
+        let is_child = children.contains(word(at)) && is_first && !is_passed_on;
+        let from_here = ["crate", "super", "self"].contains(&word(at)) || is_child;
+        if (from_here && word(at + 1) == "::") || (word(at) == "crate" && word(at + 1) == "as") {
             let mut paths = Vec::new();
             let line = tokens[at].0;
             follow(&word, &mut at, module.clone(), &mut paths);
@@ -173,10 +231,7 @@ fn other_rooms((path, text): &Source) -> BTreeSet<(usize, String)> {
             at += 1;
         }
     }
-    // The crate itself is a way to every room.
-    let room = |path: Vec<String>| path.into_iter().next().unwrap_or_else(|| "self".to_owned());
-    let rooms = named.into_iter().map(|(line, path)| (line, room(path)));
-    rooms.filter(|(_, room)| *room != module[0]).collect()
+    named
 }
 
 /// Reads a path, or a tree of them, that begins in the module `from`.
@@ -214,110 +269,4 @@ fn follow<'a>(
         *at += 1;
     }
     paths.push(from);
-}
-
-/// Leaves out every item behind `#[cfg(test)]`.
-fn without_tests(tokens: &[(usize, String)]) -> Vec<(usize, String)> {
-    const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
-    let mut kept = Vec::new();
-    let mut at = 0;
-    while at < tokens.len() {
-        let rest = &tokens[at..];
-        let marked =
-            rest.len() > MARK.len() && rest.iter().zip(MARK).all(|(token, mark)| token.1 == mark);
-        if marked {
-            at += MARK.len();
-            at += item_len(&tokens[at..]);
-        } else {
-            kept.push(tokens[at].clone());
-            at += 1;
-        }
-    }
-    kept
-}
-
-/// An item ends with `;`, or with the brace that closes its body.
-fn item_len(tokens: &[(usize, String)]) -> usize {
-    let mut depth = 0;
-    for (index, (_, word)) in tokens.iter().enumerate() {
-        match word.as_str() {
-            "{" | "(" | "[" => depth += 1,
-            "}" | ")" | "]" => depth -= 1,
-            _ => {}
-        }
-        let is_group_of_use = tokens.get(index + 1).is_some_and(|next| next.1 == ";");
-        if depth == 0 && (word == ";" || (word == "}" && !is_group_of_use)) {
-            return index + 1;
-        }
-    }
-    tokens.len()
-}
-
-/// The words and signs of a source with their lines, without comments and without what stands in
-/// quotes.
-fn tokens(text: &str) -> Vec<(usize, String)> {
-    let mut tokens = Vec::new();
-    let (mut rest, mut line) = (text, 1);
-    while let Some(c) = rest.chars().next() {
-        let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
-        let hashes = rest[word..].chars().take_while(|c| *c == '#').count();
-        let is_raw = ["r", "br", "cr"].contains(&&rest[..word]);
-        let len = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            comment_len(rest)
-        } else if is_raw && rest[word + hashes..].starts_with('"') {
-            let inside = word + hashes + 1;
-            let end = format!("\"{}", "#".repeat(hashes));
-            inside + rest[inside..].find(&end).unwrap() + end.len()
-        } else if c == '"' {
-            quoted_len(rest, '"')
-        } else if c == '\'' && !is_lifetime(rest) {
-            quoted_len(rest, '\'')
-        } else {
-            let len = if rest.starts_with("::") { 2 } else { word.max(c.len_utf8()) };
-            if !c.is_whitespace() {
-                tokens.push((line, rest[..len].to_owned()));
-            }
-            len
-        };
-        line += rest[..len].matches('\n').count();
-        rest = &rest[len..];
-    }
-    tokens
-}
-
-/// `'a` without a quote behind it.
-fn is_lifetime(text: &str) -> bool {
-    let mut chars = text.chars().skip(1);
-    chars.next().is_some_and(|c| c.is_alphabetic() || c == '_') && chars.next() != Some('\'')
-}
-
-fn quoted_len(text: &str, quote: char) -> usize {
-    let mut escaped = true;
-    for (at, c) in text.char_indices() {
-        if c == quote && !escaped {
-            return at + 1;
-        }
-        escaped = (c == '\\' && !escaped) && at > 0;
-    }
-    text.len()
-}
-
-/// Comments nest.
-fn comment_len(text: &str) -> usize {
-    let (mut at, mut depth) = (0, 0);
-    while at < text.len() {
-        let (step, change) = match text.get(at..at + 2) {
-            Some("/*") => (2, 1),
-            Some("*/") => (2, -1),
-            _ => (1, 0),
-        };
-        at += step;
-        depth += change;
-        if depth == 0 {
-            break;
-        }
-    }
-    at
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use support::Oracle;
 use support::random::{PATTERNS, Rng};
 
-/// What is hard to take up inside.
+/// Runs of characters inside which restarting is hard.
 fn texts() -> Vec<String> {
     let mut rng = Rng(3);
     let mut random = |from: &str, count: usize| -> String {

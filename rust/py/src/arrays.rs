@@ -17,9 +17,9 @@ use crate::convert::type_name;
 use crate::detach::copying;
 use crate::error;
 
-/// What ids and logprobs are made of.
+/// The numbers that ids and logprobs are made of.
 pub trait Number: Element + Copy {
-    /// What a message calls them.
+    /// Their name in a message.
     const PLURAL: &'static str;
     /// The kinds of dtypes that all of them can be converted from without a look at each value.
     const KINDS: &'static [u8];
@@ -27,7 +27,7 @@ pub trait Number: Element + Copy {
     /// The number that an item of a list is.
     fn from_item(item: &Bound<'_, PyAny>) -> Option<Self>;
 
-    /// Of an object of exactly the type that lists mostly hold; `None` for any other.
+    /// The number of an object of exactly the type that lists mostly hold; `None` for any other.
     ///
     /// # Safety
     /// `item` is an object, and the GIL is held.
@@ -126,7 +126,7 @@ impl<'py, T: Number> Numbers<'py, T> {
         items.iter().map(T::from_item).collect::<Option<_>>().map(Self::Copied)
     }
 
-    /// Those of an argument of that name.
+    /// The numbers of an argument of that name.
     pub fn of(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Self> {
         Self::new(value).ok_or_else(|| {
             let (what, got) = (T::PLURAL, describe::<T>(value));
@@ -167,13 +167,13 @@ fn from_list<T: Number>(list: &Bound<'_, PyList>) -> Option<Vec<T>> {
             }
             T::from_exact(item)
         };
-        // What another item says of itself is code of Python, which may even shorten the list.
+        // Asking any other item runs Python code, which may even shorten the list.
         numbers.push(exact.or_else(|| T::from_item(&list.get_item(index).ok()?))?);
     }
     Some(numbers)
 }
 
-/// What a value is, as far as it helps: of an array its shape and dtype, of a list what it holds.
+/// A value as a message describes it: an array by its shape and dtype, a list by its first odd item.
 fn describe<T: Number>(value: &Bound<'_, PyAny>) -> String {
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         return format!("an array of shape {:?} and dtype {}", array.shape(), array.dtype());

@@ -15,16 +15,16 @@ use pyo3::prelude::*;
 use crate::detach::encoding;
 use crate::forks::while_nobody_forks;
 
-/// How often Ctrl-C is looked for; it is noticed between two texts.
+/// The time between two checks for Ctrl-C, which happen between two texts.
 const SIGNALS: Duration = Duration::from_millis(50);
 /// Bytes of text that are worth a thread.
 const THREAD_BYTES: usize = 32 * 1024;
 
-/// As many threads as have something to do.
+/// The number of threads that have something to do.
 fn threads(texts: usize, bytes: usize) -> usize {
     let busy = texts.min(bytes / THREAD_BYTES);
     if busy < 2 {
-        // To ask how many cores there are reads files of the system: 25 us, a kilobyte of text.
+        // Counting the cores reads system files: 25 us, the time of a kilobyte of text.
         return 1;
     }
     thread::available_parallelism().map_or(1, usize::from).min(busy)
@@ -42,7 +42,7 @@ pub fn answers<T: Send>(
 ) -> PyResult<Result<Vec<T>, (usize, Error)>> {
     let threads = threads(count, bytes);
     let next = AtomicUsize::new(0);
-    // Nothing from here on is wanted: behind the first error, nothing; after Ctrl-C, nothing at all.
+    // Texts from this one on need no answer: those behind the first error, and after Ctrl-C all.
     let end = AtomicUsize::new(count);
     let work = &|after_each: &mut dyn FnMut()| {
         let mut answered = Vec::new();
@@ -74,7 +74,7 @@ pub fn answers<T: Send>(
         if threads == 1 {
             return work(&mut look_for_signals);
         }
-        // Who is done waits behind it until all are, so that they end together.
+        // A thread that is done waits behind it until all are, so that they end together.
         let gate = &Mutex::new(());
         thread::scope(|scope| {
             let closed = gate.lock();
@@ -83,7 +83,7 @@ pub fn answers<T: Send>(
                 let sender = sender.clone();
                 let work = move || {
                     abut_core::look_first_at(place);
-                    // Nobody listens where the first thread panicked.
+                    // If the first thread panicked, the receiver is gone.
                     sender.send(work(&mut || {})).ok();
                     drop(sender);
                     drop(gate.lock());

@@ -1,6 +1,6 @@
 //! `abut.Columns` and `abut.collate`.
 
-use abut_core::{Batch, Columns, Row, Shape};
+use abut_core::{Batch, Columns, Dimensions, Row};
 use numpy::{
     Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadwriteArray2,
     PyUntypedArrayMethods,
@@ -152,7 +152,7 @@ pub fn collate<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let rows =
         columns.iter().map(|columns| row(py, columns.get())).collect::<PyResult<Vec<_>>>()?;
-    let Shape { rows: count, prompt_len, completion_len } = Shape::of(&rows);
+    let Dimensions { rows: count, prompt_len, completion_len } = Dimensions::of(&rows);
     let (prompt, completion) = ([count, prompt_len], [count, completion_len]);
     // An id and a mask for each token, in completions a logprob and another mask as well.
     let mut block = Block::new(py, 9 * count * prompt_len + 14 * count * completion_len, 6)?;

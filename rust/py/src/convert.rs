@@ -56,7 +56,7 @@ pub fn texts_in<'py>(texts: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyStr
     texts.try_iter()?.enumerate().map(text).collect()
 }
 
-/// A text and what becomes of the control tokens that it spells.
+/// A text and the mode for the control tokens that it spells.
 pub fn mode_of<'a>(value: &'a Bound<'_, PyString>, added: &str) -> PyResult<(&'a str, AddedMode)> {
     let mode = mode_in(added)?;
     if mode == AddedMode::Parse && value.is_instance(content_class(value.py())?)? {
@@ -118,7 +118,7 @@ impl<'py> Parts<'py> {
             .try_iter()?
             .map(|part| {
                 let part = part?;
-                // Content first: what is both is not trusted.
+                // Content first: a part that is both is not trusted.
                 let kind = if part.is_instance(content)? {
                     PartKind::Content
                 } else if part.is_instance(scaffold)? {

@@ -1,8 +1,8 @@
-//! When the GIL is released: for work on text and ids that may take longer than about 20 us.
+//! Releasing the GIL, for work on text and ids that may take longer than about 20 us.
 //!
-//! Who gives the GIL back may wait 5 ms for it behind a busy thread, and every time costs a switch:
-//! giving it back for less than that costs more than keeping it. Work on text keeps it only where
-//! its time depends on nothing but the length: see [`Tokenizer::is_linear`].
+//! A thread that releases the GIL may wait 5 ms for it behind a busy thread, and each release costs a
+//! switch, so for short work it is cheaper to keep it. Work on text keeps the GIL only if its time
+//! depends on nothing but the length: see [`Tokenizer::is_linear`].
 
 use abut_core::Tokenizer;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ const COPIED_TOKENS: usize = 16 * 1024;
 /// Tokens that are looked up in about 20 us, each in a table of the vocabulary.
 const LOOKED_UP_TOKENS: usize = 1024;
 
-/// Text that is encoded in about 50 us: a reply of some kilobytes is worth no switch.
+/// Text that is encoded in about 50 us: a reply of some kilobytes is not worth a switch.
 const ENCODED_BYTES: usize = 4 * 1024;
 
 /// Works on `bytes` bytes of text, without the GIL where they are many.

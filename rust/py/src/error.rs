@@ -39,7 +39,7 @@ pub fn to_py(error: &Error) -> PyErr {
             Error::LogprobCount { .. }
             | Error::Logprob { .. }
             | Error::NoRequest { .. }
-            | Error::ForkPlace { .. }
+            | Error::ForkPoint { .. }
             | Error::NothingSampled { .. }
             | Error::ColumnLength { .. }
             | Error::ColumnValue { .. }

@@ -1,9 +1,9 @@
-//! No thread of ours starts or ends while the process is forked.
+//! No thread of abut starts or ends while the process is forked.
 //!
-//! What a thread holds in that moment a forked child has for ever. Where one starts, glibc (seen in
-//! 2.36) may hand it the stack of one that ended, and frees what that one kept there before it notes that
-//! nothing stands there any more: a child frees it once more, and is killed. Where one ends, Rust's
-//! standard library takes a lock, and the first thread of a child that ends waits for it.
+//! A forked child never gets back the locks and memory that another thread holds at that moment. When a
+//! thread starts, glibc (seen in 2.36) may give it the stack of one that ended, and frees the memory
+//! there before it notes that it is free: a child frees it again and is killed. When a thread ends,
+//! Rust's standard library takes a lock, and the first thread of a child that ends waits for it.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 
-/// Held by whose threads start or end, and by who forks.
+/// Held while threads start or end, and while the process forks.
 static LOCK: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Of a thread that forks, and of the only thread that its child has.
+    /// The lock as held by a thread that forks, and by the only thread of its child.
     static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 

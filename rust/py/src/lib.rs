@@ -1,7 +1,7 @@
 //! `abut._native`: converts and calls. It decides nothing about tokens.
 //!
-//! The doc comments of what Python sees are its docstrings: in the form of Google's style guide, in
-//! Python's words, and the only source. `_native.pyi` repeats them for editors; a test compares.
+//! The doc comments of all that Python sees are its docstrings, in the style of Google's guide and in
+//! Python's words. `_native.pyi` repeats them for editors, and a test compares the two.
 
 #![allow(clippy::doc_markdown, reason = "docstrings name errors as Google's style does")]
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts owned arguments")]

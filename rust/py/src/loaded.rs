@@ -1,8 +1,8 @@
 //! The tokenizers that this process has, each once.
 //!
-//! Invariant: a tokenizer never changes, so who loads the same text with the same overrides again, from
-//! a file, a string, a transformers tokenizer or a pickle, gets the object that is there. It stays as
-//! long as somebody holds it.
+//! Invariant: a tokenizer never changes, so loading the same text with the same overrides again, from a
+//! file, a string, a transformers tokenizer or a pickle, returns the object that exists. It is kept only
+//! as long as it is in use.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -10,10 +10,10 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::tokenizer::PyTokenizer;
 
-/// The tokenizer that was made of `source`, where there is one.
+/// The tokenizer that was made of `source`, if there is one.
 ///
-/// All are looked at: they are few, texts of other lengths differ at once, and to hash a text of 10 MB
-/// would take as long as a tenth of loading it.
+/// All are compared: they are few, texts of other lengths differ at once, and hashing a text of 10 MB
+/// would take a tenth of the time of loading it.
 pub fn known<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, PyTokenizer>>> {
     let py = source.py();
     let all = py.get_type::<PyList>().call1((tokenizers(py)?,))?;
@@ -26,7 +26,7 @@ pub fn known<'py>(source: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, Py
     Ok(None)
 }
 
-/// The one to use: `made`, or that of a thread which was faster.
+/// The tokenizer to use: `made`, or that of a thread which was faster.
 pub fn kept(made: Bound<'_, PyTokenizer>) -> PyResult<Bound<'_, PyTokenizer>> {
     let py = made.py();
     if let Some(other) = known(made.get().source.bind(py))? {

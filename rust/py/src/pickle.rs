@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What `__reduce__` returns: a function and its arguments.
+/// The result of `__reduce__`: a function and its arguments.
 pub type Reduced<'py, A> = (Bound<'py, PyAny>, A);
 
 /// The static method that reads what `reduce` wrote; each class that pickles has one.
@@ -23,13 +23,13 @@ pub fn reduce<'py, A>(this: &Bound<'py, PyAny>, arguments: A) -> PyResult<Reduce
 /// A value of the core as JSON: the one argument of a reader.
 pub type Written<'py> = (Bound<'py, PyBytes>,);
 
-/// Writes what `read` reads.
+/// Writes a value for `read`.
 pub fn written<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Written<'py>> {
     let json = serde_json::to_vec(value).map_err(|e| PyValueError::new_err(e.to_string()))?;
     Ok((PyBytes::new(py, &json),))
 }
 
-/// What `written` wrote.
+/// Reads a value that `written` wrote.
 pub fn read<T: DeserializeOwned>(written: &[u8]) -> PyResult<T> {
     serde_json::from_slice(written)
         .map_err(|e| PyValueError::new_err(format!("no pickle of this version of abut: {e}")))

@@ -13,7 +13,7 @@ pub struct PyChoice {
     /// Its place among the choices, as the server says it.
     #[pyo3(get)]
     index: usize,
-    /// `(T,)` int64: what was sampled, the stop token included.
+    /// `(T,)` int64: the sampled ids, the stop token included.
     #[pyo3(get)]
     token_ids: Py<PyArray1<i64>>,
     /// `(T,)` float32, nats, aligned with `token_ids`.
@@ -23,10 +23,10 @@ pub struct PyChoice {
     #[pyo3(get)]
     finish_reason: Option<String>,
     stop_reason: Option<StopReason>,
-    /// What the server decoded; None from `/inference/v1/generate`.
+    /// The text as the server decoded it; None from `/inference/v1/generate`.
     #[pyo3(get)]
     text: Option<String>,
-    /// `(P,)` int64: what the engine received; None where the server does not repeat it.
+    /// `(P,)` int64: the ids that the engine received; None where the server does not repeat them.
     #[pyo3(get)]
     prompt_token_ids: Option<Py<PyArray1<i64>>>,
 }

@@ -1,8 +1,8 @@
-//! What goes to the engine, once for all turns: a request is the beginning of one growing array.
+//! The ids of all requests of a trajectory in one array: each request is a view of its beginning.
 //!
-//! Invariant: nothing that a request shows is ever written again. Frozen ids never change, so a
-//! turn writes only those that it adds, behind all requests that were given out; where they do not
-//! fit, a new array of twice the size takes over, and the old one lives as long as its requests.
+//! Invariant: no id that a request shows is ever written again. Frozen ids never change, so a turn
+//! writes only the ids that it adds, behind all requests that were given out. If they do not fit, a new
+//! array of twice the size takes over, and the old one lives as long as its requests.
 
 use std::slice;
 

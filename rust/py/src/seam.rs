@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::arrays::ids_out;
 use crate::pickle::{Reduced, Written, read, reduce, written};
 
-/// What happened where one piece met the next.
+/// The verdict on one seam, with the tokens that were written there.
 #[pyclass(name = "Seam", module = "abut", frozen, eq)]
 #[derive(PartialEq, Eq)]
 pub struct PySeam(pub Seam);

@@ -24,13 +24,13 @@ use crate::seam::PySeam;
 #[pyclass(name = "Tokenizer", module = "abut", frozen, weakref)]
 pub struct PyTokenizer {
     pub core: Arc<Tokenizer>,
-    /// What it was made of: the UTF-8 of the file, and the overrides, sorted. A pickle holds it: the
-    /// file may not be where the pickle is read.
+    /// The UTF-8 of its file, and the overrides, sorted. A pickle holds all of it, because the file may
+    /// not exist where the pickle is read.
     pub source: Py<PyTuple>,
 }
 
 impl PyTokenizer {
-    /// The one of this text and these overrides. `located` makes an error of a message. Warns where
+    /// The tokenizer of this text and these overrides. `located` makes an error of a message. Warns if
     /// text will be encoded more slowly than its shape promises.
     fn of<'py>(
         json: &Bound<'py, PyBytes>,
@@ -305,7 +305,7 @@ impl PyTokenizer {
             .map_err(|e| error::to_py(&e))
     }
 
-    /// Whether `encode(a + b)` is literally `encode(a)` and `encode(b)`, joined.
+    /// Return True if `encode(a + b)` is literally `encode(a)` followed by `encode(b)`.
     ///
     /// Raises:
     ///     ControlTokenError: `added="raise"` and the text spells one.

@@ -15,7 +15,7 @@ use crate::requests::Requests;
 use crate::seam::PySeam;
 use crate::tokenizer::PyTokenizer;
 
-/// Where one sample stands in its trajectory.
+/// The position of one sample in its trajectory.
 #[pyclass(name = "Turn", module = "abut", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyTurn(abut_core::Turn);
@@ -93,7 +93,7 @@ impl PyTrajectory {
     ///         those of the whole, whatever the pieces in which it arrived.
     ///     added: "parse": control tokens that are spelled become control tokens; "text": they
     ///         stay text; "raise": they are an error.
-    ///     provenance: who says it; "close": we do, in place of the policy.
+    ///     provenance: the author; "close": abut, in place of the policy.
     ///
     /// Returns:
     ///     The seam between what stood there and what was appended.
@@ -123,7 +123,7 @@ impl PyTrajectory {
     ///
     /// Args:
     ///     parts: scaffold and content, in order; they join as in `append_text`.
-    ///     provenance: who says the content.
+    ///     provenance: the author of the content.
     ///
     /// Returns:
     ///     The seam between what stood there and what was appended.
@@ -160,7 +160,7 @@ impl PyTrajectory {
         this.requests.view(slf.py(), this.inner.request())
     }
 
-    /// Append what the engine sampled, verbatim.
+    /// Append the tokens that the engine sampled, unchanged.
     ///
     /// Args:
     ///     ids: `(T,)`.
@@ -188,7 +188,7 @@ impl PyTrajectory {
         seam.map(PySeam).map_err(|e| error::to_py(&e))
     }
 
-    /// Return what stood here when there were `at` tokens, as a trajectory of its own.
+    /// Return a new trajectory: this one as it was when it had `at` tokens.
     ///
     /// The two share nothing that changes, and each goes on as if it had been built alone. The fork
     /// has the turns that start before `at`, and costs a copy of the tokens before it. The first of
@@ -196,23 +196,23 @@ impl PyTrajectory {
     ///
     /// - 0: it is empty.
     /// - The start of a turn: it is requested, so that another sample of that request may follow at
-    ///   once. That a turn ends there too, or sampled nothing there, changes nothing: after a
-    ///   request all is possible that is possible after a sample.
+    ///   once. A turn may end there too, or have sampled nothing there; that makes no difference,
+    ///   because everything that is possible after a sample is possible after a request.
     /// - The length: it is as this one is. A request without an answer may be answered in both, and
-    ///   text that is still open stays open: what is appended may change its last tokens.
+    ///   open text stays open: text that is appended may change its last tokens.
     /// - The end of a turn: it is as `append_sampled` left this one.
     ///
     /// Args:
-    ///     at: the place, in tokens.
+    ///     at: the offset, in tokens.
     ///
     /// Raises:
-    ///     TrajectoryError: any other place; it names the nearest ones.
+    ///     TrajectoryError: any other offset; the message names the nearest possible ones.
     fn fork(slf: &Bound<'_, Self>, at: i64) -> PyResult<Self> {
         let this = reading(slf)?;
         let inner = &this.inner;
         let fork = match usize::try_from(at) {
             Ok(at) => copying(slf.py(), at, || inner.fork(at)),
-            Err(_) => Err(inner.no_place(at)),
+            Err(_) => Err(inner.no_fork_point(at)),
         };
         let inner = fork.map_err(|e| error::to_py(&e))?;
         // Requests of its own: it writes other ids behind those that both have.
@@ -246,7 +246,7 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), copy))
     }
 
-    /// `(T,)` uint8: codes of who wrote the token; `abut.PROVENANCE` has their names.
+    /// `(T,)` uint8: the code of each token's author; `abut.PROVENANCE` has the names.
     #[getter]
     fn provenance<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let this = reading(slf)?;
@@ -255,7 +255,7 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), copy))
     }
 
-    /// Where each sample stands, in order.
+    /// The position of each sample, in order.
     #[getter]
     fn turns(slf: &Bound<'_, Self>) -> PyResult<Vec<PyTurn>> {
         Ok(reading(slf)?.inner.turns().iter().copied().map(PyTurn).collect())

@@ -1,8 +1,8 @@
-//! Where normalizing the two sides apart is normalizing the whole.
+//! Offsets at which normalizing the two sides separately gives the same as normalizing the whole.
 //!
-//! Invariant: where [`Normal::around`] gives two characters, the normalized text is the normalized
-//! left side and the normalized right side, whatever else stands on the left and whatever follows,
-//! and those are the characters that meet there.
+//! Invariant: where [`Normal::around`] returns two characters, the normalized text is the normalized
+//! left side followed by the normalized right side, whatever else stands on the left and whatever
+//! follows, and those two characters meet there.
 
 use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
@@ -10,19 +10,24 @@ use tokenizers::{NormalizedString, Normalizer};
 
 use crate::file::{kind, stages};
 
-/// How far back a character is sought that nothing is composed with.
+/// How far back [`Normal::last_of`] looks for a character that composes with nothing before it, in
+/// characters. Real text has a few marks in a row (30 at most in Unicode's stream-safe format); behind
+/// a longer run there is no anchor.
 const MOST_COMPOSED: usize = 64;
 
-/// What a normalizer does to the characters at an edge.
+/// A normalizer, asked about the characters at one offset.
 #[derive(Debug)]
 pub(crate) struct Normal {
-    stages: Vec<Stage>,
+    rewrites: Vec<Rewrite>,
     composes: bool,
+    /// The answer for each ASCII character: most text is ASCII, and to normalize one character takes
+    /// several allocations.
     ascii: Vec<Side>,
 }
 
+/// One stage of a normalizer.
 #[derive(Debug)]
-enum Stage {
+enum Rewrite {
     /// Works on each character by itself, or composes and decomposes.
     Map { normalizer: Box<NormalizerWrapper>, composes: bool },
     /// Removes whitespace at the ends.
@@ -34,10 +39,11 @@ enum Stage {
 /// One character, normalized.
 #[derive(Debug, Clone, Copy)]
 struct Side {
-    /// What it begins and ends with, where text can be cut before or after it.
+    /// Its first character once normalized; `None` where text cannot be cut before it.
     first: Option<char>,
+    /// Its last character once normalized; `None` where text cannot be cut after it.
     last: Option<char>,
-    /// Whether it becomes one character.
+    /// True if it becomes exactly one character.
     is_one: bool,
 }
 
@@ -52,35 +58,36 @@ impl Normal {
                 Ok::<_, String>(Box::new(parsed))
             };
             found.push(match name {
-                // At the left edge only.
+                // Writes only at the left edge of a segment, and `Edge::Interior` leaves it out.
                 "Prepend" => continue,
                 "NFC" | "NFD" | "NFKC" | "NFKD" | "BertNormalizer" => {
-                    Stage::Map { normalizer: load()?, composes: true }
+                    Rewrite::Map { normalizer: load()?, composes: true }
                 }
                 "Lowercase" | "StripAccents" | "Nmt" | "ByteLevel" => {
-                    Stage::Map { normalizer: load()?, composes: false }
+                    Rewrite::Map { normalizer: load()?, composes: false }
                 }
-                "Strip" => Stage::Strip,
+                "Strip" => Rewrite::Strip,
                 "Replace" => match config.pointer("/pattern/String").and_then(Value::as_str) {
                     Some(text) if text.chars().nth(1).is_none() && !text.is_empty() => {
-                        Stage::Map { normalizer: load()?, composes: false }
+                        Rewrite::Map { normalizer: load()?, composes: false }
                     }
                     Some(text) if !text.is_empty() => {
-                        Stage::Replace { normalizer: load()?, pattern: text.to_owned() }
+                        Rewrite::Replace { normalizer: load()?, pattern: text.to_owned() }
                     }
                     _ => return Err("normalizer Replace by a regular expression".to_owned()),
                 },
                 _ => return Err(format!("normalizer {name}")),
             });
         }
-        let composes = found.iter().any(|s| matches!(s, Stage::Map { composes: true, .. }));
-        let mut normal = Self { stages: found, composes, ascii: Vec::new() };
+        let composes = found.iter().any(|s| matches!(s, Rewrite::Map { composes: true, .. }));
+        let mut normal = Self { rewrites: found, composes, ascii: Vec::new() };
         normal.ascii = (0..128u8).map(|code| normal.side(char::from(code))).collect();
         Ok(normal)
     }
 
-    /// The normalized characters that meet between the text `before` and `right`; `next` comes
-    /// after them. `ends(c)`: an added token may end at `c`, so that text begins anew behind it.
+    /// The normalized characters that meet between the text `before` and `right`; `next` is the
+    /// character after `right`. `ends(c)` is true if an added token may end with `c`, because the text
+    /// behind that token is normalized on its own.
     pub fn around(
         &self,
         before: &str,
@@ -89,10 +96,11 @@ impl Normal {
         ends: impl Fn(char) -> bool,
     ) -> Option<(char, char)> {
         let left = before.chars().next_back()?;
-        if self.stages.is_empty() {
+        if self.rewrites.is_empty() {
             return Some((left, right));
         }
-        // The character on the right may still be composed with what comes after it.
+        // The character on the right may still be composed with a mark after it: `e` + U+0301 becomes
+        // `é`. ASCII whitespace and digits compose with nothing.
         let settled = !self.composes
             || right.is_ascii_whitespace()
             || right.is_ascii_digit()
@@ -101,34 +109,35 @@ impl Normal {
         Some((self.look_up(left).last.or_else(|| self.last_of(before, ends))?, right))
     }
 
-    /// The last character of the normalized text, where it can be composed from several: the text
-    /// is normalized from the last place that nothing reaches over.
+    /// The last character of the normalized text where several characters may have composed it. Only
+    /// the text from the last character that composes with nothing before it is normalized.
     fn last_of(&self, before: &str, ends: impl Fn(char) -> bool) -> Option<char> {
-        let replaces = |stage: &Stage| matches!(stage, Stage::Replace { .. });
-        if !self.composes || self.stages.iter().any(replaces) {
+        let replaces = |rewrite: &Rewrite| matches!(rewrite, Rewrite::Replace { .. });
+        if !self.composes || self.rewrites.iter().any(replaces) {
             return None;
         }
         let mut back =
             before.char_indices().rev().take(MOST_COMPOSED).take_while(|(_, c)| !ends(*c));
         let (start, _) = back.find(|(_, c)| starts_apart(*c))?;
         let mut text = before[start..].to_owned();
-        for stage in &self.stages {
-            match stage {
-                Stage::Map { normalizer, .. } => {
+        for rewrite in &self.rewrites {
+            match rewrite {
+                Rewrite::Map { normalizer, .. } => {
                     let mut normalized = NormalizedString::from(text.as_str());
                     normalizer.normalize(&mut normalized).ok()?;
                     normalized.get().clone_into(&mut text);
                 }
-                Stage::Strip if text.ends_with(char::is_whitespace) => return None,
-                Stage::Strip | Stage::Replace { .. } => {}
+                Rewrite::Strip if text.ends_with(char::is_whitespace) => return None,
+                Rewrite::Strip | Rewrite::Replace { .. } => {}
             }
         }
         text.chars().next_back()
     }
 
-    /// The normalized character that comes after that of `right`; `None` where it is not settled.
+    /// The normalized character that comes after that of `right`; `None` where later text may still
+    /// change it.
     pub fn after(&self, right: char, next: Option<char>) -> Option<char> {
-        if self.stages.is_empty() {
+        if self.rewrites.is_empty() {
             return next;
         }
         if self.composes || !self.look_up(right).is_one {
@@ -144,20 +153,21 @@ impl Normal {
     fn side(&self, c: char) -> Side {
         let (mut first, mut last) = (true, true);
         let mut text = c.to_string();
-        for stage in &self.stages {
+        for rewrite in &self.rewrites {
             let (begin, end) = (text.chars().next(), text.chars().next_back());
-            let normalizer = match stage {
-                Stage::Strip => {
-                    // Whitespace goes as long as nothing else stands on that side.
+            let normalizer = match rewrite {
+                Rewrite::Strip => {
+                    // Whitespace at the end is removed if the text ends there, and kept if more
+                    // follows, so nothing can be said about it yet.
                     last &= !end.is_some_and(char::is_whitespace);
                     continue;
                 }
-                Stage::Replace { normalizer, pattern } => {
+                Rewrite::Replace { normalizer, pattern } => {
                     first &= !begin.is_some_and(|c| pattern.contains(c));
                     last &= !end.is_some_and(|c| pattern.contains(c));
                     normalizer
                 }
-                Stage::Map { normalizer, composes } => {
+                Rewrite::Map { normalizer, composes } => {
                     if *composes {
                         first &= begin.is_some_and(starts_apart);
                         last &= text.chars().all(starts_apart);
@@ -170,7 +180,7 @@ impl Normal {
                 return Side { first: None, last: None, is_one: false };
             }
             after.get().clone_into(&mut text);
-            if let Stage::Map { composes: true, .. } = stage {
+            if let Rewrite::Map { composes: true, .. } = rewrite {
                 last &= text.chars().all(starts_apart);
             }
         }
@@ -182,8 +192,10 @@ impl Normal {
     }
 }
 
-/// Whether nothing before this character composes or is reordered with it, in any version of
-/// Unicode: a choice of blocks that holds most running text.
+/// True if nothing before this character composes or is reordered with it, in any version of Unicode.
+///
+/// These blocks hold most running text. They are listed here and not read from the tables of
+/// `tokenizers`, which are older than Unicode 14 and may change with its next version.
 fn starts_apart(c: char) -> bool {
     matches!(
         c,

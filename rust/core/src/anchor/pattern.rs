@@ -1,4 +1,4 @@
-//! Which two characters can stand side by side inside one match of a regular expression.
+//! The pairs of characters that can stand side by side inside one match of a regular expression.
 //!
 //! Invariant: [`Pattern::joins`] is true wherever any attempt of the engine, also one that fails in
 //! the end, steps from the first character to the second. So where it is false every match that
@@ -19,26 +19,27 @@ type Positions = u128;
 pub(super) const NOT_SPACE_AHEAD: &str = r"(?!\S)";
 const NOTHING: &str = r"[^\s\S]";
 
-/// Which characters a match can hold side by side, and which are always part of one.
+/// An expression, asked which characters a match can hold side by side.
 #[derive(Debug, Clone)]
 pub(crate) struct Pattern {
     expression: String,
+    /// Pairs that any attempt may step over, also one that fails in the end.
     attempts: Relation,
     looks_ahead: bool,
-    /// The relation without what looks ahead.
+    /// Characters that surely match: the relation without the branches that look ahead, which may
+    /// fail.
     sure: Relation,
 }
 
 impl Pattern {
-    /// Reads an expression of the `onig` or `regex` engine; `None` where it is written in a way
-    /// that has no such relation (look-around, back references, anchors) or might be read
-    /// differently.
+    /// Reads an expression of the `onig` or `regex` engine. `None` where the expression has no such
+    /// relation (look-around, back references, anchors), or where the engines read it differently.
     pub fn new(expression: &str) -> Option<Self> {
         // Oniguruma reads these as characters; `regex-syntax` as set operations.
         if expression.contains("--") || expression.contains("~~") {
             return None;
         }
-        // What looks ahead may not match after all.
+        // `(?!\S)` and a final `$` may fail, so `sure` replaces them by a class that matches nothing.
         let (rest, at_end) = match expression.strip_suffix('$') {
             Some(rest) if !rest.ends_with('\\') => (rest, true),
             _ => (expression, false),
@@ -58,29 +59,30 @@ impl Pattern {
         &self.expression
     }
 
-    /// Whether what stands behind a match can undo it.
+    /// True if the text behind a match can undo it.
     pub fn looks_ahead(&self) -> bool {
         self.looks_ahead
     }
 
-    /// Whether some attempt to match can step from `left` to `right`.
+    /// True if some attempt to match can step from `left` to `right`.
     pub fn joins(&self, left: char, right: char) -> bool {
         let right = self.attempts.at(right);
         ones(self.attempts.at(left)).any(|position| self.attempts.follow[position] & right != 0)
     }
 
-    /// Whether some match can hold this character.
+    /// True if some match can hold this character.
     pub fn may_match(&self, c: char) -> bool {
         self.attempts.at(c) != 0
     }
 
-    /// Whether this character is part of a match wherever it stands.
+    /// True if this character is part of a match wherever it stands.
     pub fn always_matches(&self, c: char) -> bool {
         self.sure.at(c) & self.sure.alone != 0
     }
 }
 
-/// The expression with greedy quantifiers for possessive ones, which match less.
+/// The expression with greedy quantifiers for possessive ones, which match less. `regex-syntax` reads
+/// `a++` as `(a+)+`, so the second `+` has to go before it reads the expression.
 pub(super) fn greedy(expression: &str) -> String {
     let mut out = String::with_capacity(expression.len());
     let (mut depth, mut escaped, mut quantified) = (0, false, false);
@@ -118,10 +120,8 @@ struct Relation {
 
 impl Relation {
     fn new(expression: &str) -> Option<Self> {
-        let ast = AstParser::new().parse(expression).ok()?;
-        let hir = Translator::new().translate(expression, &ast).ok()?;
         let mut positions = Builder::default();
-        let whole = positions.add(&hir)?;
+        let whole = positions.add(&parsed(expression)?)?;
         let Builder { classes, follow } = positions;
         let ascii = std::array::from_fn(|code| {
             positions_of(&classes, char::from(u8::try_from(code).expect("below 128")))
@@ -148,12 +148,7 @@ fn ones(mut bits: Positions) -> impl Iterator<Item = usize> {
 }
 
 fn positions_of(classes: &[ClassUnicode], c: char) -> Positions {
-    let has = |class: &ClassUnicode| {
-        let ranges = class.ranges();
-        let next = ranges.partition_point(|range| range.end() < c);
-        ranges.get(next).is_some_and(|range| range.start() <= c)
-    };
-    let at = classes.iter().enumerate().filter(|(_, class)| has(class));
+    let at = classes.iter().enumerate().filter(|(_, class)| has(class, c));
     at.fold(0, |bits, (position, _)| bits | 1 << position)
 }
 
@@ -163,14 +158,17 @@ struct Builder {
     follow: Vec<Positions>,
 }
 
-/// What a part of an expression can begin with, end with, and consist of.
+/// The positions with which a part of an expression can begin and end.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     first: Positions,
     last: Positions,
+    /// Positions that are a match of this part on their own.
     alone: Positions,
+    /// True if this part can match nothing.
     empty: bool,
-    /// What it may take and never gives back, although it needs none of it.
+    /// Positions of possessive quantifiers, which may take a character without needing it and never
+    /// give it back: in `1?+[12]` the `1` of a text "1" is taken, and `[12]` fails.
     takes: Positions,
 }
 
@@ -258,11 +256,7 @@ impl Builder {
     /// The positions whose characters none of `taken` can take.
     fn without_taken(&self, positions: Positions, taken: Positions) -> Positions {
         let free = |position: &usize| {
-            ones(taken).all(|other| {
-                let mut both = self.classes[*position].clone();
-                both.intersect(&self.classes[other]);
-                both.ranges().is_empty()
-            })
+            ones(taken).all(|other| are_disjoint(&self.classes[*position], &self.classes[other]))
         };
         ones(positions).filter(free).fold(0, |bits, position| bits | 1 << position)
     }
@@ -272,6 +266,26 @@ impl Builder {
             self.follow[position] |= to;
         }
     }
+}
+
+/// An expression as `regex-syntax` reads it; `None` where it cannot.
+pub(super) fn parsed(expression: &str) -> Option<Hir> {
+    let ast = AstParser::new().parse(expression).ok()?;
+    Translator::new().translate(expression, &ast).ok()
+}
+
+/// True if the class holds the character.
+pub(super) fn has(class: &ClassUnicode, c: char) -> bool {
+    let ranges = class.ranges();
+    let next = ranges.partition_point(|range| range.end() < c);
+    ranges.get(next).is_some_and(|range| range.start() <= c)
+}
+
+/// True if no character is in both classes.
+pub(super) fn are_disjoint(one: &ClassUnicode, other: &ClassUnicode) -> bool {
+    let mut both = one.clone();
+    both.intersect(other);
+    both.ranges().is_empty()
 }
 
 /// The characters that Unicode 13 knew.

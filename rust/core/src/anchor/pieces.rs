@@ -1,14 +1,14 @@
-//! Where a pre-tokenizer always cuts, or at least goes on as on a new text.
+//! Offsets at which a pre-tokenizer always cuts, or at least goes on as on a new text.
 
 use once_cell::race::OnceBox;
 use regex_syntax::hir::ClassUnicode;
 use serde_json::Value;
 
-use super::pattern::Pattern;
+use super::pattern::{Pattern, assigned_before_14, has};
 use crate::byte_chars::byte_chars;
 use crate::file::{kind, stages};
 
-/// What ByteLevel splits by; `tokenizers` holds it in its code.
+/// The pattern that `ByteLevel` splits by. It is not in the file: `tokenizers` holds it in its code.
 const BYTE_LEVEL: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const WHITESPACE: &str = r"\w+|[^\w\s]+";
@@ -17,6 +17,7 @@ const WHITESPACE: &str = r"\w+|[^\w\s]+";
 #[derive(Debug)]
 pub(crate) struct Pieces(Vec<Stage>);
 
+/// One stage of a pre-tokenizer, as far as it matters at one offset.
 #[derive(Debug)]
 pub(super) enum Stage {
     Split {
@@ -31,7 +32,7 @@ pub(super) enum Stage {
     Prefix(char),
 }
 
-/// What a split matches.
+/// The pattern of a split.
 #[derive(Debug, Clone)]
 pub(super) enum By {
     Pattern(Box<Pattern>),
@@ -42,19 +43,20 @@ pub(super) enum By {
     Punctuation,
 }
 
-/// What becomes of the matches.
+/// The pieces that a split makes of its matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Behavior {
-    /// A piece each, or nothing.
+    /// Each match is a piece of its own, or is removed.
     Apart,
     WithPrevious,
     WithNext,
     Contiguous,
 }
 
-/// What the pre-tokenizer does at one place.
+/// An offset at which the pre-tokenizer treats both sides separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Junction {
+    /// True if a piece ends there.
     pub cut: bool,
     /// The characters that meet there, as the model sees them.
     pub left: char,
@@ -62,7 +64,7 @@ pub(crate) struct Place {
 }
 
 impl Pieces {
-    /// `Err` names the pre-tokenizer that has no such places.
+    /// `Err` names the pre-tokenizer that has no such offsets.
     pub fn new(config: &Value) -> Result<Self, String> {
         let mut found = Vec::new();
         for (index, config) in stages(config, "pretokenizers").into_iter().enumerate() {
@@ -143,32 +145,34 @@ impl Pieces {
         &self.0
     }
 
-    /// Whether any stage ever cuts.
+    /// True if some stage cuts.
     pub fn can_cut(&self) -> bool {
         self.0.iter().any(|stage| matches!(stage, Stage::Split { .. }))
     }
 
-    /// Whether the model sees bytes.
+    /// True if the model sees bytes.
     pub fn are_bytes(&self) -> bool {
         self.0.iter().any(|stage| matches!(stage, Stage::Bytes(_)))
     }
 
-    /// What happens between two normalized characters; `None` where a split reaches over them, or
-    /// depends on what follows. `may_end`: an added token may begin there, so the text on the left
+    /// The junction between two normalized characters; `None` where a split may reach over them or
+    /// depends on later text. With `may_end` an added token may begin there, so the text on the left
     /// may end there or go on.
-    pub fn between(&self, mut left: char, mut right: char, mut may_end: bool) -> Option<Place> {
+    pub fn between(&self, mut left: char, mut right: char, mut may_end: bool) -> Option<Junction> {
         let mut cut = false;
         for stage in &self.0 {
             match stage {
                 Stage::Split { by, behavior } => {
-                    // What looks ahead tells the end of its text from all but whitespace.
+                    // `\s+(?!\S)` matches the same before whitespace as at the end of the text. Before
+                    // any other character it gives one space back.
                     if may_end && by.looks_ahead() && !right.is_whitespace() {
                         return None;
                     }
                     match by.cuts(*behavior, left, right)? {
-                        Cut::Sure => cut = true,
-                        Cut::Never => {}
-                        Cut::Unsettled => may_end = true,
+                        Verdict::Cut => cut = true,
+                        Verdict::NoCut => {}
+                        // The next stage sees either the whole text or a piece that ends here.
+                        Verdict::Unsettled => may_end = true,
                     }
                 }
                 Stage::Space(to) => {
@@ -182,27 +186,27 @@ impl Pieces {
                     right.encode_utf8(&mut bytes);
                     right = chars[usize::from(bytes[0])];
                 }
-                // Taken up again here, the text would get a prefix that it does not have.
+                // A text that restarts here would get a prefix that it does not have inside.
                 Stage::Prefix(prefix) if !cut && right != *prefix => return None,
                 Stage::Prefix(_) => {}
             }
         }
-        Some(Place { cut, left, right })
+        Some(Junction { cut, left, right })
     }
 }
 
-/// Whether a split cuts at a place that no match reaches over.
+/// The effect of a split at an offset that no match reaches over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
-    Sure,
-    Never,
-    /// What follows decides.
+enum Verdict {
+    Cut,
+    NoCut,
+    /// Text further on decides.
     Unsettled,
 }
 
 impl By {
     /// `None` where a match may reach over the two.
-    fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<Cut> {
+    fn cuts(&self, behavior: Behavior, left: char, right: char) -> Option<Verdict> {
         if let Self::Pattern(pattern) = self {
             if !(is_settled(left) && is_settled(right)) || pattern.joins(left, right) {
                 return None;
@@ -217,9 +221,9 @@ impl By {
             Behavior::Contiguous => left.zip(right).map(|(left, right)| left != right),
         };
         Some(match cuts {
-            Some(true) => Cut::Sure,
-            Some(false) => Cut::Never,
-            None => Cut::Unsettled,
+            Some(true) => Verdict::Cut,
+            Some(false) => Verdict::NoCut,
+            None => Verdict::Unsettled,
         })
     }
 
@@ -227,7 +231,8 @@ impl By {
         matches!(self, Self::Pattern(pattern) if pattern.looks_ahead())
     }
 
-    /// Whether a match holds this character wherever it stands; `None` where that depends.
+    /// True if a match holds this character wherever it stands, false if no match ever does; `None`
+    /// where its neighbours decide.
     pub(super) fn matches(&self, c: char) -> Option<bool> {
         match self {
             Self::Pattern(pattern) if pattern.always_matches(c) => Some(true),
@@ -236,7 +241,7 @@ impl By {
             Self::Whitespace => Some(c.is_whitespace()),
             Self::Numeric => Some(c.is_numeric()),
             Self::Punctuation if c.is_ascii() => Some(c.is_ascii_punctuation()),
-            // What is punctuation beyond ASCII depends on the version of Unicode.
+            // Which characters beyond ASCII are punctuation depends on the version of Unicode.
             Self::Punctuation => (c.is_alphanumeric() || c.is_whitespace()).then_some(false),
         }
     }
@@ -256,15 +261,12 @@ fn character(config: &Value, key: &str) -> Option<char> {
     config.get(key).and_then(Value::as_str).and_then(|text| text.chars().next())
 }
 
-/// Whether every version of Unicode in use puts the character into the same classes: those of
-/// version 13, of which none has moved since in a way that a pattern sees.
+/// True if every version of Unicode in use puts the character into the same classes. These are the
+/// characters of Unicode 13: none of them has moved since in a way that a pattern sees. Oniguruma in
+/// `tokenizers` 0.23 uses Unicode 16, and `regex-syntax` may be newer or older.
 fn is_settled(c: char) -> bool {
     static OLD: OnceBox<ClassUnicode> = OnceBox::new();
-    c.is_ascii() || {
-        let ranges = OLD.get_or_init(|| Box::new(super::pattern::assigned_before_14())).ranges();
-        let next = ranges.partition_point(|range| range.end() < c);
-        ranges.get(next).is_some_and(|range| range.start() <= c)
-    }
+    c.is_ascii() || has(OLD.get_or_init(|| Box::new(assigned_before_14())), c)
 }
 
 #[cfg(test)]

@@ -1,23 +1,23 @@
-//! A regular expression taken up one character at a time.
+//! A regular expression that is matched one character at a time.
 //!
-//! Invariant: an [`Attempt`] holds what a backtracking engine could still do from the place where it
-//! began, in the order in which the engine would try it, and the match that stands if all of that
-//! fails. So two attempts with the same threads and the same match end at the same place, whatever
-//! follows, and one without threads has ended.
+//! Invariant: an [`Attempt`] holds all that a backtracking engine could still try from the offset
+//! where it began, in the order in which the engine would try it, and the match that stands if all of
+//! that fails. So two attempts with the same threads and the same match end at the same offset,
+//! whatever follows, and an attempt without threads has ended.
 //!
 //! This is Thompson's construction with the threads in order of priority, as Pike runs it.
 
-use regex_syntax::ast::parse::Parser as AstParser;
-use regex_syntax::hir::translate::Translator;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Repetition};
 
-use super::pattern::{NOT_SPACE_AHEAD, greedy};
+use super::pattern::{NOT_SPACE_AHEAD, are_disjoint, greedy, has, parsed};
 
 /// Stands for `(?!\S)` while an expression is read. No text has it.
 const AHEAD: char = '\u{10FFFE}';
-/// Programs are at most as long, so that a set of operations is a few words.
-const MOST: usize = 256;
-/// More threads at once than any pattern of a model has.
+/// The most operations of a program, so that one byte names an operation and a set of them is four
+/// numbers.
+const MOST_OPS: usize = 256;
+/// The most threads of an attempt. With the count and the flag they fill 64 bytes, which are copied
+/// for each character; no known model's pattern has as many at once.
 const MOST_THREADS: usize = 62;
 /// Case-insensitive groups that are read in the same way everywhere: nothing that they hold folds
 /// to several characters.
@@ -27,12 +27,12 @@ const FOLDED: [&str; 2] = ["(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re
 #[derive(Debug)]
 pub(super) struct Program {
     code: Vec<Op>,
-    sets: Vec<Set>,
+    sets: Vec<CharSet>,
     /// Before the first character.
     begin: Threads,
-    /// What goes on behind each `Ahead`, and whether that is a match.
+    /// For each `Ahead` the threads behind it, and true if it comes to a match at once.
     behind: Vec<(Threads, bool)>,
-    spaces: Set,
+    spaces: CharSet,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +51,7 @@ enum Op {
 
 /// A set of characters.
 #[derive(Debug)]
-struct Set {
+struct CharSet {
     ascii: u128,
     class: ClassUnicode,
 }
@@ -60,7 +60,7 @@ struct Set {
 #[derive(Debug, Clone, Copy)]
 struct Threads {
     count: u8,
-    /// Whether there were too many.
+    /// True if there were too many.
     overflows: bool,
     ops: [u8; MOST_THREADS],
 }
@@ -83,32 +83,32 @@ impl Threads {
     }
 }
 
-/// What the engine could do from one place on.
+/// All that the engine could still do from the offset where it began.
 #[derive(Debug, Clone)]
 pub(super) struct Attempt {
     threads: Threads,
-    /// Where the match ends that stands if all threads fail.
+    /// The offset where the match ends that stands if all threads fail.
     pub end: Option<usize>,
 }
 
 impl Attempt {
-    /// Whether nothing that follows can change its end.
+    /// True if no later text can change its end.
     pub fn has_ended(&self) -> bool {
         self.threads.count == 0
     }
 
-    /// Whether both go on in the same way.
+    /// True if both continue in the same way, whatever follows.
     pub fn goes_on_as(&self, other: &Self) -> bool {
         self.threads.ops().eq(other.threads.ops())
     }
 }
 
-/// Operations that were reached.
+/// The operations that were reached.
 #[derive(Default)]
-struct Seen([u64; MOST / 64]);
+struct Seen([u64; MOST_OPS / 64]);
 
 impl Seen {
-    /// Whether it is new.
+    /// Returns true if the operation is new.
     fn insert(&mut self, op: usize) -> bool {
         let bit = 1 << (op % 64);
         let is_new = self.0[op / 64] & bit == 0;
@@ -125,11 +125,15 @@ struct Next {
 }
 
 impl Program {
-    /// `None` where the expression could be read in another way, or is too long.
+    /// `None` where Oniguruma and `regex-syntax` could read the expression differently, or it is too
+    /// long.
     pub fn new(expression: &str) -> Option<Self> {
         let ends_in_anchor = expression.ends_with('$') && !expression.ends_with("\\$");
         let plain =
             FOLDED.iter().fold(expression.to_owned(), |text, known| text.replace(known, ""));
+        // `--` and `~~` are set operations to `regex-syntax` alone. `(?i` may fold one character to
+        // several, and `(?x` drops spaces. `regex-syntax` cannot tell `{0,1}+`, which is a repeated
+        // quantifier to Oniguruma, from the possessive `?+`.
         let doubtful = ["--", "~~", "(?i", "(?x", "{0,1}+", "{0,}+", "{1,}+"];
         if ends_in_anchor
             || expression.contains(AHEAD)
@@ -138,22 +142,18 @@ impl Program {
             return None;
         }
         let marked = expression.replace(NOT_SPACE_AHEAD, &AHEAD.to_string());
-        let parse = |text: &str| {
-            let ast = AstParser::new().parse(text).ok()?;
-            Translator::new().translate(text, &ast).ok()
-        };
         let mut compiler =
             Compiler { possessive: greedy(&marked) != marked, ..Compiler::default() };
         let end = compiler.push(Op::Match)?;
-        let start = compiler.emit(&parse(&marked)?, end)?;
+        let start = compiler.emit(&parsed(&marked)?, end)?;
         let Compiler { code, sets, kept, aheads, .. } = compiler;
-        let HirKind::Class(Class::Unicode(spaces)) = parse(r"\s")?.into_kind() else {
+        let HirKind::Class(Class::Unicode(spaces)) = parsed(r"\s")?.into_kind() else {
             return None;
         };
-        let spaces = Set::new(spaces);
+        let spaces = CharSet::new(spaces);
         let mut program = Self { code, sets, begin: Threads::NONE, behind: Vec::new(), spaces };
         program.behind = aheads.into_iter().map(|next| program.reached(next)).collect();
-        // A match of nothing is a rule of its own in every engine.
+        // Each engine has a rule of its own for a match of nothing.
         let (begin, is_empty) = program.reached(start);
         let is_ahead = |op: usize| matches!(program.code[op], Op::Ahead(_));
         let waits = begin.ops().any(is_ahead);
@@ -167,7 +167,7 @@ impl Program {
         Attempt { threads: self.begin, end: None }
     }
 
-    /// Takes the character between two places; `false` where there is too much to follow.
+    /// Takes the character between two offsets. Returns `false` if there are too many threads.
     pub fn step(&self, attempt: &mut Attempt, c: char, places: [usize; 2]) -> bool {
         if attempt.has_ended() {
             return true;
@@ -186,7 +186,7 @@ impl Program {
         if matches { Some(at) } else { attempt.end }
     }
 
-    /// What one thread does with a character; `true` where it finds a match.
+    /// Steps one thread over a character. Returns `true` if it finds a match.
     fn take(
         &self,
         op: usize,
@@ -240,63 +240,52 @@ impl Program {
         }
     }
 
-    /// Whether an operation comes to a match where nothing follows.
+    /// True if an operation comes to a match at the end of the text.
     fn matches_nothing(&self, op: usize) -> bool {
         let Op::Ahead(behind) = self.code[op] else { return false };
         let (threads, matches) = &self.behind[behind];
         *matches || threads.ops().any(|op| self.matches_nothing(op))
     }
 
-    /// Whether a repetition of `set` that `next` follows always keeps all that it took: nothing that
-    /// comes after could take any of it.
+    /// True if a repetition of `set` followed by `next` never gives a character back, because nothing
+    /// that comes after could take it. Only then is a possessive quantifier the same as a greedy one.
     fn never_gives_back(&self, set: usize, next: usize) -> bool {
         self.reached(next).0.ops().all(|op| match self.code[op] {
             Op::Take { set: other, .. } => {
-                let mut both = self.sets[set].class.clone();
-                both.intersect(&self.sets[other].class);
-                both.ranges().is_empty()
+                are_disjoint(&self.sets[set].class, &self.sets[other].class)
             }
             _ => false,
         })
     }
 }
 
-impl Set {
+impl CharSet {
     fn new(class: ClassUnicode) -> Self {
-        let has = |code: u32| {
-            let ranges = class.ranges().iter();
-            ranges.clone().any(|range| (range.start() as u32..=range.end() as u32).contains(&code))
-        };
-        let ascii = (0..128).filter(|&code| has(code)).fold(0, |bits, code| bits | 1 << code);
-        Self { ascii, class }
+        let ascii = ('\0'..='\x7f').filter(|&c| has(&class, c));
+        Self { ascii: ascii.fold(0, |bits, c| bits | 1 << u32::from(c)), class }
     }
 
     fn has(&self, c: char) -> bool {
-        if c.is_ascii() {
-            return self.ascii >> (c as u32) & 1 == 1;
-        }
-        let ranges = self.class.ranges();
-        let next = ranges.partition_point(|range| range.end() < c);
-        ranges.get(next).is_some_and(|range| range.start() <= c)
+        if c.is_ascii() { self.ascii >> (c as u32) & 1 == 1 } else { has(&self.class, c) }
     }
 }
 
 #[derive(Default)]
 struct Compiler {
     code: Vec<Op>,
-    sets: Vec<Set>,
-    /// Whether one of the quantifiers is possessive.
+    sets: Vec<CharSet>,
+    /// True if one of the quantifiers is possessive.
     possessive: bool,
-    /// The sets that possessive quantifiers repeat, and what comes after them.
+    /// The sets that possessive quantifiers repeat, and the operation after each.
     kept: Vec<(usize, usize)>,
-    /// What comes after each `(?!\S)`.
+    /// The operation after each `(?!\S)`.
     aheads: Vec<usize>,
 }
 
 impl Compiler {
     fn push(&mut self, op: Op) -> Option<usize> {
         self.code.push(op);
-        (self.code.len() <= MOST).then(|| self.code.len() - 1)
+        (self.code.len() <= MOST_OPS).then(|| self.code.len() - 1)
     }
 
     /// The operation that an expression begins with, when `next` follows it.
@@ -341,14 +330,14 @@ impl Compiler {
     }
 
     fn take(&mut self, class: ClassUnicode, next: usize) -> Option<usize> {
-        self.sets.push(Set::new(class));
+        self.sets.push(CharSet::new(class));
         self.push(Op::Take { set: self.sets.len() - 1, next })
     }
 
     fn repeat(&mut self, repetition: &Repetition, next: usize) -> Option<usize> {
         let Repetition { min, max, greedy, ref sub } = *repetition;
         let is_possessive = self.is_possessive(repetition);
-        // What may match nothing again and again is a rule of its own in every engine.
+        // Each engine has a rule of its own for repeating a match of nothing.
         let may_be_empty = sub.properties().minimum_len() == Some(0) && !is_possessive;
         if may_be_empty || looks_ahead(sub) {
             return None;
@@ -381,7 +370,7 @@ impl Compiler {
         (0..copies).try_fold(at, |at, _| self.emit(sub, at))
     }
 
-    /// Whether a quantifier is `?+`, `*+` or `++`, which is read as one repetition of another.
+    /// True if a quantifier is `?+`, `*+` or `++`, which is read as one repetition of another.
     fn is_possessive(&self, outer: &Repetition) -> bool {
         let HirKind::Repetition(inner) = outer.sub.kind() else { return false };
         self.possessive
@@ -390,7 +379,7 @@ impl Compiler {
     }
 }
 
-/// Whether `(?!\S)` stands in an expression.
+/// True if `(?!\S)` stands in an expression.
 fn looks_ahead(hir: &Hir) -> bool {
     let mut bytes = [0; 4];
     let mark = AHEAD.encode_utf8(&mut bytes).as_bytes();

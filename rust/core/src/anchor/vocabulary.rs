@@ -1,4 +1,4 @@
-//! Which two characters no piece of a vocabulary holds side by side.
+//! The pairs of characters that no piece of a vocabulary holds side by side.
 //!
 //! Invariant: where [`Vocabulary::parts`] is true no token of the model crosses the two, and the
 //! tokens of each side are those that it has alone.
@@ -13,12 +13,15 @@ use crate::file::{Model, ModelSettings};
 /// The pairs that stand side by side somewhere in the vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
+    /// Made when first asked for: it takes a pass over the vocabulary, and a tokenizer that only
+    /// encodes never needs it.
     table: OnceBox<Option<Table>>,
-    /// Whether tokens are made by merges.
+    /// True if tokens are made by merges.
     merges: bool,
-    /// What the model gives to characters that it does not have. Neighbours become one token.
+    /// The text of the token for characters that the model does not have. Several in a row may become
+    /// one token.
     unk: Option<String>,
-    /// Whether characters that the vocabulary lacks may become bytes.
+    /// True if characters that the vocabulary lacks may become bytes.
     byte_fallback: bool,
 }
 
@@ -30,8 +33,8 @@ struct Table {
 }
 
 impl Vocabulary {
-    /// `None` where what a token is depends on more than its own text: whole words that skip the
-    /// merges, marks at the edges of words, scores whose sums are rounded.
+    /// `None` where a token depends on more than its own text: whole words that skip the merges,
+    /// marks at the edges of words, scores whose sums are rounded.
     pub fn new(model: &Model, settings: &ModelSettings) -> Option<Self> {
         let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
         let ignores_merges = model.ignores_merges();
@@ -52,20 +55,20 @@ impl Vocabulary {
         })
     }
 
-    /// Whether tokens are made by merges.
+    /// True if tokens are made by merges.
     pub fn merges(&self) -> bool {
         self.merges
     }
 
-    /// Whether no token can hold both characters, side by side.
+    /// True if no token can hold both characters side by side.
     pub fn parts(&self, model: &Model, left: char, right: char) -> bool {
         let table = self.table.get_or_init(|| Box::new(Table::new(model)));
         let Some(table) = table else { return false };
         !table.pairs.contains(&(left, right)) && self.knows(table, left) && self.knows(table, right)
     }
 
-    /// Whether the model has the character, or bytes for it: unknown neighbours may be fused, and
-    /// the unknown token may take part in merges.
+    /// True if the model has the character, or bytes for it. Unknown neighbours may be fused to one
+    /// token, and the unknown token may take part in merges, so an unknown character is no anchor.
     fn knows(&self, table: &Table, c: char) -> bool {
         (self.byte_fallback && table.all_bytes)
             || (table.singles.contains(&c) && !self.unk.as_ref().is_some_and(|unk| unk.contains(c)))
@@ -73,7 +76,8 @@ impl Vocabulary {
 }
 
 impl Table {
-    /// `None` where byte tokens take part in merges.
+    /// `None` where byte tokens take part in merges: then two characters without a token of their own
+    /// may merge by their bytes.
     fn new(model: &Model) -> Option<Self> {
         let mut table = Self {
             pairs: FxHashSet::default(),
@@ -82,6 +86,7 @@ impl Table {
                 .all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some()),
         };
         for (piece, _) in model.entries() {
+            // A byte token alone, `<0x0A>`, has six bytes.
             if piece.len() > 6 && holds_byte(&piece) {
                 return None;
             }
@@ -112,9 +117,9 @@ fn unk_piece(model: &Model, settings: &ModelSettings) -> Option<String> {
     settings.unk_token.clone().or_else(by_id)
 }
 
-/// Whether sums of very many such scores are exact, whatever their order: then the score of a path
-/// does not depend on what stands before it. Those of a SentencePiece model are `f32`, but read from
-/// a file some come out one bit off; such a model has anchors at its words only.
+/// True if sums of very many such scores are exact in any order, so that the score of a path does not
+/// depend on the text before it. The scores of a SentencePiece model are `f32`, but some come out one
+/// bit off when they are read from a file. Such a model has anchors at its words only.
 fn sums_exactly(score: f64) -> bool {
     const STEPS: f64 = 67_108_864.0; // 2^26 in one
     score.abs() < 4096.0 && (score * STEPS).fract().abs() < f64::MIN_POSITIVE

@@ -1,25 +1,27 @@
-//! How far a pre-tokenizer is in a text of which more may come.
+//! The state of a pre-tokenizer in a text that may still grow.
 //!
-//! Invariant: a [`Walk`] that took up a text knows every place where a piece of it may still end,
-//! whatever follows: what stands before its first attempt is cut for good, and each attempt but the
-//! first begins where the one before it ends if nothing that it still could match follows. So where
-//! two walks are in the same state, the same pieces follow.
+//! Invariant: a [`Walk`] over a text knows every offset where a piece of it may still end, whatever
+//! follows. All text before its first open attempt is cut for good. Each later attempt begins where
+//! the one before it ends if no later text makes that one longer. So if two walks are in the same
+//! state, the same pieces follow.
 
-use super::pieces::{Behavior, By, Pieces, Stage as Config};
+use super::pieces::{Behavior, By, Pieces, Stage};
 use super::program::{Attempt, Program};
 
-/// More attempts at once than any pattern of a model has.
+/// A walk gives up when more attempts than this are open at once. No known model's pattern needs as
+/// many, and each of them is stepped for every character.
 const MOST_ATTEMPTS: usize = 6;
 
 /// The stages of a pre-tokenizer up to its last cut, which an expression makes.
 #[derive(Debug)]
 pub(super) struct Path {
-    stages: Vec<Stage>,
+    followers: Vec<Follower>,
     last: Program,
 }
 
+/// A stage that can be followed one character at a time.
 #[derive(Debug)]
-enum Stage {
+enum Follower {
     /// A space becomes this character.
     Space(char),
     /// Cuts beside single characters.
@@ -27,56 +29,59 @@ enum Stage {
     Pattern(Program),
 }
 
-/// What a stage before the last one is doing.
+/// The state of a stage before the last one.
 #[derive(Debug, Clone)]
-enum Doing {
-    /// Nothing yet: its text begins here.
+enum StageState {
+    /// The text of this stage begins here.
     Fresh,
     /// The last character is in no match.
     Between,
     /// The text up to here is a match, which may go on.
     Matching(Attempt),
-    /// Whether the last character is one that it cuts beside.
+    /// The stage cuts beside single characters; true if the last character is one of them.
     Beside(bool),
 }
 
-/// An attempt of the last stage.
+/// An attempt of the last stage that later text may still make longer, or that comes behind one.
 #[derive(Debug, Clone)]
-struct Begun {
+struct OpenAttempt {
     attempt: Attempt,
-    /// Where it began, and the next character.
+    /// The offset where it began.
     start: usize,
+    /// The offset of its second character: an attempt that matches nothing skips one character.
     second: usize,
-    /// The byte of the text that this place came from, where that is known.
+    /// The byte of the original text that `start` came from, where that is known.
     origin: Option<usize>,
 }
 
-impl Begun {
-    /// Where the next attempt begins if this one comes no further.
+impl OpenAttempt {
+    /// The offset where the next attempt begins if this one matches no further.
     fn next(&self) -> usize {
         self.attempt.end.unwrap_or(self.second)
     }
 }
 
-/// The state of a [`Path`] in a text. Places count its bytes.
+/// The state of a [`Path`] in a text. Offsets count the bytes of the text as the walk sees it, which
+/// is normalized.
 #[derive(Debug, Clone)]
 pub(crate) struct Walk {
     at: usize,
-    doing: Vec<Doing>,
-    attempts: Vec<Begun>,
+    states: Vec<StageState>,
+    attempts: Vec<OpenAttempt>,
 }
 
-/// How a walk from a place inside a text meets the walk over all of it.
+/// Shows that a walk from an offset inside a text continues as the walk over the whole text does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Meeting {
-    /// Which attempt the place lies in; of the others before it the ends must stay.
+pub(crate) struct Alignment {
+    /// The open attempt of the whole walk that the offset lies in. The attempts before it have to
+    /// end where they end now, which [`Path::keeps`] checks.
     attempt: usize,
-    /// How many bytes of its piece stand before the place.
+    /// The number of bytes of its piece that stand before the offset.
     pub before: usize,
 }
 
-impl Meeting {
-    /// Whether all before its attempt is cut for good.
+impl Alignment {
+    /// True if all text before its attempt is cut for good.
     pub fn is_in_first(self) -> bool {
         self.attempt == 0
     }
@@ -86,53 +91,53 @@ impl Path {
     /// `None` where no expression makes the last cut, or a stage needs more than the characters.
     pub fn new(pieces: &Pieces) -> Option<Self> {
         let stages = pieces.stages();
-        let cuts = |stage: &Config| matches!(stage, Config::Split { .. });
+        let cuts = |stage: &Stage| matches!(stage, Stage::Split { .. });
         let (before, after) = stages.split_at(stages.iter().rposition(cuts)? + 1);
-        // The last stages see each piece alone, and cut none. What they may write before a piece is
-        // in the way of taking up the text inside one.
-        if after.iter().any(|stage| matches!(stage, Config::Prefix(_))) {
+        // The stages after the last cut see each piece alone and cut none. A prefix that one of them
+        // writes before a piece would also be written before a piece that restarts in its middle.
+        if after.iter().any(|stage| matches!(stage, Stage::Prefix(_))) {
             return None;
         }
-        let stage = |stage: &Config| match stage {
-            Config::Space(c) => Some(Stage::Space(*c)),
-            Config::Split { by: By::Pattern(pattern), behavior: Behavior::Apart } => {
-                Program::new(pattern.expression()).map(Stage::Pattern)
+        let follower = |stage: &Stage| match stage {
+            Stage::Space(c) => Some(Follower::Space(*c)),
+            Stage::Split { by: By::Pattern(pattern), behavior: Behavior::Apart } => {
+                Program::new(pattern.expression()).map(Follower::Pattern)
             }
-            Config::Split { by: By::Pattern(_), .. } | Config::Bytes(_) | Config::Prefix(_) => None,
-            Config::Split { by, behavior } => Some(Stage::Single(by.clone(), *behavior)),
+            Stage::Split { by: By::Pattern(_), .. } | Stage::Bytes(_) | Stage::Prefix(_) => None,
+            Stage::Split { by, behavior } => Some(Follower::Single(by.clone(), *behavior)),
         };
-        let mut stages = before.iter().map(stage).collect::<Option<Vec<_>>>()?;
-        let Stage::Pattern(last) = stages.pop()? else { return None };
-        Some(Self { stages, last })
+        let mut followers = before.iter().map(follower).collect::<Option<Vec<_>>>()?;
+        let Follower::Pattern(last) = followers.pop()? else { return None };
+        Some(Self { followers, last })
     }
 
-    /// At the beginning of a text.
+    /// A walk at the beginning of a text.
     pub fn begin(&self) -> Walk {
-        let doing = self.stages.iter().map(|_| Doing::Fresh).collect();
-        Walk { at: 0, doing, attempts: Vec::new() }
+        let states = self.followers.iter().map(|_| StageState::Fresh).collect();
+        Walk { at: 0, states, attempts: Vec::new() }
     }
 
-    /// Takes a character, which came from byte `origin`; `false` where the walk is lost.
+    /// Steps over a character, which came from byte `origin`. Returns `false` if the state can no
+    /// longer be known, because later text decides or too many attempts are open.
     pub fn step(&self, walk: &mut Walk, mut c: char, origin: Option<usize>) -> bool {
         let places = [walk.at, walk.at + c.len_utf8()];
         walk.at = places[1];
-        for (index, stage) in self.stages.iter().enumerate() {
-            let cuts = match stage {
-                Stage::Space(to) => {
+        for (index, follower) in self.followers.iter().enumerate() {
+            let state = &mut walk.states[index];
+            let cuts = match follower {
+                Follower::Space(to) => {
                     c = if c == ' ' { *to } else { c };
                     continue;
                 }
-                Stage::Single(by, behavior) => by.cuts_before(*behavior, &mut walk.doing[index], c),
-                Stage::Pattern(program) => {
-                    let doing = &mut walk.doing[index];
-                    doing.take(program, c, places)
-                }
+                Follower::Single(by, behavior) => by.cuts_before(*behavior, state, c),
+                Follower::Pattern(program) => state.take(program, c, places),
             };
             match cuts {
                 None => return false,
                 Some(false) => {}
                 Some(true) => {
-                    walk.doing[index + 1..].fill(Doing::Fresh);
+                    // The later stages see each piece of this one alone.
+                    walk.states[index + 1..].fill(StageState::Fresh);
                     walk.attempts.clear();
                 }
             }
@@ -140,6 +145,7 @@ impl Path {
         self.step_last(walk, c, places, origin)
     }
 
+    /// Steps all open attempts of the last stage, and begins one more where the last of them ends.
     fn step_last(
         &self,
         walk: &mut Walk,
@@ -160,29 +166,34 @@ impl Path {
                     return false;
                 }
                 let attempt = self.last.begin();
-                attempts.push(Begun { attempt, start, second: places[1], origin });
+                attempts.push(OpenAttempt { attempt, start, second: places[1], origin });
             }
             if !self.last.step(&mut attempts[index].attempt, c, places) {
                 return false;
             }
             let next = attempts[index].next();
+            // The attempt came to a later end, so those that began at its earlier end are void.
             if attempts.get(index + 1).is_some_and(|behind| behind.start != next) {
                 attempts.truncate(index + 1);
             }
             index += 1;
         }
-        let ended = attempts.iter().take_while(|begun| begun.attempt.has_ended()).count();
+        // Only the leading ones are certain: a later attempt goes if one before it becomes longer.
+        let ended = attempts.iter().take_while(|open| open.attempt.has_ended()).count();
         attempts.drain(..ended);
         true
     }
 
-    /// Whether all attempts before that of a meeting end where they do now, wherever in `text`,
-    /// which follows, the text may end.
-    pub fn keeps(&self, whole: &Walk, meeting: Meeting, text: &str) -> bool {
+    /// True if all attempts before that of the alignment end where they end now, wherever in the
+    /// following `text` the whole text may end.
+    ///
+    /// The end of a text has to be tried after every character, because `(?!\S)` matches there and
+    /// may give an attempt another end than the next character would.
+    pub fn keeps(&self, whole: &Walk, alignment: Alignment, text: &str) -> bool {
         let mut walk = whole.clone();
-        let start = walk.attempts[meeting.attempt].start;
+        let start = walk.attempts[alignment.attempt].start;
         let ends_there = |walk: &Walk| {
-            let Some(index) = walk.attempts.iter().position(|begun| begun.start == start) else {
+            let Some(index) = walk.attempts.iter().position(|open| open.start == start) else {
                 return false;
             };
             let mut pairs = walk.attempts[..=index].windows(2);
@@ -209,39 +220,44 @@ impl Path {
 }
 
 impl Walk {
-    /// Where a walk from a place inside the text, up to the same place, goes on as this one: both
-    /// are in one attempt, which will end at the same place, and what follows is the same.
-    pub fn meet(&self, from_place: &Self) -> Option<Meeting> {
-        let place = self.at.checked_sub(from_place.at)?;
-        // The piece at the place is still the first one.
-        let first = from_place.attempts.first().filter(|first| first.start == 0)?;
-        let end = first.attempt.end? + place;
-        let attempt = self.attempts.iter().position(|begun| {
-            begun.start <= place
-                && begun.attempt.end == Some(end)
-                && begun.attempt.goes_on_as(&first.attempt)
+    /// Compares this walk with one over the last part of the same text. They align if both are in an
+    /// attempt that will end at the same offset, and every stage is in the same state, so that all
+    /// pieces after that offset are the same.
+    pub fn align(&self, tail: &Self) -> Option<Alignment> {
+        let offset = self.at.checked_sub(tail.at)?;
+        // Only while the tail's first piece is open. Once it is cut for good its attempt is gone, and
+        // nothing shows any more that a piece of the whole text ends at the same offset.
+        let first = tail.attempts.first().filter(|first| first.start == 0)?;
+        let end = first.attempt.end? + offset;
+        let attempt = self.attempts.iter().position(|open| {
+            open.start <= offset
+                && open.attempt.end == Some(end)
+                && open.attempt.goes_on_as(&first.attempt)
         })?;
-        let mut stages = self.doing.iter().zip(&from_place.doing);
-        let same = stages.all(|(whole, from_place)| whole.goes_on_as(from_place));
-        same.then(|| Meeting { attempt, before: place - self.attempts[attempt].start })
+        let mut states = self.states.iter().zip(&tail.states);
+        let same = states.all(|(whole, tail)| whole.goes_on_as(tail));
+        same.then(|| Alignment { attempt, before: offset - self.attempts[attempt].start })
     }
 
-    /// The byte where the first piece that is not cut for good begins, and may go on.
+    /// The byte of the original text at which the first piece begins that is not cut for good.
     pub fn origin(&self) -> Option<usize> {
         self.attempts.first()?.origin
     }
 
-    /// Counts origins from a later byte on.
+    /// Counts origins from a later byte on, because the text before it was dropped.
     pub fn forget(&mut self, bytes: usize) {
-        for begun in &mut self.attempts {
-            begun.origin = begun.origin.and_then(|origin| origin.checked_sub(bytes));
+        for open in &mut self.attempts {
+            open.origin = open.origin.and_then(|origin| origin.checked_sub(bytes));
         }
     }
 }
 
-impl Doing {
-    /// Whether a match of a stage before the last one is cut before this character; `None` where
-    /// that depends on what follows.
+impl StageState {
+    /// True if a stage before the last one cuts before this character; `None` where later text
+    /// decides.
+    ///
+    /// A stage before the last one is followed only while its match grows with each character, as
+    /// `\p{N}{1,3}` does. The stages after it need to know at once where a piece ends.
     fn take(&mut self, program: &Program, c: char, places: [usize; 2]) -> Option<bool> {
         if let Self::Matching(attempt) = self {
             if !program.step(attempt, c, places) {
@@ -280,10 +296,10 @@ impl Doing {
 }
 
 impl By {
-    fn cuts_before(&self, behavior: Behavior, doing: &mut Doing, c: char) -> Option<bool> {
+    fn cuts_before(&self, behavior: Behavior, state: &mut StageState, c: char) -> Option<bool> {
         let right = self.matches(c)?;
-        let before = std::mem::replace(doing, Doing::Beside(right));
-        let Doing::Beside(left) = before else { return Some(false) };
+        let before = std::mem::replace(state, StageState::Beside(right));
+        let StageState::Beside(left) = before else { return Some(false) };
         Some(match behavior {
             Behavior::Apart => left || right,
             Behavior::WithPrevious => left,

@@ -1,48 +1,51 @@
-//! Places inside a word, from which its tokens are made again.
+//! Offsets inside a word at which its text can be encoded again.
 //!
-//! Invariant: where [`Words::restarts`] gives a [`Restart`], taking up the text there makes, whatever
-//! follows it, the pieces that the whole text has from there on, but that the first one lacks what
-//! stands before the place. A certificate about the tokens that meet there does the rest: see
-//! `docs/exactness.md`.
+//! Invariant: where [`WordRestarts::restart`] returns a [`Restart`], encoding from that offset gives
+//! the pieces of the whole text from there on, whatever follows; only the first piece lacks the text
+//! before the offset. Whether the tokens that meet at the offset stay is a question for the model's
+//! certificate: see `docs/exactness.md`.
 //!
-//! The normalizer comes apart there, no added token touches the place, and the pre-tokenizer, which
-//! is followed through the text as a [`Walk`], goes on from there in the state in which it is anyway.
+//! The normalizer works on both sides separately, no added token touches the offset, and the
+//! pre-tokenizer, followed through the text as a [`Walk`], reaches the same state from there as it
+//! does over the whole text.
 
 use once_cell::race::OnceBox;
 
 use super::pieces::Pieces;
-use super::walk::{Meeting, Path, Walk};
+use super::walk::{Alignment, Path, Walk};
 use crate::file::{Loaded, Model, kind, stages};
 
-/// Between the longest added token that may still come and the place up to which text is walked.
+/// Bytes that are added to the length of the longest added token: the character behind a token decides
+/// whether one with `single_word` matches, and has at most four.
 const MARGIN: usize = 4;
 
-/// What is known of a tokenizer whose words are taken up inside.
+/// The rules of a tokenizer for restarting inside its words.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct WordRestarts {
     path: Path,
-    /// How much of the end of a text is not walked: an added token could begin in it.
+    /// The number of bytes at the end of a text that are not walked, because an added token could
+    /// begin in them.
     unsettled_bytes: usize,
-    /// Whether a word that begins a text gets a prefix.
+    /// True if a word that begins a text gets a prefix.
     writes_prefix: bool,
     ignores_merges: bool,
-    /// Whether a character of the vocabulary stands for a byte.
+    /// True if a character of the vocabulary stands for a byte.
     are_bytes: bool,
-    /// The bytes of the longest entry of the vocabulary.
+    /// The number of bytes of the longest entry of the vocabulary.
     longest: OnceBox<usize>,
 }
 
-/// What holds at a place where a text may be taken up.
+/// The kind of an offset at which a text can be encoded again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restart {
     /// A piece begins there, whatever follows.
     Piece,
-    /// A piece reaches over it: the tokens that meet there have to stay apart.
+    /// A piece reaches over the offset, so the model must not merge the tokens that meet there.
     Inside,
 }
 
-impl Words {
-    /// `None` where no place inside a word is known.
+impl WordRestarts {
+    /// `None` where no restart inside a word is safe.
     pub fn new(loaded: &Loaded, pieces: &Pieces) -> Option<Self> {
         let ignores_merges = loaded.model.ignores_merges()?;
         let marked = |mark: &Option<String>| mark.as_ref().is_some_and(|mark| !mark.is_empty());
@@ -50,8 +53,9 @@ impl Words {
         let is_marked =
             marked(&settings.continuing_subword_prefix) || marked(&settings.end_of_word_suffix);
         let normalizes = !stages(&loaded.normalizer, "normalizers").is_empty();
-        // Tokens that swallow whitespace reach as far as that does; one that is found, or kept from
-        // being written, in normalized text may come from text of any length.
+        // An added token that swallows whitespace reaches as far as the whitespace does. One that is
+        // matched in normalized text, or that the model must not mint there, may come from original
+        // text of any length. In both cases no fixed number of bytes at the end is enough.
         let strips = loaded.added.iter().any(|token| token.lstrip || token.rstrip);
         let is_hidden = |id: u32| loaded.model.id_to_token(id).is_some();
         let hides = loaded
@@ -78,20 +82,20 @@ impl Words {
         })
     }
 
-    /// How much of the end of a text is not walked, in bytes.
+    /// The number of bytes at the end of a text that are not walked.
     pub fn unsettled_bytes(&self) -> usize {
         self.unsettled_bytes
     }
 
-    /// At the beginning of a text, which may be that of a segment; `None` where more than the text
-    /// is cut.
+    /// A walk at the beginning of a text; `None` where a prefix is written before it, so that the
+    /// pre-tokenizer sees more than the text.
     pub fn begin(&self, begins_segment: bool) -> Option<Walk> {
         let prefixed = self.writes_prefix && begins_segment;
         (!prefixed).then(|| self.path.begin())
     }
 
-    /// Walks over normalized text, which came from byte `from` of a text and is like it there if
-    /// `is_same`; `false` where the walk is lost.
+    /// Walks over normalized text, which came from byte `from` of a text; with `is_same` the two are
+    /// equal, so that each byte's origin is known. Returns `false` if the walk is lost.
     pub fn walk(&self, walk: &mut Walk, normalized: &str, from: usize, is_same: bool) -> bool {
         normalized.char_indices().all(|(at, c)| {
             let origin = (is_same || at == 0).then_some(from + at);
@@ -99,25 +103,28 @@ impl Words {
         })
     }
 
-    /// Whether the text that `whole` walked can be taken up where its last part, `tail`, begins.
-    /// `rest` gives what follows both, normalized, up to where it ends for now.
-    pub fn restarts(
+    /// The kind of restart at the beginning of `tail`, the last part of the text that `whole` walked;
+    /// `None` where it is not safe. `rest` returns the normalized text that follows, up to its end
+    /// for now.
+    pub fn restart(
         &self,
         whole: &Walk,
         tail: &str,
         model: &Model,
         rest: impl FnOnce() -> Option<String>,
     ) -> Option<Restart> {
-        let mut from_place = self.path.begin();
-        let walked = self.walk(&mut from_place, tail, 0, true);
-        let meeting = whole.meet(&from_place).filter(|_| walked)?;
-        if !meeting.is_in_first() && !self.path.keeps(whole, meeting, &rest()?) {
+        let mut of_tail = self.path.begin();
+        let walked = self.walk(&mut of_tail, tail, 0, true);
+        let alignment = whole.align(&of_tail).filter(|_| walked)?;
+        if !alignment.is_in_first() && !self.path.keeps(whole, alignment, &rest()?) {
             return None;
         }
-        match meeting {
-            Meeting { before: 0, .. } => Some(Restart::Piece),
-            // A word that stands in the vocabulary skips the merges. Longer than its entries none does.
-            Meeting { before, .. } => {
+        match alignment {
+            Alignment { before: 0, .. } => Some(Restart::Piece),
+            // With `ignore_merges` a word that is an entry of the vocabulary skips the merges, so the
+            // certificate about two tokens says nothing of it. A word longer than every entry cannot
+            // be one.
+            Alignment { before, .. } => {
                 (!self.ignores_merges || before >= self.longest(model)).then_some(Restart::Inside)
             }
         }

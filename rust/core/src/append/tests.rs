@@ -5,20 +5,15 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::rng::Rng;
 use crate::{AddedMode, Overrides, Trajectory};
 
-/// A number below `n`, from a state: enough to make merges and texts at random.
-fn below(state: &mut u64, n: u64) -> usize {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    usize::try_from((*state >> 33) % n).expect("small")
-}
-
 /// BPE over `a`, `b` and `c` without a pre-tokenizer, in whose vocabulary all pairs meet.
-fn tokenizer(state: &mut u64) -> Tokenizer {
+fn tokenizer(rng: &mut Rng) -> Tokenizer {
     let mut pieces: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
     let mut merges: Vec<[String; 2]> = Vec::new();
     while pieces.len() < 24 {
-        let pair = [(); 2].map(|()| pieces[below(state, pieces.len() as u64)].clone());
+        let pair = [(); 2].map(|()| pieces[rng.below(pieces.len())].clone());
         if !pieces.contains(&pair.concat()) {
             pieces.push(pair.concat());
             merges.push(pair);
@@ -36,24 +31,24 @@ fn tokenizer(state: &mut u64) -> Tokenizer {
     Tokenizer::from_json(&json, &Overrides::default()).expect("a tokenizer")
 }
 
-fn text(state: &mut u64, most: u64) -> String {
-    (0..=below(state, most)).map(|_| ['a', 'b', 'c'][below(state, 3)]).collect()
+fn text(rng: &mut Rng, most: usize) -> String {
+    (0..=rng.below(most)).map(|_| ['a', 'b', 'c'][rng.below(3)]).collect()
 }
 
 #[test]
 fn a_certificate_keeps_the_tokens_of_a_long_run() {
-    let (mut state, mut certified) = (7, 0);
+    let (mut rng, mut certified) = (Rng(7), 0);
     for _ in 0..40 {
-        let tokenizer = Arc::new(tokenizer(&mut state));
+        let tokenizer = Arc::new(tokenizer(&mut rng));
         let mut trajectory = Trajectory::new(tokenizer.clone());
         let mut open = OpenText::new(Edge::Start);
         let mut ids: Vec<u32> = Vec::new();
         let mut whole = String::new();
         for _ in 0..60 {
-            let piece = text(&mut state, 20);
+            let piece = text(&mut rng, 20);
             whole.push_str(&piece);
             let part = [Part::content(&piece)];
-            let tail = open.encode_with(&tokenizer, &ids, &part).expect("it can be written");
+            let tail = open.encode_with_parts(&tokenizer, &ids, &part).expect("it can be written");
             certified += usize::from(tail.kept > 0);
             open.push(&part, Provenance::Env);
             let settled = open.settle(&tokenizer, &tail);
@@ -70,12 +65,12 @@ fn a_certificate_keeps_the_tokens_of_a_long_run() {
 
 #[test]
 fn certified_tokens_stay_and_of_the_others_some_do_not() {
-    let (mut state, mut stayed, mut changed) = (11, 0, 0);
+    let (mut rng, mut stayed, mut changed) = (Rng(11), 0, 0);
     for _ in 0..200 {
-        let tokenizer = tokenizer(&mut state);
+        let tokenizer = tokenizer(&mut rng);
         let encode = |text: &str| tokenizer.encode(text, AddedMode::Text).expect("known");
         for _ in 0..200 {
-            let (a, b) = (text(&mut state, 12), text(&mut state, 12));
+            let (a, b) = (text(&mut rng, 12), text(&mut rng, 12));
             let (left, right, joined) = (encode(&a), encode(&b), encode(&(a.clone() + &b)));
             let (last, first) = (left[left.len() - 1], right[0]);
             let same = joined == [left, right].concat();
@@ -104,8 +99,8 @@ fn encoded_bytes(tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
     let mut buffer = [0; 4];
     let encoded = text.chars().map(|c| {
         let part = [Part::content(c.encode_utf8(&mut buffer))];
-        let tail = open.encode_with(tokenizer, &ids, &part).expect("it can be written");
-        let encoded = tail.boundary + c.len_utf8() - tail.tried();
+        let tail = open.encode_with_parts(tokenizer, &ids, &part).expect("it can be written");
+        let encoded = tail.boundary + c.len_utf8() - tail.restarted_at();
         open.push(&part, Provenance::Env);
         let settled = open.settle(tokenizer, &tail);
         ids.truncate(tail.kept);
@@ -122,10 +117,10 @@ fn encoded_bytes(tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
 #[test]
 fn an_append_to_a_long_word_encodes_few_bytes() {
     let tokenizer = own();
-    let mut state = 5;
+    let mut rng = Rng(5);
     let mut random = |from: &str, count: usize| -> String {
         let from: Vec<char> = from.chars().collect();
-        (0..count).map(|_| from[below(&mut state, from.len() as u64)]).collect()
+        (0..count).map(|_| from[rng.below(from.len())]).collect()
     };
     let runs = [
         random("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/", 4000),
@@ -143,14 +138,14 @@ fn an_append_to_a_long_word_encodes_few_bytes() {
     ];
     for text in runs {
         let encoded = encoded_bytes(&tokenizer, &text);
-        // What is not walked, some tokens, and what they are given back for.
+        // The bytes that are not walked yet, and the tokens that are encoded again.
         let most = encoded.iter().max().expect("there are appends");
         assert!(*most <= 512, "{most} bytes at once: {}", &text[..16]);
     }
 }
 
 #[test]
-fn what_has_no_theory_is_encoded_again_as_a_whole() {
+fn a_run_without_a_theory_is_encoded_again_as_a_whole() {
     // Marks can be put into another order by one more of them.
     let text = "e".to_owned() + &"\u{301}".repeat(1000);
     let encoded = encoded_bytes(&own(), &text);

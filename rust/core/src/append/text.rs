@@ -1,4 +1,4 @@
-//! The characters of open text, and who wrote them.
+//! The characters of open text and their authors.
 //!
 //! Invariant: the runs lie end to end over the whole text, none is empty, and neighbours differ.
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::parts::{Joined, Part, PartKind};
 use crate::provenance::Provenance;
 
-/// Characters that one hand wrote.
+/// Characters of one author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     end: usize,
@@ -18,6 +18,7 @@ struct Run {
 impl Run {
     fn written_by(&self) -> u8 {
         match (self.provenance, self.kind) {
+            // Text with which abut ends a turn is scaffold too, but this is the more precise answer.
             (Provenance::Close, _) => Provenance::Close as u8,
             (_, PartKind::Scaffold) => Provenance::Scaffold as u8,
             (provenance, PartKind::Content) => provenance as u8,
@@ -25,7 +26,7 @@ impl Run {
     }
 }
 
-/// Text of several hands.
+/// Text of several authors.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WrittenText {
     text: String,
@@ -58,13 +59,14 @@ impl WrittenText {
             start = run.end;
             Part { kind: run.kind, text }
         });
-        // Where each token came from decides who wrote it, and which of them are settled.
+        // The spans of tokens decide about their authors, and about which of them are settled.
         Joined { with_spans: true, ..Joined::new(parts) }
     }
 
-    /// Who wrote the tokens of these bytes: the first content that each touches, else scaffold.
+    /// The authors of the tokens of these bytes: the first content that each token touches, else
+    /// scaffold.
     pub fn written_by<'a>(&'a self, spans: &'a [Range<usize>]) -> impl Iterator<Item = u8> + 'a {
-        // Most tokens lie in the run that the one before lies in.
+        // Most tokens lie in the same run as the token before, so that run is tried first.
         let (mut within, mut written_by) = (0..0, 0);
         spans.iter().map(move |span| {
             if within.start <= span.start && span.start < span.end && span.end <= within.end {

@@ -1,5 +1,5 @@
-//! What stands to the left of a piece of text, and what it changes in the pipeline: prefixes are
-//! written and whitespace is stripped at the left edge of a segment, and only there.
+//! The left edge of a piece of text, and its effect on the pipeline: prefixes are written and
+//! whitespace is stripped at the left edge of a segment, and only there.
 
 use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
@@ -9,7 +9,7 @@ use tokenizers::{NormalizedString, PreTokenizedString, PreTokenizer};
 use crate::error::Result;
 use crate::file::{check_charsmaps, guarded, kind, stages};
 
-/// What stands to the left of a piece of text.
+/// The kind of text to the left of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Edge {
     /// Nothing: it begins the conversation.
@@ -18,15 +18,15 @@ pub enum Edge {
     Segment,
     /// Tokens of the same segment that must not change: the word at the edge gets no prefix.
     Continue,
-    /// Text of the same segment that ends where this can be taken up again: every word gets what
-    /// it gets inside a segment.
+    /// Text of the same segment that ends at an anchor or another safe restart: every word, also the
+    /// first, is encoded as it is inside a segment.
     Interior,
 }
 
 impl Edge {
     pub(crate) const ALL: [Self; 4] = [Self::Start, Self::Segment, Self::Continue, Self::Interior];
 
-    /// Whether a segment begins behind it.
+    /// True if a segment begins behind it.
     pub(crate) fn is_left_edge(self) -> bool {
         matches!(self, Self::Start | Self::Segment)
     }
@@ -73,8 +73,9 @@ fn normalizer_at(config: &Value, edge: Edge) -> Option<Value> {
 pub(crate) enum EdgePreTokenizer {
     None,
     Whole(Box<PreTokenizerWrapper>),
-    /// Text that continues where words, and not only segments, get a prefix: the word at the left
-    /// edge goes through another rest of the stages than the others.
+    /// For [`Edge::Continue`] where a later stage writes a prefix before each word. The word at the left
+    /// edge continues a word that is already written, so it goes through a version of the remaining
+    /// stages that writes no prefix; the other words go through the usual one.
     Words {
         before: Box<PreTokenizerWrapper>,
         at_edge: Box<PreTokenizerWrapper>,
@@ -106,7 +107,7 @@ impl EdgePreTokenizer {
         Ok(part(0, all, edge)?.map_or(Self::None, |whole| Self::Whole(Box::new(whole))))
     }
 
-    /// Hands the pre-tokens to `each`, with their alignment, in order.
+    /// Calls `each` with the pre-tokens and their alignment, in order.
     pub fn split(
         &self,
         text: NormalizedString,
@@ -133,7 +134,9 @@ impl EdgePreTokenizer {
     }
 }
 
-/// `split` hands out each piece with its alignment; what it returns is not used.
+/// Calls `each` with the pieces and their alignment. `PreTokenizedString::split` is the only method of
+/// `tokenizers` that passes pieces on with their alignment, so it is used for that alone, and the pieces
+/// that it is to make are none.
 fn hand_out(
     mut pieces: PreTokenizedString,
     each: &mut dyn FnMut(NormalizedString),
@@ -152,7 +155,7 @@ fn sequence(list: &str, mut stages: Vec<Value>) -> Option<Value> {
     }
 }
 
-/// Whether the stage writes a prefix before each of its pieces.
+/// True if the stage writes a prefix before each of its pieces.
 fn is_prefixed(stage: &Value) -> bool {
     match kind(stage) {
         Some("Metaspace") => scheme(stage) != Some("never"),
@@ -168,22 +171,24 @@ fn scheme(stage: &Value) -> Option<&str> {
 /// A stage as it acts at this edge. The first one sees the whole segment, a later one words.
 fn without_prefix(stage: &Value, edge: Edge, index: usize) -> Value {
     let mut stage = stage.clone();
-    let nothing = match edge {
+    let writes_nothing = match edge {
         Edge::Start => false,
-        // Only the first word of the conversation gets the prefix "first".
+        // With the scheme "first" only the first word of the conversation gets the prefix.
         Edge::Segment => scheme(&stage) == Some("first"),
+        // The first stage would write before the whole text, which is inside a segment here. A later
+        // one writes before each word, and an anchor may be the beginning of one.
         Edge::Interior => index == 0 || scheme(&stage) == Some("first"),
         Edge::Continue => true,
     };
     match kind(&stage) {
-        Some("Metaspace") if nothing => {
+        Some("Metaspace") if writes_nothing => {
             stage["prepend_scheme"] = "never".into();
             // The flag's older name, which must not contradict the newer one.
             if let Some(map) = stage.as_object_mut() {
                 map.remove("add_prefix_space");
             }
         }
-        Some("ByteLevel") if nothing => stage["add_prefix_space"] = false.into(),
+        Some("ByteLevel") if writes_nothing => stage["add_prefix_space"] = false.into(),
         _ => {}
     }
     stage

@@ -1,4 +1,4 @@
-//! What encoding a text gives.
+//! The result of encoding a text.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub(crate) struct Encoded {
     pub ids: Vec<u32>,
-    /// Whether it matters which bytes a token came from.
+    /// True if the caller needs `spans`. To find them costs time for each token.
     pub with_spans: bool,
-    /// The bytes of the joined text that each token came from, where that matters.
+    /// The bytes of the joined text that each token came from; empty without `with_spans`.
     pub spans: Vec<Range<usize>>,
     /// The hard tokens that were cut out, in order.
     pub hard: Vec<HardCut>,
@@ -16,11 +16,11 @@ pub(crate) struct Encoded {
     pub added: Vec<Range<usize>>,
 }
 
-/// A hard token in a joined text: a place that nothing around it can change.
+/// A hard token in a joined text, which no text around it can change.
 #[derive(Debug, Clone)]
 pub(crate) struct HardCut {
     pub bytes: Range<usize>,
-    /// How many tokens the text has up to and with this one.
+    /// The number of tokens of the text up to this one, inclusive.
     pub tokens_before_end: usize,
 }
 
@@ -46,7 +46,7 @@ impl Encoded {
         self.spans.truncate(tokens);
     }
 
-    /// Counts bytes and tokens from an earlier place.
+    /// Counts bytes and tokens from an earlier offset.
     pub fn shift(&mut self, bytes: usize, tokens: usize) {
         let moved = |span: &Range<usize>| span.start + bytes..span.end + bytes;
         self.spans = self.spans.iter().map(moved).collect();
@@ -59,7 +59,7 @@ impl Encoded {
         }
     }
 
-    /// Whether a hard token begins at this byte.
+    /// True if a hard token begins at this byte.
     pub fn hard_at(&self, byte: usize) -> bool {
         self.hard.iter().any(|cut| cut.bytes.start == byte)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// Encodes one segment that holds no added token with `normalized=false`.
-    pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> Result<()> {
+    pub fn encode_segment(&self, segment: &Segment<'_>, out: &mut Encoded) -> Result<()> {
         let mut normalized = NormalizedString::from(segment.text);
         if let Some(normalizer) = &self.normalizers[segment.edge as usize] {
             run("normalizer", segment.text, || normalizer.normalize(&mut normalized))?;
@@ -32,7 +32,7 @@ impl Pipeline {
             // Sliced although it is the whole: `Metaspace` "first" looks at where a slice begins
             // in the original, which leaves out what a normalizer removed before it.
             let whole = 0..normalized.get().len();
-            return self.encode_slice(&normalized, whole, segment, out);
+            return self.encode_normalized(&normalized, whole, segment, out);
         };
         let cuts = cutter.cut(normalized.get(), segment.joined.any_scaffold(), |range| {
             segment
@@ -41,7 +41,7 @@ impl Pipeline {
         });
         let mut from = 0;
         for cut in cuts {
-            self.encode_slice(&normalized, from..cut.range.start, segment, out)?;
+            self.encode_normalized(&normalized, from..cut.range.start, segment, out)?;
             let original = normalized
                 .convert_offsets(Span::Normalized(cut.range.clone()))
                 .unwrap_or(0..segment.text.len());
@@ -51,12 +51,16 @@ impl Pipeline {
             out.push(token.id, range);
             from = cut.range.end;
         }
-        self.encode_slice(&normalized, from..normalized.get().len(), segment, out)
+        self.encode_normalized(&normalized, from..normalized.get().len(), segment, out)
     }
 
-    /// Whether a range of the normalized text, which aligns with scaffold, owes nothing to content
-    /// beside it that a normalizer composed, replaced or removed together with it. What lies
-    /// between its neighbours is either all scaffold, or its scaffold alone becomes the same.
+    /// True if a range of the normalized text, which aligns with scaffold, owes nothing to content
+    /// beside it that a normalizer composed, replaced or removed together with it. That holds if all
+    /// original text between the range's neighbours is scaffold, or if the scaffold in it alone
+    /// normalizes to the same.
+    ///
+    /// Alignments alone would let content take part in a control token: of scaffold `e` and content
+    /// U+0301 NFC makes `é`, which `tokenizers` aligns with the `e` alone.
     fn is_of_scaffold(
         &self,
         segment: &Segment<'_>,
@@ -93,7 +97,8 @@ impl Pipeline {
         })
     }
 
-    fn encode_slice(
+    /// Encodes a range of the normalized text that lies between added tokens.
+    fn encode_normalized(
         &self,
         normalized: &NormalizedString,
         range: Range<usize>,
@@ -108,6 +113,7 @@ impl Pipeline {
         // A later slice stands behind an added token.
         let edge = if begins { segment.edge } else { Edge::Segment };
         let mut failed = None;
+        // `split` has no way to return an error of its callback, so the first one is kept.
         let mut encode = |piece: NormalizedString| {
             if failed.is_none() {
                 failed = self.encode_piece(&piece, segment, out).err();
@@ -118,6 +124,7 @@ impl Pipeline {
         failed.map_or(Ok(()), Err)
     }
 
+    /// Encodes a pre-token.
     fn encode_piece(
         &self,
         piece: &NormalizedString,
@@ -138,7 +145,7 @@ impl Pipeline {
                     if !(text.is_char_boundary(range.start) && text.is_char_boundary(range.end)) {
                         return Err(segment.cannot_avoid(id, text));
                     }
-                    self.encode_apart(text, range, &original, segment, out)?;
+                    self.encode_minting(text, range, &original, segment, out)?;
                     continue;
                 }
             }
@@ -155,7 +162,7 @@ impl Pipeline {
         if covered == word.len() {
             return Ok(tokens.into_iter().map(|t| (t.id, t.offsets.0..t.offsets.1)).collect());
         }
-        // A model that drops characters counts as if they had not been there.
+        // The offsets of a model that drops characters count as if those had not been there.
         let kept = self.kept_bytes(word);
         let range = |(start, end): (usize, usize)| {
             if kept.len() == covered { kept[start]..kept[end - 1] + 1 } else { 0..word.len() }
@@ -185,9 +192,9 @@ impl Pipeline {
             .collect()
     }
 
-    /// The tokens of a range of a piece, which the model would write as a control token: its first
-    /// character and the rest on their own, again and again until no control token comes out.
-    fn encode_apart(
+    /// Encodes a range of a piece for which the model would write a control token: its first character
+    /// and the rest separately, again and again until no control token comes out.
+    fn encode_minting(
         &self,
         piece: &str,
         range: Range<usize>,
@@ -207,7 +214,7 @@ impl Pipeline {
                 } else if inside.chars().nth(1).is_none() {
                     return Err(segment.cannot_avoid(id, text));
                 } else {
-                    self.encode_apart(piece, inner, original, segment, out)?;
+                    self.encode_minting(piece, inner, original, segment, out)?;
                 }
             }
         }
@@ -215,7 +222,8 @@ impl Pipeline {
     }
 }
 
-/// Runs a stage on a text. It panics where what the file says of it contradicts itself.
+/// Runs a stage on a text. A stage of `tokenizers` panics where its settings in the file contradict
+/// each other, and that becomes an error of this text.
 fn run<T>(stage: &str, text: &str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let reason = match caught(work) {
         Ok(Ok(done)) => return Ok(done),

@@ -29,8 +29,9 @@ impl Mintable {
         self.texts.get(&id)
     }
 
-    /// Whether one of the tokens is among them. They are mostly the first of a vocabulary, or the last:
-    /// to compare with two bounds, many ids at once, took an eighth off the time of Tekken's encoder.
+    /// True if one of these tokens is among `ids`. Control tokens are mostly the first of a vocabulary or
+    /// the last, so many ids at once are compared with two bounds before any of them is looked up. That
+    /// took an eighth off the time of Tekken's encoder.
     pub fn is_any_of(&self, ids: &[u32]) -> bool {
         const AT_ONCE: usize = 256;
         ids.chunks(AT_ONCE).any(|ids| {

@@ -1,5 +1,5 @@
 //! The encoders, which write the tokens of one segment: `hf` runs the `tokenizers` crate and is right
-//! by definition, `fast` writes the same for the shapes that most models have.
+//! by definition; `fast` writes the same tokens for the shapes that most models have.
 
 mod edge;
 mod encoded;

@@ -7,27 +7,27 @@ use tokenizers::tokenizer::normalizer::Range as Span;
 
 use super::edge::Edge;
 use super::mintable::Mintable;
-use crate::cut::Cutter;
+use crate::added_tokens::Cutter;
 use crate::error::Error;
 use crate::parts::Joined;
 
-/// What one segment is and may become.
+/// One segment, with all that decides about its tokens.
 pub(crate) struct Segment<'a> {
     pub text: &'a str,
     pub edge: Edge,
-    /// Where the segment stands in the whole text, in bytes.
+    /// The offset of the segment in the whole text, in bytes.
     pub offset: usize,
     /// Added tokens with `normalized=true`.
     pub normalized: Option<&'a Cutter>,
     /// Control tokens that the model itself could emit.
     pub mintable: &'a Mintable,
     pub unk_id: Option<u32>,
-    /// The whole text, which knows where its scaffold is.
+    /// The whole text with its runs of scaffold.
     pub joined: &'a Joined<'a>,
 }
 
 impl Segment<'_> {
-    /// Where added tokens with `normalized=true` stand, in text that its normalizer leaves alone.
+    /// The added tokens with `normalized=true` in text that the normalizer leaves alone.
     pub fn cuts_of_unchanged(&self) -> Vec<(Range<usize>, u32)> {
         let Some(cutter) = self.normalized else { return Vec::new() };
         let cuts = cutter.cut(self.text, self.joined.any_scaffold(), |range| {
@@ -44,14 +44,14 @@ impl Segment<'_> {
         Error::CannotAvoid { token, id, text: text.to_owned() }
     }
 
-    /// Whether the model wrote a control token for this text. The unknown token is also its answer
-    /// to what it cannot write, and mints only where the text spells it.
+    /// True if the model wrote a control token for this text. The unknown token is also the model's
+    /// answer to text that it cannot write, so it counts only where the text spells it.
     pub fn mints(&self, id: u32, text: &str) -> bool {
         self.mintable.text_of(id).is_some_and(|token| self.unk_id != Some(id) || text == token)
     }
 
-    /// The scaffold run around a range of the normalized text, in terms of the normalized text,
-    /// judged by the original bytes that the range came from.
+    /// The run of scaffold around a range of the normalized text, as a range of the normalized text.
+    /// The original bytes that the range came from decide.
     pub fn run_around_normalized(
         &self,
         normalized: &NormalizedString,
@@ -66,6 +66,8 @@ impl Segment<'_> {
             return Some(0..normalized.get().len());
         }
         let run = normalized.convert_offsets(Span::Original(start..end))?;
+        // Converting the run can leave out characters at its edges that share their original bytes
+        // with a neighbour. The given range lies inside the run, as was found above.
         Some(run.start.min(range.start)..run.end.max(range.end))
     }
 }

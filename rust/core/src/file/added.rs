@@ -23,7 +23,7 @@ pub struct AddedToken {
     pub rstrip: bool,
     /// Is matched after normalization.
     pub normalized: bool,
-    /// What transformers calls special; it does not decide the class alone.
+    /// Special in the sense of transformers; it does not decide the class alone.
     pub special: bool,
     /// Control (true) or textual (false).
     pub control: bool,

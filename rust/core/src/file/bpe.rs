@@ -6,14 +6,15 @@
 use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab as HfVocab};
 
 use super::entries::Entries;
-use super::model_file::{BpeFile, Merges, ModelFile, Vocab};
+use super::model_file::{BpeFile, ModelFile, Vocab, WrittenMerges};
+use crate::hashing::spread;
 
 /// Entries, merges and settings.
 #[derive(Debug)]
 pub(crate) struct Bpe {
     pub entries: Entries,
     /// By rank. A later merge of the same pair counts, and not an earlier one.
-    pub merges: Vec<Merge>,
+    pub merges: Vec<MergeRule>,
     pub unk_token: Option<String>,
     pub end_of_word_suffix: Option<String>,
     pub fuse_unk: bool,
@@ -23,7 +24,7 @@ pub(crate) struct Bpe {
 
 /// The ids of two tokens that merge, and of what they become.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Merge {
+pub(crate) struct MergeRule {
     pub left: u32,
     pub right: u32,
     pub whole: u32,
@@ -90,7 +91,7 @@ impl Bpe {
         let vocab: HfVocab = kept.map(|(text, id)| (text.to_owned(), id)).collect();
         let text = |id: u32| self.entries.text_of(id).expect("merges are of entries");
         // Whose halves are kept need not be kept itself.
-        let is_kept = |merge: &&Merge| {
+        let is_kept = |merge: &&MergeRule| {
             [merge.whole, merge.left, merge.right].iter().all(|id| vocab.contains_key(text(*id)))
         };
         let merges = self.merges.iter().filter(is_kept);
@@ -113,9 +114,9 @@ impl Bpe {
 }
 
 /// `None` where an entry stands twice or a merge is of something that is no entry.
-fn parts(vocab: &Vocab<'_>, merges: &Merges<'_>) -> Option<(Entries, Vec<Merge>)> {
+fn parts(vocab: &Vocab<'_>, merges: &WrittenMerges<'_>) -> Option<(Entries, Vec<MergeRule>)> {
     let entries = Entries::new(&vocab.0)?;
-    let mut found: Vec<Merge> = Vec::with_capacity(merges.0.len());
+    let mut found: Vec<MergeRule> = Vec::with_capacity(merges.0.len());
     let mut joined = String::new();
     for (left, right) in &merges.0 {
         // Most vocabularies have what merges become in the order of the merges.
@@ -129,7 +130,7 @@ fn parts(vocab: &Vocab<'_>, merges: &Merges<'_>) -> Option<(Entries, Vec<Merge>)
                 entries.id_of(&joined)?
             }
         };
-        found.push(Merge { left: entries.id_of(left)?, right: entries.id_of(right)?, whole });
+        found.push(MergeRule { left: entries.id_of(left)?, right: entries.id_of(right)?, whole });
     }
     Some((entries, found))
 }
@@ -154,7 +155,7 @@ impl Runs {
         runs
     }
 
-    /// Whether the text may hold an entry: it does not where a run of the entry is none of its own.
+    /// True if the text may hold an entry: each run of the entry is also one of the text.
     fn may_hold(&self, entry: &str) -> bool {
         entry.as_bytes().windows(Self::LEN).all(|run| {
             let (word, bit) = Self::place(run);
@@ -164,8 +165,9 @@ impl Runs {
 
     fn place(run: &[u8]) -> (usize, u64) {
         let run = u32::from_le_bytes(run.try_into().expect("four bytes"));
-        let hash = run.wrapping_mul(0x9E37_79B1) >> (u32::BITS - Self::BITS);
-        ((hash / u64::BITS) as usize, 1 << (hash % u64::BITS))
+        let hash = spread(run.into()) >> (u64::BITS - Self::BITS);
+        let word = usize::try_from(hash / u64::from(u64::BITS)).expect("ten bits");
+        (word, 1 << (hash % u64::from(u64::BITS)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::load::unreadable;
+use super::guard::unreadable;
 use super::stage::{kind, stages};
 use crate::error::Result;
 

@@ -6,8 +6,15 @@ use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::load::unreadable;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
+                         not tokenizer_config.json, vocab.json or tokenizer.model";
+
+/// The error for a file that is not a `tokenizer.json`, or holds something unknown.
+pub(crate) fn unreadable(reason: String) -> Error {
+    Error::Load { reason, hint: HINT_FILE }
+}
 
 /// Reads or uses what stands at `place` in the file.
 pub(crate) fn guarded<T, E: Display>(

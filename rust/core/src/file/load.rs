@@ -10,14 +10,11 @@ use tokenizers::models::ModelWrapper;
 
 use super::added::{AddedToken, Overrides, RawAddedToken};
 use super::bpe::Bpe;
-use super::guard::caught;
+use super::guard::{caught, unreadable};
 use super::model::Model;
 use super::model_file::{BpeFile, ModelFile};
 use super::vocab::Check;
 use crate::error::{Error, Result};
-
-const HINT_FILE: &str = "pass the tokenizer.json that transformers' save_pretrained writes, \
-                         not tokenizer_config.json, vocab.json or tokenizer.model";
 
 /// The parts of the file that matter here. Truncation, padding and the post-processor are left
 /// out on purpose: assembly never uses them.
@@ -64,12 +61,12 @@ pub(crate) struct Loaded {
 }
 
 pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
-    // Places in it are held as `u32`.
+    // Offsets in the file are held as `u32`.
     if u32::try_from(json.len()).is_err() {
         return Err(unreadable(format!("it has {} bytes, more than 4 GiB", json.len())));
     }
-    // In one pass where its model is BPE with nothing strange in it, as in nearly all files. What is
-    // wrong with others is found, and said, by those who read them part by part.
+    // One pass is enough for a BPE model with nothing unusual in it, as in nearly all files. Other files
+    // are read part by part, which also finds and names what is wrong with them.
     if let Some(loaded) = plain_bpe(json, overrides) {
         return loaded;
     }
@@ -137,11 +134,6 @@ fn check_version(version: Option<&str>) -> Result<()> {
     }
 }
 
-/// What to say of a file that is none, or has something in it that nobody knows.
-pub(crate) fn unreadable(reason: String) -> Error {
-    Error::Load { reason, hint: HINT_FILE }
-}
-
 fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
     if let Some(dropout) = settings.dropout.filter(|&p| p > 0.0) {
         return Err(Error::NotDeterministic { what: format!("BPE dropout is {dropout}") });
@@ -157,8 +149,8 @@ fn refuse_randomness(settings: &ModelSettings) -> Result<()> {
     Ok(())
 }
 
-/// Of each merge `tokenizers` takes as many bytes as the prefix has off the second half, and takes what
-/// is left for text without a look: half a character aborts the process.
+/// `tokenizers` removes as many bytes as the prefix has from the second half of each merge, and takes
+/// the rest for text unchecked: half a character aborts the process.
 fn check_prefix(settings: &ModelSettings, model: &RawValue) -> Result<()> {
     let Some(prefix) = settings.continuing_subword_prefix.as_deref().filter(|p| !p.is_empty())
     else {
@@ -176,7 +168,8 @@ fn check_prefix(settings: &ModelSettings, model: &RawValue) -> Result<()> {
     }
 }
 
-/// A typing error among the overrides would leave open what they are there to close.
+/// Refuses overrides that name no token or contradict each other: with a typing error, the token that
+/// was meant would keep its class without notice.
 fn check_overrides(overrides: &Overrides, added: &[RawAddedToken]) -> Result<()> {
     let names = || overrides.control.iter().chain(&overrides.textual);
     if let Some(token) = names().find(|name| !added.iter().any(|t| t.content == **name)) {

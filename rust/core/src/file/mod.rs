@@ -1,4 +1,4 @@
-//! What is read of a `tokenizer.json`, before anything is made of it.
+//! Reading a `tokenizer.json`, before a tokenizer is built from it.
 
 mod added;
 mod bpe;
@@ -14,7 +14,7 @@ mod vocab;
 pub use added::{AddedToken, Overrides};
 pub(crate) use bpe::Bpe;
 pub(crate) use charsmap::check_charsmaps;
-pub(crate) use guard::{caught, guarded};
-pub(crate) use load::{Loaded, ModelSettings, load, unreadable};
+pub(crate) use guard::{caught, guarded, unreadable};
+pub(crate) use load::{Loaded, ModelSettings, load};
 pub(crate) use model::Model;
 pub(crate) use stage::{kind, stages};

@@ -12,7 +12,7 @@ use tokenizers::models::unigram::Unigram;
 
 use super::bpe::Bpe;
 
-/// What writes words as tokens, and has a text for each of them.
+/// A model, which writes words as tokens and has a text for each token.
 pub(crate) struct Model {
     parts: Option<Box<Bpe>>,
     /// Threads that ask for it at the same time each make one, of which one stays: a lock would
@@ -35,13 +35,13 @@ impl Model {
         self.parts.as_deref()
     }
 
-    /// Keeps that of `tokenizers` alone.
+    /// Keeps the model of `tokenizers` alone.
     pub fn forget_parts(&mut self) {
         self.hf();
         self.parts = None;
     }
 
-    /// That of `tokenizers`, which is made now where nobody has asked before.
+    /// The model of `tokenizers`, made now unless it was made before.
     pub fn hf(&self) -> &ModelWrapper {
         self.hf.get_or_init(|| {
             let bpe = self.parts().expect("without parts it is here from the beginning");
@@ -49,7 +49,7 @@ impl Model {
         })
     }
 
-    /// Whether that of `tokenizers` has been made.
+    /// True if the model of `tokenizers` has been made.
     #[cfg(test)]
     pub fn has_hf(&self) -> bool {
         self.hf.get().is_some()

@@ -26,7 +26,7 @@ pub(super) struct BpeFile<'a> {
     #[serde(borrow)]
     pub vocab: Vocab<'a>,
     #[serde(borrow)]
-    pub merges: Merges<'a>,
+    pub merges: WrittenMerges<'a>,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ pub(super) struct ModelFile<'a> {
     #[serde(borrow)]
     pub vocab: Vocab<'a>,
     #[serde(borrow)]
-    pub merges: Merges<'a>,
+    pub merges: WrittenMerges<'a>,
 }
 
 /// A string of the file, borrowed where it has no escapes.
@@ -53,8 +53,8 @@ pub(super) struct Vocab<'a>(pub Vec<(Cow<'a, str>, u32)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
+        struct VocabVisitor;
+        impl<'de> Visitor<'de> for VocabVisitor {
             type Value = Vocab<'de>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,19 +69,19 @@ impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
                 Ok(Vocab(entries))
             }
         }
-        let Vocab(entries): Vocab<'de> = deserializer.deserialize_map(Entries)?;
+        let Vocab(entries): Vocab<'de> = deserializer.deserialize_map(VocabVisitor)?;
         Ok(Vocab(entries))
     }
 }
 
 /// The merges by rank, each with its two halves.
-pub(super) struct Merges<'a>(pub Vec<(Cow<'a, str>, Cow<'a, str>)>);
+pub(super) struct WrittenMerges<'a>(pub Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Merges<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for WrittenMerges<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs;
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Merges<'de>;
+        struct MergesVisitor;
+        impl<'de> Visitor<'de> for MergesVisitor {
+            type Value = WrittenMerges<'de>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a list of merges")
@@ -91,59 +91,60 @@ impl<'de: 'a, 'a> Deserialize<'de> for Merges<'a> {
                 let mut pairs = Vec::new();
                 let mut all_are_lines = None;
                 while let Some(merge) = list.next_element()? {
-                    let is_line = matches!(merge, Merge::Line(_));
+                    let is_line = matches!(merge, WrittenMerge::Line(_));
                     if *all_are_lines.get_or_insert(is_line) != is_line {
                         return Err(A::Error::custom("merges of two kinds"));
                     }
                     match merge {
-                        Merge::Pair(left, right) => pairs.push((left, right)),
-                        Merge::Line(line) if line.starts_with("#version") => {}
-                        Merge::Line(line) => pairs.push(halves(line).ok_or_else(|| {
+                        WrittenMerge::Pair(left, right) => pairs.push((left, right)),
+                        WrittenMerge::Line(line) if line.starts_with("#version") => {}
+                        WrittenMerge::Line(line) => pairs.push(halves(line).ok_or_else(|| {
                             A::Error::custom("a merge is two tokens with a space between them")
                         })?),
                     }
                 }
-                Ok(Merges(pairs))
+                Ok(WrittenMerges(pairs))
             }
         }
-        let Merges(pairs): Merges<'de> = deserializer.deserialize_seq(Pairs)?;
-        Ok(Merges(pairs))
+        let WrittenMerges(pairs): WrittenMerges<'de> =
+            deserializer.deserialize_seq(MergesVisitor)?;
+        Ok(WrittenMerges(pairs))
     }
 }
 
 /// One merge, in either way of writing it.
-enum Merge<'a> {
+enum WrittenMerge<'a> {
     Pair(Cow<'a, str>, Cow<'a, str>),
     /// The older way: one string with a space between the two.
     Line(Cow<'a, str>),
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for WrittenMerge<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = Merge<'de>;
+        struct MergeVisitor;
+        impl<'de> Visitor<'de> for MergeVisitor {
+            type Value = WrittenMerge<'de>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a merge")
             }
 
             fn visit_borrowed_str<E: Error>(self, line: &'de str) -> Result<Self::Value, E> {
-                Ok(Merge::Line(Cow::Borrowed(line)))
+                Ok(WrittenMerge::Line(Cow::Borrowed(line)))
             }
 
             fn visit_str<E: Error>(self, line: &str) -> Result<Self::Value, E> {
-                Ok(Merge::Line(Cow::Owned(line.to_owned())))
+                Ok(WrittenMerge::Line(Cow::Owned(line.to_owned())))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Self::Value, A::Error> {
                 let short = || A::Error::custom("a merge has two halves");
                 let Text(left) = pair.next_element()?.ok_or_else(short)?;
                 let Text(right) = pair.next_element()?.ok_or_else(short)?;
-                Ok(Merge::Pair(left, right))
+                Ok(WrittenMerge::Pair(left, right))
             }
         }
-        let merge: Merge<'de> = deserializer.deserialize_any(Either)?;
+        let merge: WrittenMerge<'de> = deserializer.deserialize_any(MergeVisitor)?;
         Ok(merge)
     }
 }

@@ -1,4 +1,4 @@
-//! What no vocabulary can have, looked at before anything is made of it.
+//! Faults of a vocabulary that are found before a model is made of it.
 //!
 //! Invariant: **tables by id take memory in proportion to the file**, and an id stands for one text.
 
@@ -18,7 +18,7 @@ const MOST_HOLES: usize = 8;
 /// `tokenizers` drops its tree of pieces by recursion, so that a long one overflows the stack.
 const LONGEST_PIECE: usize = 4096;
 
-/// What is wrong with the vocabulary, and what to do.
+/// The fault of a vocabulary and the hint about it, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Check(pub Option<(String, &'static str)>);
 
@@ -63,8 +63,8 @@ fn shown(token: &str) -> String {
 
 impl<'de> Deserialize<'de> for Check {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
+        struct CheckVisitor;
+        impl<'de> Visitor<'de> for CheckVisitor {
             type Value = Check;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,6 +92,6 @@ impl<'de> Deserialize<'de> for Check {
                 Ok(Check(found))
             }
         }
-        deserializer.deserialize_any(Entries)
+        deserializer.deserialize_any(CheckVisitor)
     }
 }

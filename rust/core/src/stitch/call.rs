@@ -8,16 +8,16 @@ use crate::logprob;
 /// One call of an engine, as recorded.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
-    /// What the engine received.
+    /// The ids that the engine received.
     pub prompt_ids: &'a [i64],
-    /// What it sampled.
+    /// The ids that it sampled.
     pub completion_ids: &'a [i64],
     /// Nats, one for each sampled id.
     pub logprobs: &'a [f32],
 }
 
 impl<'a> Call<'a> {
-    /// Whether it can be a call at all; `call` names it in the error.
+    /// Refuses a malformed call; `call` names it in the error.
     pub(super) fn check(&self, call: usize) -> Result<()> {
         if self.prompt_ids.is_empty() {
             return Err(Error::EmptyPrompt { call });
@@ -28,7 +28,7 @@ impl<'a> Call<'a> {
         self.check_logprobs(call)
     }
 
-    /// As [`Call::check`], but for negative ids, which the tree finds without a look at all tokens.
+    /// As [`Call::check`] except for negative ids, which the tree finds without reading all tokens.
     pub(super) fn is_aligned(&self) -> bool {
         !self.prompt_ids.is_empty() && self.check_logprobs(0).is_ok()
     }
@@ -37,7 +37,7 @@ impl<'a> Call<'a> {
         logprob::check(SampleOf::Call(call), self.completion_ids, self.logprobs)
     }
 
-    /// Without what was sampled.
+    /// The call without its sample.
     pub(super) fn prompt(&self) -> Self {
         Self { completion_ids: &[], logprobs: &[], ..*self }
     }
@@ -75,6 +75,7 @@ impl<'a> Call<'a> {
         at
     }
 
+    /// The tokens of a range: those of the prompt, and those of the sample.
     pub(super) fn slices(&self, range: Range<usize>) -> [&'a [i64]; 2] {
         let edge = self.prompt_ids.len();
         let end = range.end.min(self.len());
@@ -86,13 +87,14 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Without a branch for each token: the sign of all of them together.
+/// True if an id is below zero, found by the sign of all ids together without a branch for each.
 pub(super) fn is_any_negative(ids: &[i64]) -> bool {
     ids.iter().fold(0, |all, id| all | id) < 0
 }
 
 fn common_prefix(a: &[i64], b: &[i64]) -> usize {
-    // Whole blocks compare several tokens at a time.
+    // Slices of a fixed length are compared several tokens at a time; finding the first difference is
+    // left to the last block.
     const BLOCK: usize = 256;
     let pairs = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
     let blocks = pairs.take_while(|(a, b)| a == b).count() * BLOCK;

@@ -1,7 +1,7 @@
-//! A guess at why a prompt does not go on with what stood there.
+//! A guess at the cause of a difference between a prompt and the tokens that stood there.
 //!
-//! Guesses are for people: nothing is decided by them. They look at a bounded number of tokens on
-//! either side of the difference.
+//! Guesses are for people: nothing depends on them. They look at a bounded number of tokens on either
+//! side of the difference.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::call::Call;
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
 
-/// Why a prompt differs from what stood there.
+/// The cause of a difference between a prompt and the tokens that stood there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// One side has one token more at the very beginning.
@@ -56,12 +56,14 @@ impl Cause {
     }
 }
 
-/// Tokens on each side of the difference that are shown.
-const SHOWN: usize = 8;
-/// Tokens on each side of the difference whose text is looked at.
-const SEEN: usize = 4096;
-/// Tokens within which the two sides may come together again.
-const NEAR: usize = 16;
+/// The tokens on each side of the difference whose text a message shows.
+const SHOWN_TOKENS: usize = 8;
+/// The tokens on each side of the difference whose text decides about the cause. Thinking may be long,
+/// and its opening tag is at its beginning.
+const DECODED_TOKENS: usize = 4096;
+/// The tokens within which the two sides have to come together again if they are the same text in other
+/// tokens, or if one of them has one token more.
+const REJOIN_TOKENS: usize = 16;
 const THINKING: [(&str, &str); 4] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -80,21 +82,22 @@ const TOOL_CALLS: [&str; 7] = [
 
 /// The two sides of one difference.
 pub(super) struct Difference<'a> {
-    /// What stood there, and which call that is.
+    /// The call whose tokens stood there.
     pub old: &'a Call<'a>,
+    /// Its index.
     pub other: usize,
-    /// The prompt that differs.
+    /// The call whose prompt differs.
     pub new: &'a Call<'a>,
-    /// Where.
+    /// The first token that differs.
     pub token: usize,
-    /// Whether it is known that the prompt repeats turns of the old one further on.
+    /// True if the prompt is known to repeat turns of the old call further on.
     pub rewritten: bool,
 }
 
 impl Difference<'_> {
     /// The text around the difference, on both sides.
     pub fn texts(&self, tokenizer: &Tokenizer) -> (String, String) {
-        let shown = self.token.saturating_sub(SHOWN)..self.token + SHOWN;
+        let shown = self.token.saturating_sub(SHOWN_TOKENS)..self.token + SHOWN_TOKENS;
         let text = |ids| String::from_utf8_lossy(&decode(tokenizer, ids)).into_owned();
         (text(self.old.tokens(shown.clone())), text(self.new.prompt().tokens(shown)))
     }
@@ -116,7 +119,8 @@ impl Difference<'_> {
         Error::Drift { call, parent, token, right, left, texts, hint: cause.hint() }
     }
 
-    /// The first reason that fits.
+    /// The first cause that fits. The order goes from the most certain to the least: a missing BOS and
+    /// the same text in other tokens can be proved, the others are read off tags in the text.
     pub fn cause(&self, tokenizer: Option<&Tokenizer>) -> Cause {
         if self.token <= 1 && (self.one_more(0, 1) || self.one_more(1, 0)) {
             return Cause::Bos;
@@ -132,7 +136,7 @@ impl Difference<'_> {
     }
 
     fn cause_in_text(&self, tokenizer: &Tokenizer, in_sample: bool, at_stop: bool) -> Cause {
-        let seen = self.token..self.token + SEEN;
+        let seen = self.token..self.token + DECODED_TOKENS;
         let start = if in_sample { self.old.prompt_ids.len() } else { self.token };
         let end = if in_sample { self.old.len() } else { self.old.prompt_ids.len() };
         let old = decode(tokenizer, self.old.tokens(self.token..end.min(seen.end)));
@@ -140,13 +144,16 @@ impl Difference<'_> {
         if self.same_text(tokenizer) || (!old.is_empty() && new.starts_with(&old)) {
             return Cause::BpeMerge;
         }
-        let begun = start.saturating_sub(SHOWN).max(self.token.saturating_sub(SEEN));
-        let before = decode(tokenizer, self.old.tokens(begun..self.token));
+        // The generation prompt may end with the opening tag (`<think>\n`), so the text before the
+        // difference begins some tokens before the sample.
+        let near =
+            start.saturating_sub(SHOWN_TOKENS).max(self.token.saturating_sub(DECODED_TOKENS));
+        let before = decode(tokenizer, self.old.tokens(near..self.token));
         let before = String::from_utf8_lossy(&before);
         let (old, new) = (String::from_utf8_lossy(&old), String::from_utf8_lossy(&new));
-        let in_thinking = |(open, close): &(&str, &str)| {
-            let opened = before.rfind(open).is_some_and(|at| !before[at..].contains(close));
-            opened || old.trim_start().starts_with(open)
+        let in_thinking = |(start, end): &(&str, &str)| {
+            let is_inside = before.rfind(start).is_some_and(|at| !before[at..].contains(end));
+            is_inside || old.trim_start().starts_with(start)
         };
         if in_sample && THINKING.iter().any(in_thinking) {
             return Cause::Thinking;
@@ -156,6 +163,7 @@ impl Difference<'_> {
         if in_sample && !at_stop && TOOL_CALLS.iter().any(|tag| in_call(tag)) {
             return Cause::ToolCall;
         }
+        // The old text without whitespace is still there, in the same order: only whitespace differs.
         let mut rest = new.chars().filter(|c| !c.is_whitespace());
         if at_stop || old.chars().filter(|c| !c.is_whitespace()).all(|c| rest.next() == Some(c)) {
             return Cause::Separator;
@@ -163,20 +171,21 @@ impl Difference<'_> {
         Cause::Rewritten
     }
 
-    /// Whether the sides agree where one of them skips a token.
+    /// True if the sides agree once one of them skips a token.
     fn one_more(&self, skip_old: usize, skip_new: usize) -> bool {
-        let near = |skip: usize| self.token + skip..self.token + skip + NEAR;
+        let near = |skip: usize| self.token + skip..self.token + skip + REJOIN_TOKENS;
         let old = self.old.tokens(near(skip_old));
         let new = self.new.prompt().tokens(near(skip_new));
         let shared = old.zip(new).take_while(|(old, new)| old == new).count();
         let left = |len: usize, skip: usize| len.saturating_sub(self.token + skip);
         let most = left(self.old.len(), skip_old).min(left(self.new.prompt_ids.len(), skip_new));
-        shared >= 2 && shared == most.min(NEAR)
+        // One shared token could be chance: many turns begin with the same one.
+        shared >= 2 && shared == most.min(REJOIN_TOKENS)
     }
 
-    /// Whether some of the next tokens on both sides are the same text.
+    /// True if some of the next tokens on both sides are the same text.
     fn same_text(&self, tokenizer: &Tokenizer) -> bool {
-        let near = self.token..self.token + NEAR;
+        let near = self.token..self.token + REJOIN_TOKENS;
         let mut old = decode_each(tokenizer, self.old.tokens(near.clone()));
         let mut new = decode_each(tokenizer, self.new.prompt().tokens(near));
         let (mut left, mut right) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! The chains, written from who follows whom, and the verdict on each call.
+//! Writing the chains from the links between calls, and the verdict on each call.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,14 @@ use super::transition::{Transition, TransitionKind};
 use crate::columns::Columns;
 use crate::tokenizer::Tokenizer;
 
-/// How many calls are in no chain.
+/// The numbers of calls that are in no chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Dropped {
     /// Nothing was sampled.
     pub empty: usize,
     /// Cut off by [`OnDrift::Truncate`].
     pub truncated: usize,
-    /// They extend more than one call, or what is quarantined.
+    /// They extend more than one call, or a quarantined one.
     pub quarantined: usize,
 }
 
@@ -33,7 +33,8 @@ pub struct Stitched {
     pub work: usize,
 }
 
-/// A call in a chain; `end` is behind its last trained token.
+/// A call in a chain; `end` is the end of its trained tokens. That is before the end of its sample if
+/// the next call was realigned.
 struct Member {
     call: usize,
     end: usize,
@@ -47,7 +48,8 @@ impl Links<'_> {
             vec![None; self.calls.len()];
         for &call in &self.order {
             let member = Member { call, end: self.calls[call].len() };
-            // What leaves a call does not need it: it can always begin a chain.
+            // A call that extends a lost one is lost with it, because its prompt holds a sample whose
+            // logprobs are in no chain. A call that leaves another one can always begin a chain.
             let lost = match self.link[call] {
                 Link::Extends(parent) => {
                     verdicts[parent].filter(|(_, chain)| chain.is_none()).map(|(kind, _)| kind)
@@ -81,6 +83,7 @@ impl Links<'_> {
             });
         }
 
+        // Chains were begun in the order of prompt lengths; they are numbered as recorded.
         let mut by_first: Vec<usize> = (0..chains.len()).collect();
         by_first.sort_by_key(|&chain| chains[chain][0].call);
         let mut renamed = vec![0; chains.len()];
@@ -120,6 +123,7 @@ impl Links<'_> {
 /// The row of one chain, from its first trained token on.
 fn columns(calls: &[Call<'_>], members: &[Member]) -> Columns {
     let last = &calls[members[members.len() - 1].call];
+    // A realigned member whose sample differs at its first token has nothing left to train.
     let trained = |member: &&Member| calls[member.call].prompt_ids.len() < member.end;
     let first = members.iter().find(trained).expect("the last sample is whole");
     let start = calls[first.call].prompt_ids.len();

@@ -1,38 +1,44 @@
-//! Who follows whom: what is found out about the calls before any chain is written.
+//! The links between calls, found before any chain is written.
 
 use super::call::{Call, is_any_negative};
 use super::cause::Difference;
 use super::on_drift::OnDrift;
 use super::rewritten::Beginnings;
-use super::tree::{Place, Tree};
+use super::tree::{Ancestry, Tree};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// What was found out about one call.
+/// The link from one call to the call or calls before it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Link {
+    /// No recorded sample shares its history.
     Root,
+    /// It extends this call.
     Extends(usize),
+    /// It leaves this call at this token.
     Leaves(usize, usize),
-    /// Several calls whose whole, of as many tokens, is the same.
+    /// It extends several calls with the same tokens, as many as this.
     ExtendsSeveral(usize),
-    /// Several calls at this token.
+    /// It leaves several calls at this token.
     LeavesSeveral(usize),
+    /// It repeats a turn of this call behind a history that differs at this token.
     Rewritten(usize, usize),
 }
 
-/// Who follows whom.
+/// The links between all calls.
 pub(super) struct Links<'a> {
     pub calls: &'a [Call<'a>],
-    /// Calls with a sample: as recorded, and by the length of their prompts, parents first.
+    /// Calls with a sample, as recorded.
     pub kept: Vec<usize>,
+    /// The same by the length of their prompts, so that parents come before their children.
     pub order: Vec<usize>,
-    /// By call: the first recorded one with the same prompt, and what was found out about it.
+    /// By call: the first recorded one with the same prompt.
     pub head: Vec<usize>,
+    /// By call: its link, which siblings share.
     pub link: Vec<Link>,
     /// By call: the one that goes on with its chain.
     pub next: Vec<Option<usize>>,
-    /// Whether any call has an id below zero: then it is malformed, and this means nothing.
+    /// True if any call has an id below zero. Then that call is malformed, and the links mean nothing.
     pub any_negative: bool,
     pub work: usize,
 }
@@ -51,7 +57,7 @@ impl<'a> Links<'a> {
         for (&call, &node) in kept.iter().zip(&prompt_ends) {
             head[call] = *first_at.entry(node).or_insert(call);
             link[call] =
-                if head[call] == call { Link::from(tree.place(node)) } else { link[head[call]] };
+                if head[call] == call { Link::from(tree.ancestry(node)) } else { link[head[call]] };
         }
         let work = tree.work;
         let mut not_in_tree = calls.iter().filter(|call| call.completion_ids.is_empty());
@@ -64,7 +70,8 @@ impl<'a> Links<'a> {
         links
     }
 
-    /// Looks for turns of other calls in prompts that share no history.
+    /// Looks for turns of other calls in prompts that share no history. A sub-agent's prompt has none
+    /// either, so a prompt alone at the root is the usual case and is not searched.
     fn find_rewritten(&mut self) {
         let is_root = |&&call: &&usize| matches!(self.link[call], Link::Root);
         let is_head = |&&call: &&usize| self.head[call] == call;
@@ -83,8 +90,8 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// Who goes on with whose chain: the first recorded that extends it, else, with `Realign`, the
-    /// first recorded that leaves it.
+    /// Chooses the call that goes on with each chain: the first recorded that extends it, else, with
+    /// `Realign`, the first recorded that leaves it.
     fn choose_next(&mut self, on_drift: OnDrift) {
         for &call in self.kept.iter().filter(|&&call| self.head[call] == call) {
             if let Link::Extends(parent) = self.link[call] {
@@ -106,8 +113,8 @@ impl<'a> Links<'a> {
         new.shared(old, 0, new.prompt_ids.len().min(old.len()))
     }
 
-    /// The difference between the prompt of `call` and what stood there, if there is any and only one
-    /// thing stood there.
+    /// The difference between the prompt of `call` and the tokens that stood there; `None` where nothing
+    /// differs, or where it leaves several calls.
     pub fn difference(&self, call: usize) -> Option<Difference<'a>> {
         let (other, token, rewritten) = match self.link[call] {
             Link::Root | Link::ExtendsSeveral(_) | Link::LeavesSeveral(_) => return None,
@@ -122,7 +129,7 @@ impl<'a> Links<'a> {
         Some(Difference { old, other, new, token, rewritten })
     }
 
-    /// Whether the prompt of `call` differs from all that stood there.
+    /// True if the prompt of `call` differs from all tokens that stood there.
     pub fn is_drift(&self, call: usize) -> bool {
         matches!(self.link[call], Link::LeavesSeveral(_)) || self.difference(call).is_some()
     }
@@ -169,14 +176,14 @@ impl<'a> Links<'a> {
     }
 }
 
-impl From<Place> for Link {
-    fn from(place: Place) -> Self {
-        match place {
-            Place::Root => Self::Root,
-            Place::Extends(calls, depth) => {
+impl From<Ancestry> for Link {
+    fn from(ancestry: Ancestry) -> Self {
+        match ancestry {
+            Ancestry::Root => Self::Root,
+            Ancestry::Extends(calls, depth) => {
                 calls.only().map_or(Self::ExtendsSeveral(depth), Self::Extends)
             }
-            Place::Leaves(calls, depth) => {
+            Ancestry::Leaves(calls, depth) => {
                 calls.only().map_or(Self::LeavesSeveral(depth), |call| Self::Leaves(call, depth))
             }
         }

@@ -4,16 +4,17 @@
 //! Invariant: **the tokens of a chain are the prompt and the sample of its last call, and each
 //! prompt in it extends the prompt and sample before it, up to a realigned tail that is context.**
 //!
-//! A call *extends* another one whose prompt and sample its own prompt begins with, and *leaves*
-//! it where the two part inside the sample. The longest shared history decides; where it is equally
-//! long, extending does. Calls with the same prompt are siblings: the first in recorded order takes
-//! the place, each other begins a chain. Of several prompts that extend one call, that of the call
-//! recorded first goes on with it and the others differ in context. Nothing else depends on the order
-//! of the calls.
+//! A call *extends* another one if its prompt begins with the other's prompt and sample. It *leaves*
+//! the other if the two part inside the other's sample. The call with the longest shared history is
+//! the parent; if several are equally long, one that is extended comes first.
 //!
-//! Which of several equal calls a call extends, nobody can know: it is quarantined. What leaves
-//! several at one token goes on with none of them and begins a chain. What extends a dropped or
-//! quarantined call shares its fate.
+//! Calls with the same prompt are siblings: the first one recorded goes on with the parent's chain,
+//! and each other begins a chain. Of several prompts that extend one call, the one recorded first goes
+//! on with its chain, and the others differ in context. Nothing else depends on the order of the calls.
+//!
+//! If a call extends several equal calls, nothing shows which of them is its parent: it is quarantined.
+//! A call that leaves several at one token goes on with none of them and begins a chain. A call that
+//! extends a dropped or quarantined call is dropped or quarantined too.
 //!
 //! Time and memory are linear in the tokens given.
 
@@ -46,6 +47,9 @@ pub fn stitch(
     on_drift: OnDrift,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Stitched> {
+    // Negative ids are looked for in the tree, which has each shared token once: a second pass over all
+    // prompts would read them again, and they are most of the tokens. A malformed call is then checked
+    // from the start, so that the error names the first fault.
     if !calls.iter().all(Call::is_aligned) {
         check(calls)?;
     }

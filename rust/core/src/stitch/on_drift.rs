@@ -1,6 +1,6 @@
-//! The choice of what to do about drift.
+//! The choice of how drift is handled.
 
-/// What to do with a prompt that differs from what stood there.
+/// The handling of a prompt that differs from the tokens that stood there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDrift {
     /// Refuse the recording.

@@ -1,26 +1,29 @@
 //! Prompts that begin differently but go on with a recorded turn: a rewritten history.
 //!
-//! Two conversations may share their first tokens and mean nothing by it, so a common beginning is
-//! no evidence. The place where a sample began is: the end of its prompt and the head of the
-//! sample, in a row. A sub-agent that merely quotes the sample has no generation prompt before it.
+//! Two conversations may share their first tokens by chance, so a common beginning is no evidence. The
+//! tokens around the start of a sample are: the end of its prompt followed by the head of the sample. A
+//! sub-agent that merely quotes the sample has no generation prompt before it.
 
 use rustc_hash::FxHashMap;
 
 use super::call::Call;
+use crate::hashing::spread;
 
-/// Tokens around the place where a sample begins, of which at most `HEAD` are sampled.
+/// The tokens around the start of a sample, of which at most `HEAD` are sampled. Twelve tokens before it
+/// hold more than the generation prompt (Qwen's has three), and twelve sampled ones are seldom the same
+/// by chance. Windows with equal hashes are compared token by token, so a collision costs only time.
 const WINDOW: usize = 24;
 const HEAD: usize = 12;
-const BASE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The window around the beginning of each sample, by its length and hash.
+/// The window around the start of each sample, by its length and hash. Samples near the beginning of a
+/// prompt, or short ones, have shorter windows.
 pub(super) struct Beginnings<'a> {
     calls: &'a [Call<'a>],
     by_hash: FxHashMap<usize, FxHashMap<u64, usize>>,
 }
 
 impl<'a> Beginnings<'a> {
-    /// Of the calls in `order`, the first one counts where windows are the same.
+    /// If windows of several calls are the same, the first call in `order` counts.
     pub fn new(calls: &'a [Call<'a>], order: &[usize]) -> Self {
         let mut by_hash: FxHashMap<usize, FxHashMap<u64, usize>> = FxHashMap::default();
         for &call in order {
@@ -34,13 +37,14 @@ impl<'a> Beginnings<'a> {
     /// The last turn that the prompt of `call` repeats, of calls with shorter prompts.
     pub fn find(&self, call: usize, work: &mut usize) -> Option<usize> {
         let prompt = self.calls[call].prompt_ids;
-        // By where it ends; of several that end there, the longest window.
+        // The window that ends last counts, and of several with the same end the longest.
         let mut last: Option<(usize, usize, usize)> = None;
         for (&len, by_hash) in &self.by_hash {
             if len > prompt.len() {
                 continue;
             }
-            let high = (0..len).fold(1_u64, |power, _| power.wrapping_mul(BASE));
+            // A rolling hash (Rabin and Karp): each step adds one token and takes one away.
+            let high = (0..len).fold(1, |power, _| spread(power));
             let mut hash = 0;
             for (at, &id) in prompt.iter().enumerate() {
                 *work += 1;
@@ -68,7 +72,7 @@ fn window(call: &Call<'_>) -> std::ops::Range<usize> {
 }
 
 fn push(hash: u64, id: i64) -> u64 {
-    hash.wrapping_mul(BASE).wrapping_add(value(id))
+    spread(hash).wrapping_add(value(id))
 }
 
 fn value(id: i64) -> u64 {

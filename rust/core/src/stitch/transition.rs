@@ -1,4 +1,4 @@
-//! The verdict on one call: how it follows another.
+//! The verdict on the way in which one call follows another.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::cause::Cause;
 pub enum TransitionKind {
     /// It extends its parent exactly, or is the first call with a prompt that has no parent.
     Clean,
-    /// It goes on with its parent, of whose sample the tail is context now.
+    /// It goes on with its parent; the tail of the parent's sample is context now.
     Realigned,
     /// It does not go on with its parent's chain: it begins one, or was dropped.
     Forked,
@@ -41,10 +41,10 @@ pub struct Transition {
     pub chain: Option<usize>,
     /// The verdict.
     pub kind: TransitionKind,
-    /// The first token that differs from what stood there.
+    /// The first token that differs from the one that stood there.
     pub token: Option<usize>,
-    /// A guess at the reason, where tokens differ from those of one call.
+    /// A guess at the cause, where tokens differ from those of one call.
     pub cause: Option<Cause>,
-    /// With a tokenizer: the text around `token` in what stood there, and in the prompt.
+    /// With a tokenizer: the text around `token` in the call that differs, and in the prompt.
     pub texts: Option<(String, String)>,
 }

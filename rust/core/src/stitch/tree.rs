@@ -1,14 +1,18 @@
-//! All recorded calls in one radix tree: who extends whom, and who leaves whom inside a sample.
+//! All recorded calls in one radix tree, which shows the calls that a prompt extends, or leaves inside a
+//! sample.
 //!
-//! Invariant: **the prompt and the whole of each call end at a node of their own**, and nodes never
-//! move: an edge is cut by a new node above its end. Edges borrow their tokens from the calls, so
-//! building costs one comparison for each token given.
+//! Invariant: **the prompt and the whole of each call each end at a node**, and nodes never move: an edge
+//! is split by a new node above its end. Edges borrow their tokens from the calls, so building costs one
+//! comparison for each token given.
 
 use rustc_hash::FxHashMap;
 
 use super::call::{Call, is_any_negative};
 
-/// A set of calls of which only its size, and its member where it has one, is ever asked.
+/// A set of calls that can tell its size, and its member if it has only one.
+///
+/// A list of the calls at each node would take memory for each pair of node and call. A count and a sum
+/// of indices are enough: sums subtract, and the sum of one call is that call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
     pub count: usize,
@@ -46,9 +50,9 @@ struct Node {
     below: Tally,
 }
 
-/// Where the prompt of a call stands among the others.
+/// The recorded samples that a prompt goes on from.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum Ancestry {
     /// No recorded sample shares its history.
     Root,
     /// It extends these calls, which are the same tokens; the longest ones where several nest.
@@ -94,7 +98,7 @@ impl<'a> Tree<'a> {
         (tree, prompt_ends)
     }
 
-    /// Whether any token is below zero. Each is the same as one of an edge.
+    /// True if any token is below zero. Each token given is the same as one of an edge.
     pub fn is_any_negative(&self) -> bool {
         self.nodes[ROOT + 1..].iter().any(|node| {
             let edge = self.nodes[node.parent].depth..node.depth;
@@ -102,23 +106,25 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Where the prompt that ends at node `prompt` stands: the deepest node above it at which a
+    /// The ancestry of the prompt that ends at node `prompt`, from the deepest node above it at which a
     /// sample ends or goes elsewhere. Where both happen at once, the call that it extends counts.
-    pub fn place(&mut self, prompt: usize) -> Place {
+    pub fn ancestry(&mut self, prompt: usize) -> Ancestry {
         let mut node = prompt;
+        // The samples that go on along the prompt: those that begin where it ends, then those that cover
+        // the edge that was climbed. All others in `below` leave it.
         let mut on_path = self.nodes[prompt].starts;
         loop {
             self.work += 1;
             let Node { parent, depth, ends, through, below, .. } = self.nodes[node];
             let elsewhere = below.without(on_path);
             if ends.count > 0 {
-                return Place::Extends(ends, depth);
+                return Ancestry::Extends(ends, depth);
             }
             if elsewhere.count > 0 {
-                return Place::Leaves(elsewhere, depth);
+                return Ancestry::Leaves(elsewhere, depth);
             }
             if node == ROOT {
-                return Place::Root;
+                return Ancestry::Root;
             }
             on_path = through;
             node = parent;
@@ -146,13 +152,13 @@ impl<'a> Tree<'a> {
             node = if shared == self.nodes[child].depth {
                 child
             } else {
-                self.cut(node, child, first, shared)
+                self.split_edge(node, child, first, shared)
             };
         }
     }
 
     /// A new node at `depth` between `parent` and `child`.
-    fn cut(&mut self, parent: usize, child: usize, first: i64, depth: usize) -> usize {
+    fn split_edge(&mut self, parent: usize, child: usize, first: i64, depth: usize) -> usize {
         let call = self.nodes[child].call;
         let middle = self.push(parent, call, depth);
         self.nodes[child].parent = middle;

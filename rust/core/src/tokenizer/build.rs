@@ -1,4 +1,4 @@
-//! A tokenizer made of what was read of its file.
+//! Building a tokenizer from its file.
 
 use once_cell::race::OnceBox;
 use tokenizers::normalizers::NormalizerWrapper;
@@ -7,8 +7,8 @@ use tokenizers::{NormalizedString, Normalizer};
 use super::Tokenizer;
 use super::bytes::Spelling;
 use super::profile::{self, Profile};
+use crate::added_tokens::{Cutter, hard_tokens};
 use crate::anchor::{Anchors, Reach};
-use crate::cut::{Cutter, hard_tokens};
 use crate::encode::{Edge, Fast, Pipeline, normalizers, pre_tokenizers};
 use crate::error::{Error, Result};
 use crate::file::{AddedToken, Overrides, caught, guarded, load, unreadable};
@@ -20,7 +20,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Load`] where it is not one, [`Error::NotDeterministic`] where it draws at random.
     pub fn from_json(json: &str, overrides: &Overrides) -> Result<Self> {
-        // What is guarded below says more; here is the rest.
+        // The guards further in name the part of the file; this one catches all other panics.
         match caught(|| Self::build(json, overrides)) {
             Ok(built) => built,
             Err(panic) => Err(unreadable(format!("what it says cannot be put together: {panic}"))),
@@ -90,7 +90,8 @@ impl Tokenizer {
         let text = fast.probe();
         // Scaffold may become anything, so there is always a way to write it.
         let probe = Joined::new([Part::scaffold(&text)]);
-        // To make the whole model takes three times as long as all else here.
+        // Making the whole model of `tokenizers` takes three times as long as all else here, so the
+        // first comparison is with a model that knows only the entries that the probe can spell.
         let narrowed = self.as_the_model_sees(&text);
         let narrowed = narrowed.and_then(|seen| self.pipeline.model.narrowed(&seen));
         let expected = narrowed.map(|narrowed| {
@@ -105,7 +106,7 @@ impl Tokenizer {
         if expected.is_some_and(|expected| expected.is_ok_and(|expected| expected.ids == ids)) {
             return Ok(());
         }
-        // What the whole one says counts.
+        // They differ, or there is no smaller model: the whole one decides.
         let fast = self.fast.take();
         let expected = self.encode_joined(&probe, Edge::Start)?.ids;
         if ids == expected {
@@ -127,7 +128,7 @@ impl Tokenizer {
     }
 }
 
-/// What added tokens with `normalized=true` match: their content, normalized as at the start.
+/// The patterns of added tokens with `normalized=true`: their content, normalized as at the start.
 fn patterns_once_normalized(
     tokens: &[AddedToken],
     normalizers: &[Option<NormalizerWrapper>; 4],

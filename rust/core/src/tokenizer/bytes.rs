@@ -1,9 +1,9 @@
 //! Ids to bytes by a table, never by decoding slices: a token can end inside a UTF-8 character.
 
-use rustc_hash::FxHashMap;
 use serde_json::Value;
 
-use crate::byte_chars::byte_chars;
+use crate::by_bytes::BytesById;
+use crate::byte_chars::{CharToByte, byte_chars};
 use crate::file::{AddedToken, Model, ModelSettings};
 
 /// How the vocabulary spells bytes.
@@ -45,11 +45,11 @@ impl Spelling {
         }
     }
 
-    fn bytes(&self, token: &str, inverse: &FxHashMap<char, u8>) -> Vec<u8> {
+    fn bytes(&self, token: &str, chars: &CharToByte) -> Vec<u8> {
         match self {
             Self::ByteLevel => token
                 .chars()
-                .map(|c| inverse.get(&c).copied())
+                .map(|c| chars.byte(c))
                 .collect::<Option<Vec<u8>>>()
                 .unwrap_or_else(|| token.as_bytes().to_vec()),
             Self::SentencePiece => fallback_byte(token)
@@ -71,50 +71,22 @@ impl Spelling {
     }
 }
 
-/// The bytes of every id, one after the other.
-#[derive(Debug, Default)]
-pub(crate) struct ByteTable {
-    bytes: Vec<u8>,
-    /// Of each id where its bytes begin and end; [`HOLE`] where the vocabulary has none.
-    places: Vec<(u32, u32)>,
+/// The bytes of every id of a tokenizer.
+pub(crate) fn bytes_by_id(spelling: &Spelling, model: &Model, added: &[AddedToken]) -> BytesById {
+    let chars = CharToByte::new();
+    let mut table = BytesById::default();
+    for (token, id) in model.entries() {
+        table.put(id, &spelling.bytes(&token, &chars));
+    }
+    // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
+    for token in added.iter().filter(|token| !is_own(token, model)) {
+        table.put(token.id, token.content.as_bytes());
+    }
+    table
 }
 
-const HOLE: (u32, u32) = (u32::MAX, u32::MAX);
-
-impl ByteTable {
-    pub fn new(spelling: &Spelling, model: &Model, added: &[AddedToken]) -> Self {
-        let inverse: FxHashMap<char, u8> = byte_chars().into_iter().zip(0..=255).collect();
-        let mut table = Self::default();
-        for (token, id) in model.entries() {
-            table.put(id, &spelling.bytes(&token, &inverse));
-        }
-        // Runs of `▁` that the model itself makes of spaces are spelled as the model spells them.
-        for token in added.iter().filter(|token| !is_own(token, model)) {
-            table.put(token.id, token.content.as_bytes());
-        }
-        table
-    }
-
-    fn put(&mut self, id: u32, bytes: &[u8]) {
-        let index = id as usize;
-        if self.places.len() <= index {
-            self.places.resize(index + 1, HOLE);
-        }
-        let place = |len: usize| u32::try_from(len).expect("vocabularies are far smaller");
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(bytes);
-        self.places[index] = (place(start), place(self.bytes.len()));
-    }
-
-    /// `None` for an id that the tokenizer does not have.
-    pub fn get(&self, id: u32) -> Option<&[u8]> {
-        let &(start, end) = self.places.get(id as usize).filter(|place| **place != HOLE)?;
-        Some(&self.bytes[start as usize..end as usize])
-    }
-}
-
-/// Whether a textual added token stands in the model's vocabulary under the same id: text may
-/// become it either way.
+/// True if a textual added token stands in the model's vocabulary under the same id, so that text
+/// may become it either way.
 pub(crate) fn is_own(token: &AddedToken, model: &Model) -> bool {
     !token.control && model.token_to_id(&token.content) == Some(token.id)
 }

@@ -1,7 +1,8 @@
-//! Ids, and what they stand for: bytes, text, added tokens.
+//! Ids and the bytes, text and added tokens that they stand for.
 
 use super::Tokenizer;
-use super::bytes::{ByteTable, is_own};
+use super::bytes::{bytes_by_id, is_own};
+use crate::by_bytes::BytesById;
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};
 
@@ -49,9 +50,10 @@ impl Tokenizer {
             .or_else(|| self.pipeline.model.token_to_id(token))
     }
 
-    /// The text of ids: added tokens are scaffold, all else is content. Bytes that are not whole
-    /// characters end it: with `suffix` the text after the last of them is given, otherwise the
-    /// text before the first. `None` where that is empty.
+    /// The text of ids: added tokens are scaffold, all else is content. A sample can end inside a UTF-8
+    /// character, and bytes that are not whole characters have no text. So the result is the text
+    /// before the first such bytes, or with `suffix` the text after the last; `None` where that is
+    /// empty.
     pub(crate) fn parts_of_ids(
         &self,
         ids: &[u32],
@@ -82,16 +84,16 @@ impl Tokenizer {
         Ok((!joined.text.is_empty()).then(|| joined.into_owned()))
     }
 
-    /// Whether the id is that of an added token, and of nothing else.
+    /// True if the id is that of an added token, and of nothing else.
     pub(super) fn is_added(&self, id: u32) -> bool {
         let found = self.added.binary_search_by_key(&id, |token| token.id);
         found.is_ok_and(|index| !is_own(&self.added[index], &self.pipeline.model))
     }
 
     /// Made when first asked for: a tokenizer that only encodes needs none.
-    fn byte_table(&self) -> &ByteTable {
+    fn byte_table(&self) -> &BytesById {
         self.bytes.get_or_init(|| {
-            Box::new(ByteTable::new(&self.spelling, &self.pipeline.model, &self.added))
+            Box::new(bytes_by_id(&self.spelling, &self.pipeline.model, &self.added))
         })
     }
 }

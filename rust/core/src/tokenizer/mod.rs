@@ -21,15 +21,16 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub use profile::Profile;
 pub use spelled::Spelled;
 
+use crate::added_tokens::{Cutter, cut_joined};
 use crate::anchor::Anchors;
-use crate::cut::{Cutter, cut_joined};
+use crate::by_bytes::BytesById;
 use crate::encode::{Edge, Encoded, Fast, HardCut, Mintable, Pipeline, Segment};
 use crate::error::{Error, Result};
 use crate::file::{AddedToken, caught};
 use crate::parts::{Joined, Part};
-use bytes::{ByteTable, Spelling};
+use bytes::Spelling;
 
-/// What becomes of control tokens that a text spells.
+/// The treatment of control tokens that a text spells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddedMode {
     /// They become control tokens: the text is scaffold.
@@ -55,8 +56,8 @@ pub struct Tokenizer {
     added: Vec<AddedToken>,
     vocab_size: usize,
     spelling: Spelling,
-    bytes: OnceBox<ByteTable>,
-    /// Where text can be taken up again; `None` where no place is known.
+    bytes: OnceBox<BytesById>,
+    /// `None` where text has no anchors.
     anchors: Option<Anchors>,
     profile: Profile,
 }
@@ -85,33 +86,33 @@ impl Tokenizer {
         &self.added
     }
 
-    /// Whether the token can never be changed by the text around it.
+    /// True if the text around the token can never change it.
     #[must_use]
     pub fn is_hard(&self, id: u32) -> bool {
         self.hard_ids.contains(&id)
     }
 
-    /// What is known without encoding anything.
+    /// The facts that are known without encoding anything.
     #[must_use]
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Whether the time that a text takes is known by its length: about 12 ns a byte of words.
+    /// True if the length of a text tells how long encoding it takes: about 12 ns for each byte of words.
     #[must_use]
     pub fn is_linear(&self) -> bool {
         self.fast.is_some() && self.anchors.is_some()
     }
 
-    /// How many ids there are, added tokens included.
+    /// The number of ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
     pub(crate) fn encode_joined(&self, joined: &Joined<'_>, edge: Edge) -> Result<Encoded> {
-        // What a file says that contradicts itself costs this text, and not the process.
-        caught(|| self.encode_segments(joined, edge)).unwrap_or_else(|panic| {
+        // `tokenizers` panics where a file contradicts itself. That fails this text, not the process.
+        caught(|| self.encode_between_added_tokens(joined, edge)).unwrap_or_else(|panic| {
             Err(Error::Encode {
                 text: joined.text.chars().take(60).collect(),
                 reason: format!("{panic}\nhint: is the tokenizer.json whole?"),
@@ -119,12 +120,13 @@ impl Tokenizer {
         })
     }
 
-    fn encode_segments(&self, joined: &Joined<'_>, edge: Edge) -> Result<Encoded> {
+    /// Cuts added tokens with `normalized=false` out of the text and encodes each range between them.
+    fn encode_between_added_tokens(&self, joined: &Joined<'_>, edge: Edge) -> Result<Encoded> {
         let cuts = cut_joined(&self.raw, joined);
         let mut out = Encoded { with_spans: joined.with_spans, ..Encoded::default() };
         let mut from = 0;
         for cut in cuts {
-            self.encode_segment(joined, from..cut.range.start, edge, &mut out)?;
+            self.encode_range(joined, from..cut.range.start, edge, &mut out)?;
             out.push(self.raw.token(cut.token).id, cut.range.clone());
             out.added.push(cut.range.clone());
             from = cut.range.end;
@@ -133,11 +135,12 @@ impl Tokenizer {
                 out.hard.push(HardCut { bytes: cut.range, tokens_before_end });
             }
         }
-        self.encode_segment(joined, from..joined.text.len(), edge, &mut out)?;
+        self.encode_range(joined, from..joined.text.len(), edge, &mut out)?;
         Ok(out)
     }
 
-    fn encode_segment(
+    /// Encodes a range without added tokens as a segment.
+    fn encode_range(
         &self,
         joined: &Joined<'_>,
         range: Range<usize>,
@@ -156,13 +159,13 @@ impl Tokenizer {
             unk_id: self.unk_id,
             joined,
         };
-        if self.fast.as_ref().is_some_and(|fast| fast.encode(&segment, out)) {
+        if self.fast.as_ref().is_some_and(|fast| fast.encode_segment(&segment, out)) {
             return Ok(());
         }
-        self.pipeline.encode(&segment, out)
+        self.pipeline.encode_segment(&segment, out)
     }
 
-    /// What a text is under a mode: scaffold or content.
+    /// The text as a part: scaffold under [`AddedMode::Parse`], else content.
     ///
     /// # Errors
     /// [`Error::ControlToken`] with [`AddedMode::Raise`], where the text spells one.

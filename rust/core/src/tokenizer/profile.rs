@@ -1,7 +1,6 @@
-//! What is known about a tokenizer without encoding anything.
+//! The facts about a tokenizer that are known without encoding anything.
 
 use crate::encode::Mintable;
-
 use crate::file::{AddedToken, Loaded, kind};
 
 /// The static facts that decide which seams are safe.
@@ -13,13 +12,14 @@ pub struct Profile {
     pub normalizer: Option<String>,
     /// The pre-tokenizer's type, `None` without one.
     pub pre_tokenizer: Option<String>,
-    /// How many ids there are, added tokens included.
+    /// The number of ids, added tokens included.
     pub vocab_size: usize,
-    /// Why appending encodes the whole open segment again; `None` where a window is enough.
+    /// The reason why appending encodes the whole open segment again; `None` where a window is enough.
     pub opaque_because: Option<String>,
     /// The encoder in use: "fast" for the shapes that it knows, else "hf".
     pub encoder: &'static str,
-    /// Why "fast", which knows the shape, is not used: it was compared with "hf" and differed.
+    /// The reason why "fast", which knows the shape, is not used: it was compared with "hf" and
+    /// differed.
     pub demoted_because: Option<String>,
     /// Added tokens that no text around them can change.
     pub hard: Vec<String>,

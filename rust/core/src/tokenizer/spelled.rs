@@ -1,7 +1,7 @@
-//! Control tokens that a text spells: what it would mint if it were scaffold.
+//! Control tokens that a text spells, and would mint if it were scaffold.
 
 use super::Tokenizer;
-use crate::cut::cut_joined;
+use crate::added_tokens::cut_joined;
 use crate::encode::Edge;
 use crate::error::{Error, Result};
 use crate::parts::{Joined, Part};

@@ -11,6 +11,7 @@ use crate::byte_chars::byte_chars;
 use crate::encode::{Edge, Encoded};
 use crate::file::Overrides;
 use crate::parts::{Joined, Part};
+use crate::rng::Rng;
 use crate::tokenizer::Tokenizer;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -70,27 +71,19 @@ const SPELLED: [&str; 13] = [
     "1234567",
 ];
 
-fn below(state: &mut u64, n: usize) -> usize {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    usize::try_from((*state >> 33) % n as u64).expect("small")
-}
-
-fn text(state: &mut u64, most: usize) -> String {
+fn text(rng: &mut Rng, most: usize) -> String {
     let chars: Vec<char> = CHARS.chars().collect();
     // Few different characters meet often.
-    let few: Vec<char> =
-        (0..2 + below(state, 12)).map(|_| chars[below(state, chars.len())]).collect();
+    let few: Vec<char> = (0..2 + rng.below(12)).map(|_| chars[rng.below(chars.len())]).collect();
     let mut text = String::new();
-    for _ in 0..below(state, most) {
-        match below(state, 12) {
-            0 => text.push_str(SPELLED[below(state, SPELLED.len())]),
-            1 => text.push(chars[below(state, chars.len())]),
+    for _ in 0..rng.below(most) {
+        match rng.below(12) {
+            0 => text.push_str(SPELLED[rng.below(SPELLED.len())]),
+            1 => text.push(chars[rng.below(chars.len())]),
             2 => {
-                text.extend(char::from_u32(
-                    u32::try_from(below(state, 0x11_0000)).expect("a code"),
-                ));
+                text.extend(char::from_u32(u32::try_from(rng.below(0x11_0000)).expect("a code")));
             }
-            _ => text.push(few[below(state, few.len())]),
+            _ => text.push(few[rng.below(few.len())]),
         }
     }
     text
@@ -124,9 +117,9 @@ fn of_all_pairs(mut file: Value) -> Value {
     let bytes = byte_chars().map(String::from);
     let mut pairs: Vec<[&String; 2]> =
         bytes.iter().flat_map(|left| bytes.iter().map(move |right| [left, right])).collect();
-    let mut state = 21;
+    let mut rng = Rng(21);
     for at in (1..pairs.len()).rev() {
-        pairs.swap(at, below(&mut state, at + 1));
+        pairs.swap(at, rng.below(at + 1));
     }
     let entries =
         bytes.iter().cloned().chain(pairs.iter().map(|pair| pair.map(|c| &c[..]).concat()));
@@ -181,7 +174,7 @@ fn compare(tokenizer: &mut Tokenizer, texts: impl IntoIterator<Item = String>) -
 
 #[test]
 fn every_pattern_is_known_and_cuts_as_the_regex_engine_does() {
-    let mut state = 5;
+    let mut rng = Rng(5);
     let rounds = rounds(3000);
     for mut file in files() {
         for (index, splits) in SPLITS.iter().enumerate() {
@@ -189,31 +182,31 @@ fn every_pattern_is_known_and_cuts_as_the_regex_engine_does() {
             file["model"]["ignore_merges"] = json!(index % 2 == 1);
             let mut tokenizer = with_splits(file.clone(), splits);
             assert_eq!(tokenizer.profile().encoder, "fast", "{splits:?}");
-            assert!(compare(&mut tokenizer, (0..rounds).map(|_| text(&mut state, 40))) > 10_000);
+            assert!(compare(&mut tokenizer, (0..rounds).map(|_| text(&mut rng, 40))) > 10_000);
         }
     }
 }
 
 #[test]
 fn gpt2_spells_its_pattern_by_a_flag() {
-    let mut state = 9;
+    let mut rng = Rng(9);
     for mut file in files() {
         file["pre_tokenizer"] = json!({"type": "ByteLevel", "add_prefix_space": false,
             "trim_offsets": true, "use_regex": true});
         let mut tokenizer = load(&file);
-        compare(&mut tokenizer, (0..1000).map(|_| text(&mut state, 40)));
+        compare(&mut tokenizer, (0..1000).map(|_| text(&mut rng, 40)));
     }
 }
 
 #[test]
 fn long_words_are_merged_as_short_ones() {
-    let mut state = 13;
+    let mut rng = Rng(13);
     for file in files() {
         let mut tokenizer = with_splits(file, SPLITS[3]);
         let words = (0..60).map(|_| {
-            let letters: Vec<char> = "abetshing ".chars().take(2 + below(&mut state, 9)).collect();
-            let len = below(&mut state, 3000);
-            (0..len).map(|_| letters[below(&mut state, letters.len())]).collect()
+            let letters: Vec<char> = "abetshing ".chars().take(2 + rng.below(9)).collect();
+            let len = rng.below(3000);
+            (0..len).map(|_| letters[rng.below(letters.len())]).collect()
         });
         compare(&mut tokenizer, words);
         compare(&mut tokenizer, ["=".repeat(10_000), "a".repeat(100_000), "\n".repeat(5000)]);
@@ -222,7 +215,7 @@ fn long_words_are_merged_as_short_ones() {
 
 #[test]
 fn added_tokens_that_match_normalized_text_are_cut_out() {
-    let mut state = 17;
+    let mut rng = Rng(17);
     for mut file in files() {
         let next = file["added_tokens"].as_array().map_or(0, Vec::len) + 200_000;
         for (index, content) in ["<b>", "ab", "  ", "é,"].iter().enumerate() {
@@ -233,13 +226,13 @@ fn added_tokens_that_match_normalized_text_are_cut_out() {
         for normalizer in [json!(null), json!({"type": "NFC"})] {
             file["normalizer"] = normalizer;
             let mut tokenizer = with_splits(file.clone(), SPLITS[3]);
-            compare(&mut tokenizer, (0..2000).map(|_| text(&mut state, 40)));
+            compare(&mut tokenizer, (0..2000).map(|_| text(&mut rng, 40)));
         }
     }
 }
 
 #[test]
-fn what_has_another_shape_is_left_to_the_general_encoder() {
+fn a_tokenizer_of_another_shape_is_left_to_the_general_encoder() {
     let file = || files().remove(0);
     let changes: [(&str, Value); 6] = [
         ("/normalizer", json!({"type": "Lowercase"})),
@@ -273,7 +266,7 @@ fn an_encoder_that_differs_is_demoted() {
 #[test]
 fn threads_share_an_encoder() {
     let tokenizer = with_splits(files().remove(0), SPLITS[3]);
-    let texts: Vec<String> = (0..200).map(|n| text(&mut (n + 1), 60)).collect();
+    let texts: Vec<String> = (0..200).map(|n| text(&mut Rng(n), 60)).collect();
     let all = || -> Vec<Vec<u32>> {
         let ids = |text: &String| {
             encode(&tokenizer, &Joined::new([Part::content(text)]), Edge::Start).ids

@@ -1,24 +1,24 @@
-//! A trajectory of its own, from what stood at a place of another.
+//! Forking a trajectory: a new one that begins with the first tokens of another.
 //!
-//! Invariant: a fork is the trajectory that the calls up to its place make from scratch. So its
-//! place is one at which a call ended: inside a text, the tokens up to a place are mostly not those
-//! of the text up to there.
+//! Invariant: a fork equals the trajectory that the calls up to its fork point make from scratch. So a
+//! fork point is an offset at which a call ended: inside a text, the tokens up to some offset are
+//! mostly not those of the text up to there.
 
 use std::fmt;
 
 use super::Trajectory;
 use crate::error::{Error, Result};
 
-/// What a place is. Where it is several of these, the first counts.
+/// An offset at which a trajectory can be forked. If an offset is several of these, the first counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ForkPoint {
     Beginning,
     StartOf(usize),
     Length,
     EndOf(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ForkPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Beginning => write!(f, "the beginning"),
@@ -30,31 +30,31 @@ impl fmt::Display for Place {
 }
 
 impl Trajectory {
-    /// What stood here when there were `at` tokens, as a trajectory of its own: the two share
-    /// nothing that changes, and each goes on as if it had been built alone.
+    /// This trajectory as it was when it had `at` tokens. The two share nothing that changes, and each
+    /// goes on as if it had been built alone.
     ///
     /// The fork has the turns that start before `at`. The first of these that `at` is decides what
     /// it may do next:
     ///
     /// 1. 0: it is empty, as [`Trajectory::new`] makes it.
     /// 2. The start of a turn: it is requested, so that another sample of that request may follow
-    ///    at once. That a turn ends there too, or sampled nothing there, changes nothing: after a
-    ///    request all is possible that is possible after a sample.
+    ///    at once. A turn may end there too, or have sampled nothing there; that makes no difference,
+    ///    because everything that is possible after a sample is possible after a request.
     /// 3. The length: it is as this one is. A request without an answer may be answered in both,
-    ///    and text that is still open stays open: what is appended may change its last tokens.
+    ///    and open text stays open: text that is appended may change its last tokens.
     /// 4. The end of a turn: it is as [`Trajectory::append_sampled`] left this one.
     ///
-    /// Costs a copy of what stands before `at`.
+    /// Costs a copy of the tokens before `at`.
     ///
     /// # Errors
-    /// [`Error::ForkPlace`] at any other place.
+    /// [`Error::ForkPoint`] at any other offset.
     pub fn fork(&self, at: usize) -> Result<Self> {
-        let no_place = || self.no_place(i64::try_from(at).unwrap_or(i64::MAX));
-        let (turns, barrier, requested) = match self.place(at).ok_or_else(no_place)? {
-            Place::Beginning => return Ok(Self::new(self.tokenizer.clone())),
-            Place::StartOf(turn) => (turn, self.barriers[turn][0], true),
-            Place::Length => return Ok(self.clone()),
-            Place::EndOf(turn) => (turn + 1, self.barriers[turn][1], false),
+        let refused = || self.no_fork_point(i64::try_from(at).unwrap_or(i64::MAX));
+        let (turns, barrier, requested) = match self.fork_point(at).ok_or_else(refused)? {
+            ForkPoint::Beginning => return Ok(Self::new(self.tokenizer.clone())),
+            ForkPoint::StartOf(turn) => (turn, self.barriers[turn][0], true),
+            ForkPoint::Length => return Ok(self.clone()),
+            ForkPoint::EndOf(turn) => (turn + 1, self.barriers[turn][1], false),
         };
         let mut fork = Self {
             ids: self.ids[..at].to_vec(),
@@ -70,32 +70,33 @@ impl Trajectory {
         Ok(fork)
     }
 
-    /// The error of [`Trajectory::fork`] at a place that is none, such as a negative one.
+    /// The error of [`Trajectory::fork`] at an offset that is not a fork point. It takes negative
+    /// offsets too, which Python can pass.
     #[must_use]
-    pub fn no_place(&self, at: i64) -> Error {
+    pub fn no_fork_point(&self, at: i64) -> Error {
         let turns = self.turns.iter().flat_map(|turn| [turn.start, turn.end]);
-        let places = || turns.clone().chain([0, self.ids.len()]);
-        let is_before = |place: &usize| i64::try_from(*place).is_ok_and(|place| place < at);
-        let before = places().filter(is_before).max();
-        let after = places().filter(|place| !is_before(place)).min();
-        let named = |place: usize| self.place(place).map(|what| format!("{place} ({what})"));
+        let points = || turns.clone().chain([0, self.ids.len()]);
+        let is_before = |point: &usize| i64::try_from(*point).is_ok_and(|point| point < at);
+        let before = points().filter(is_before).max();
+        let after = points().filter(|point| !is_before(point)).min();
+        let named = |at: usize| self.fork_point(at).map(|point| format!("{at} ({point})"));
         let named: Vec<String> = before.into_iter().chain(after).filter_map(named).collect();
         let are = if named.len() == 1 { "place is" } else { "places are" };
         let nearest = format!("{are} {}", named.join(" and "));
-        Error::ForkPlace { at, tokens: self.ids.len(), nearest }
+        Error::ForkPoint { at, tokens: self.ids.len(), nearest }
     }
 
-    fn place(&self, at: usize) -> Option<Place> {
+    fn fork_point(&self, at: usize) -> Option<ForkPoint> {
         let before = self.turns.partition_point(|turn| turn.start < at);
         if at == 0 {
-            Some(Place::Beginning)
+            Some(ForkPoint::Beginning)
         } else if self.turns.get(before).is_some_and(|turn| turn.start == at) {
-            Some(Place::StartOf(before))
+            Some(ForkPoint::StartOf(before))
         } else if at == self.ids.len() {
-            Some(Place::Length)
+            Some(ForkPoint::Length)
         } else {
             let ended = before.checked_sub(1)?;
-            (self.turns[ended].end == at).then_some(Place::EndOf(ended))
+            (self.turns[ended].end == at).then_some(ForkPoint::EndOf(ended))
         }
     }
 }

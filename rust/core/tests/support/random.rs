@@ -3,41 +3,18 @@
 // By its path, since the fuzz target takes this file in by a path of its own.
 #[path = "random/models.rs"]
 mod models;
+#[path = "random/rng.rs"]
+mod rng;
 
 use std::collections::BTreeSet;
 
 use models::{Vocab, bpe, characters, model};
+pub use rng::Rng;
 use serde_json::{Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
-
-/// `SplitMix64`: enough for tests, and the same on every machine.
-#[derive(Debug, Clone)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % n as u64).unwrap()
-    }
-
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())].clone()
-    }
-}
 
 /// The patterns of widely used models, and a few of no model at all.
 pub const PATTERNS: [&str; 12] = [

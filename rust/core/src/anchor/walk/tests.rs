@@ -8,6 +8,7 @@ use tokenizers::{
 };
 
 use super::*;
+use crate::rng::Rng;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -44,14 +45,8 @@ fn pre_tokenizers() -> Vec<Value> {
     all
 }
 
-/// A number below `n`, from a state.
-fn below(state: &mut u64, n: usize) -> usize {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    usize::try_from((*state >> 33) % n as u64).expect("small")
-}
-
 /// Runs of few kinds of characters.
-fn text(state: &mut u64, most: usize) -> String {
+fn text(rng: &mut Rng, most: usize) -> String {
     const KINDS: [&str; 9] = [
         "ab",
         "abAB",
@@ -64,9 +59,9 @@ fn text(state: &mut u64, most: usize) -> String {
         "a's1 \n!",
     ];
     let mut text = String::new();
-    while below(state, 4) > 0 {
-        let kind: Vec<char> = KINDS[below(state, KINDS.len())].chars().collect();
-        text.extend((0..below(state, most)).map(|_| kind[below(state, kind.len())]));
+    while rng.below(4) > 0 {
+        let kind: Vec<char> = KINDS[rng.below(KINDS.len())].chars().collect();
+        text.extend((0..rng.below(most)).map(|_| kind[rng.below(kind.len())]));
     }
     text
 }
@@ -80,16 +75,16 @@ fn places(pre_tokenizer: &PreTokenizerWrapper, text: &str) -> BTreeSet<usize> {
 }
 
 #[test]
-fn from_a_meeting_on_the_pieces_are_those_of_the_whole_text() {
+fn from_an_alignment_on_the_pieces_are_those_of_the_whole_text() {
     let (mut kept, mut differ) = (0, 0);
     for config in pre_tokenizers() {
         let oracle: PreTokenizerWrapper = serde_json::from_value(config.clone()).expect("valid");
         let path = Path::new(&Pieces::new(&config).expect("known")).expect("it can be walked");
-        let (mut state, mut met) = (3, 0);
+        let (mut rng, mut met) = (Rng(3), 0);
         for _ in 0..4000 {
-            let (x, y) = (text(&mut state, 8), text(&mut state, 6));
+            let (x, y) = (text(&mut rng, 8), text(&mut rng, 6));
             let edges: Vec<usize> = x.char_indices().map(|(at, _)| at).collect();
-            let Some(&at) = edges.get(below(&mut state, edges.len().max(1))) else { continue };
+            let Some(&at) = edges.get(rng.below(edges.len().max(1))) else { continue };
             let walk = |text: &str| {
                 let mut walk = path.begin();
                 text.chars().all(|c| path.step(&mut walk, c, None)).then_some(walk)
@@ -99,17 +94,20 @@ fn from_a_meeting_on_the_pieces_are_those_of_the_whole_text() {
             let behind: BTreeSet<usize> = all.range(at + 1..).copied().collect();
             let alone = places(&oracle, &(x[at..].to_owned() + &y));
             let alone: BTreeSet<usize> = alone.range(1..).map(|place| place + at).collect();
-            let meeting = whole.meet(&tail).filter(|meeting| {
-                let keeps = path.keeps(&whole, *meeting, &y);
-                kept += usize::from(keeps && !meeting.is_in_first());
-                meeting.is_in_first() || keeps
+            let alignment = whole.align(&tail).filter(|alignment| {
+                let keeps = path.keeps(&whole, *alignment, &y);
+                kept += usize::from(keeps && !alignment.is_in_first());
+                alignment.is_in_first() || keeps
             });
-            if let Some(meeting) = meeting {
+            if let Some(alignment) = alignment {
                 assert_eq!(behind, alone, "{config} {x:?} {at} {y:?}");
-                assert!(meeting.before > 0 || at == 0 || all.contains(&at), "{config} {x:?} {at}");
+                assert!(
+                    alignment.before > 0 || at == 0 || all.contains(&at),
+                    "{config} {x:?} {at}"
+                );
                 // The piece begins where the walk says: so its length is known.
                 let start = all.range(..=at).next_back().expect("the first begins at 0");
-                assert_eq!(at - start, meeting.before, "{config} {x:?} {at} {y:?}");
+                assert_eq!(at - start, alignment.before, "{config} {x:?} {at} {y:?}");
                 met += 1;
             } else {
                 differ += usize::from(behind != alone);

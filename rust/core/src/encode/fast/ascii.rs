@@ -141,6 +141,7 @@ pub(super) fn signs_end(text: &[u8], at: usize) -> Result<usize, usize> {
 mod tests {
     use super::super::class::{LETTER, LOWER, NEWLINE, NUMBER, SPACE, UPPER, classes};
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn every_byte_is_of_the_kinds_that_the_table_gives_it() {
@@ -191,14 +192,12 @@ mod tests {
 
     #[test]
     fn whitespace_ends_and_its_last_newline_is_known() {
-        let mut state = 1u64;
+        let mut rng = Rng(1);
         for _ in 0..20_000 {
             let mut text = Vec::new();
-            for _ in 0..state >> 59 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                text.push(b"      \t\n\r"[usize::try_from(state >> 33).expect("31 bits") % 9]);
+            for _ in 0..rng.below(32) {
+                text.push(rng.pick(b"      \t\n\r"));
             }
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(3);
             let newline = text.iter().rposition(|byte| matches!(byte, b'\r' | b'\n'));
             let end = text.len();
             assert_eq!(spaces_end(&text, 0), Err(end));

@@ -9,8 +9,8 @@
 
 use wide::{CmpEq, CmpGt, i8x16};
 
-use super::AT_ONCE;
 use super::class::{CASELESS, Classes, LETTER, MARK, NUMBER, SPACE, UPPER};
+use super::memo::AT_ONCE;
 
 const BLOCK: usize = 64;
 pub(super) type Block = [u8; BLOCK];
@@ -18,13 +18,13 @@ pub(super) type Block = [u8; BLOCK];
 /// `ſ`, which without regard to case is an s.
 pub(super) const LONG_S: [u8; 2] = [0xC5, 0xBF];
 
-/// What patterns like cl100k's and o200k's differ in.
+/// The differences between patterns like cl100k's and o200k's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// How many numbers are a word.
     pub digits: usize,
     pub contractions: Contractions,
-    /// Whether a word ends where a capital follows a small letter, and `/` stands behind newlines.
+    /// True if a word ends where a capital follows a small letter, and `/` may stand behind newlines.
     pub cased: bool,
 }
 
@@ -202,15 +202,15 @@ fn threes(kind: u64) -> u64 {
     starts
 }
 
-/// Those of the words before the first unknown place that are sure: what whitespace at the end becomes
-/// depends on what follows.
+/// The words before the first unknown byte that are certain. The text that follows decides about
+/// whitespace at the end.
 #[inline(always)]
 fn known(words: u64, unknown: u64, whitespace: u64) -> u64 {
     let known = below(unknown.trailing_zeros()) & !whitespace;
     words & below(u64::BITS - known.leading_zeros()) & !1
 }
 
-/// Those of these apostrophes that may begin a contraction.
+/// The apostrophes that may begin a contraction, out of these.
 #[inline(always)]
 fn possible(block: &Block, mut apostrophes: u64) -> u64 {
     let mut found = 0;
@@ -326,7 +326,8 @@ fn signed(byte: u8) -> i8 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scan::Pattern;
+    use super::super::scanner::Scanner;
+    use crate::rng::Rng;
 
     #[test]
     fn blocks_have_the_words_that_are_found_one_by_one() {
@@ -393,22 +394,18 @@ mod tests {
             "\u{a0}",
             "ſ",
         ];
-        let mut patterns = vec![Pattern::Gpt2];
+        let mut patterns = vec![Scanner::Gpt2];
         for digits in [1, 3, usize::MAX] {
             for flag in [false, true] {
-                patterns.push(Pattern::O200k { digits, contractions: flag });
-                patterns.push(Pattern::Cl100k { digits, marks_are_letters: flag, long_s: true });
+                patterns.push(Scanner::O200k { digits, contractions: flag });
+                patterns.push(Scanner::Cl100k { digits, marks_are_letters: flag, long_s: true });
             }
         }
-        let mut state = 7u64;
-        let mut below = |most: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            usize::try_from(state >> 33).expect("31 bits") % most
-        };
+        let mut rng = Rng(7);
         for _ in 0..4_000 {
             // Few parts again and again, so that rare neighbours meet.
-            let kinds: Vec<&str> = (0..=below(8)).map(|_| PARTS[below(PARTS.len())]).collect();
-            let text: String = (0..below(200)).map(|_| kinds[below(kinds.len())]).collect();
+            let kinds: Vec<&str> = (0..=rng.below(8)).map(|_| rng.pick(&PARTS)).collect();
+            let text: String = (0..rng.below(200)).map(|_| rng.pick(&kinds)).collect();
             for pattern in &patterns {
                 let cut = |by_blocks| {
                     let mut words = vec![0];

@@ -6,7 +6,7 @@ use super::characters::{Characters, FirstMerges};
 use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
 use crate::by_bytes::{Filter, Key, MOST_BYTES, Word, Words};
-use crate::byte_chars::byte_chars;
+use crate::byte_chars::CharToByte;
 use crate::file::Bpe;
 
 /// A model whose smallest tokens are the 256 bytes.
@@ -16,25 +16,26 @@ pub(super) struct ByteLevel {
     characters: Characters,
     merges: Merges,
     entries: Words,
-    /// Where a word that is an entry is one token, whatever the merges would make of it: which words
-    /// are none. To wait for the table of entries was a tenth of the time that new code takes.
+    /// With `ignore_merges`, where a word that is an entry is one token whatever the merges would make
+    /// of it: rules out most words that are not entries. To wait for the table of entries was a tenth
+    /// of the time that new code takes.
     whole: Option<Filter>,
     /// Words that are one token, those of the first merges in front: text most likely has them.
     known: Vec<u32>,
 }
 
-/// So many words are known before any text is, a quarter of what is remembered.
+/// The most words that are known before any text is encoded, a quarter of the words remembered.
 const MOST_KNOWN: usize = 1 << 15;
 
 impl ByteLevel {
     /// `None` where the model lacks a byte.
     pub fn new(bpe: &Bpe) -> Option<Self> {
         let mut entries = Words::new(bpe.entries.len());
-        let spelled = Spelled::new();
+        let chars = CharToByte::new();
         let mut bytes = Vec::new();
         for (entry, id) in bpe.entries.iter() {
-            // Text never spells an entry with characters that stand for no byte.
-            let is_spelled = spelled.bytes(entry, &mut bytes);
+            // Text never spells an entry with a character that stands for no byte.
+            let is_spelled = write_bytes(&chars, entry, &mut bytes);
             if is_spelled && (bytes.is_empty() || !entries.insert(&bytes, id)) {
                 return None;
             }
@@ -77,7 +78,7 @@ impl ByteLevel {
         bpe.merges.iter().map(|merge| merge.whole).take(MOST_KNOWN).filter(is_one_token).collect()
     }
 
-    /// What a thread works with: it remembers some words before it has met any text.
+    /// The memory of a new thread. It knows some words before the thread has met any text.
     pub fn scratch(&self) -> Scratch {
         let mut scratch = Scratch::new();
         for &id in self.known.iter().rev() {
@@ -92,7 +93,7 @@ impl ByteLevel {
         self.merges.tokens(bench, |symbols| self.characters.lay_out(word, &self.bytes, symbols))
     }
 
-    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
+    /// True if the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
     pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
         let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
@@ -114,10 +115,10 @@ impl ByteLevel {
     }
 
     /// Writes the tokens of words that follow each other: the first from byte `start` on, each up to
-    /// its end. `written` hears of each word and its tokens.
+    /// its end. Calls `written` with each word and its tokens.
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "so that what hears nothing costs nothing")]
-    pub fn encode(
+    #[allow(clippy::inline_always, reason = "so that a `written` that does nothing costs nothing")]
+    pub fn encode_words(
         &self,
         text: &str,
         start: usize,
@@ -146,30 +147,14 @@ impl ByteLevel {
     }
 }
 
-/// The bytes that the characters of a vocabulary stand for.
-struct Spelled([Option<u8>; Self::CHARS]);
-
-impl Spelled {
-    /// More than the highest code point that stands for a byte.
-    const CHARS: usize = 1 << 9;
-
-    fn new() -> Self {
-        let mut inverse = [None; Self::CHARS];
-        for (byte, c) in (0..=255).zip(byte_chars()) {
-            inverse[c as usize] = Some(byte);
-        }
-        Self(inverse)
-    }
-
-    /// Writes the bytes of an entry; `false` where a character stands for none.
-    fn bytes(&self, entry: &str, bytes: &mut Vec<u8>) -> bool {
-        bytes.clear();
-        entry.chars().all(|c| {
-            let byte = self.0.get(c as usize).copied().flatten();
-            bytes.extend(byte);
-            byte.is_some()
-        })
-    }
+/// Writes the bytes of an entry. Returns `false` if a character stands for no byte.
+fn write_bytes(chars: &CharToByte, entry: &str, bytes: &mut Vec<u8>) -> bool {
+    bytes.clear();
+    entry.chars().all(|c| {
+        let byte = chars.byte(c);
+        bytes.extend(byte);
+        byte.is_some()
+    })
 }
 
 #[cfg(test)]
@@ -177,7 +162,7 @@ impl ByteLevel {
     /// The tokens of a word, as they are written and merged from bytes.
     pub fn tokens_both_ways(&self, word: &str, scratch: &mut Scratch) -> (Vec<u32>, Vec<u32>) {
         let mut written = Vec::new();
-        self.encode(word, 0, &[word.len()], scratch, &mut written, |_, _| ());
+        self.encode_words(word, 0, &[word.len()], scratch, &mut written, |_, _| ());
         let of_byte = |(byte, end): (u8, usize)| Symbol { id: self.bytes[usize::from(byte)], end };
         let lay_out =
             |symbols: &mut Vec<Symbol>| symbols.extend(word.bytes().zip(1..).map(of_byte));
@@ -185,12 +170,12 @@ impl ByteLevel {
         (written, merged.iter().map(|token| token.id).collect())
     }
 
-    /// Whether some entry is another one's tokens where it is a word.
+    /// True if some entry, taken as a word, is several tokens.
     pub fn has_words_of_more_tokens(&self) -> bool {
         self.known.len() + self.bytes.len() < self.entries.len()
     }
 
-    /// Whether some character of the word is not laid out byte by byte.
+    /// True if some character of the word is not laid out byte by byte.
     pub fn begins_with_a_character(&self, word: &str) -> bool {
         let mut symbols = Vec::new();
         self.characters.lay_out(word, &self.bytes, &mut symbols);

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
-use super::AT_ONCE;
+use super::memo::AT_ONCE;
 use super::memo::Scratch;
 use super::merges::{Bench, Merges, Symbol};
 use super::neighbours::Neighbours;
@@ -24,11 +24,11 @@ pub(super) struct CharLevel {
     merges: Merges,
     neighbours: Neighbours,
     unknown: Unknown,
-    /// Whether an unknown character becomes the same tokens whatever stands beside it.
+    /// True if an unknown character becomes the same tokens whatever stands beside it.
     unknown_stands_apart: bool,
 }
 
-/// What a character becomes that the vocabulary lacks.
+/// The tokens of a character that the vocabulary lacks.
 #[derive(Debug)]
 enum Unknown {
     /// A token for each of its bytes.
@@ -79,7 +79,7 @@ impl CharLevel {
         Some(Self { entries, merges, neighbours, unknown, unknown_stands_apart })
     }
 
-    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where text
+    /// True if the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
     pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
         let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
@@ -88,9 +88,9 @@ impl CharLevel {
         Some(tokens.iter().map(|token| token.id).eq([left, right]))
     }
 
-    /// Writes the tokens of a text. `span` says where in the whole text the bytes stand that a
-    /// token came from.
-    pub fn encode(
+    /// Writes the tokens of a text. `span` turns the bytes that a token came from into those of the
+    /// whole text.
+    pub fn encode_text(
         &self,
         text: &str,
         scratch: &mut Scratch,
@@ -114,8 +114,8 @@ impl CharLevel {
         });
     }
 
-    /// Writes the tokens of a run, and where they came from: what is remembered says that only of a
-    /// run that is one token.
+    /// Writes the tokens of a run and their spans. The memory of words holds no spans, so it can answer
+    /// only for a run that is one token.
     fn encode_run(
         &self,
         text: &str,
@@ -192,7 +192,7 @@ impl CharLevel {
         bytes.take_while(u8::is_ascii)
     }
 
-    /// Whether no token holds two characters that stand side by side.
+    /// True if no token holds two characters that stand side by side.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each character")]
     fn part(&self, left: char, right: char) -> bool {

@@ -43,7 +43,7 @@ impl FirstMerges {
         }
     }
 
-    /// Whether no neighbour of these symbols merges with them at this rank or before it.
+    /// True if no neighbour of these symbols merges with them at this rank or before it.
     fn are_later_than(&self, rank: Rank, first: u32, last: u32) -> bool {
         self.before[first as usize] > rank && self.after[last as usize] > rank
     }
@@ -130,35 +130,30 @@ mod tests {
     use super::super::byte_level::ByteLevel;
     use crate::byte_chars::byte_chars;
     use crate::file::Bpe;
+    use crate::rng::Rng;
 
     const CHARS: [char; 9] = ['中', '丸', '业', '日', 'か', 'が', 'é', '©', 'a'];
 
-    fn below(state: &mut u64, n: usize) -> usize {
-        *state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from((*state >> 33) % n as u64).expect("small")
-    }
-
-    fn word(state: &mut u64) -> String {
-        (0..=below(state, 8)).map(|_| CHARS[below(state, CHARS.len())]).collect()
+    fn word(rng: &mut Rng) -> String {
+        (0..=rng.below(8)).map(|_| CHARS[rng.below(CHARS.len())]).collect()
     }
 
     /// A model that merges pieces of words at random, half of the time in no sensible order.
-    fn model(state: &mut u64) -> ByteLevel {
+    fn model(rng: &mut Rng) -> ByteLevel {
         let bytes = byte_chars();
         let mut merges: Vec<[String; 2]> = Vec::new();
         for _ in 0..40 {
             // Most merges are inside of characters, as in real models.
-            let text = if below(state, 3) == 0 {
-                word(state)
+            let text = if rng.below(3) == 0 {
+                word(rng)
             } else {
-                CHARS[below(state, CHARS.len())].to_string()
+                CHARS[rng.below(CHARS.len())].to_string()
             };
             let spelled: Vec<String> =
                 text.bytes().map(|byte| bytes[usize::from(byte)].to_string()).collect();
-            let start = below(state, spelled.len());
-            let middle = start + 1 + below(state, 2);
-            let end = middle + 1 + below(state, 2);
+            let start = rng.below(spelled.len());
+            let middle = start + 1 + rng.below(2);
+            let end = middle + 1 + rng.below(2);
             if end <= spelled.len() {
                 let pair = [spelled[start..middle].concat(), spelled[middle..end].concat()];
                 let known = |part: &String| {
@@ -169,9 +164,9 @@ mod tests {
                 }
             }
         }
-        if below(state, 2) == 0 {
+        if rng.below(2) == 0 {
             for at in 0..merges.len() {
-                let other = below(state, merges.len());
+                let other = rng.below(merges.len());
                 merges.swap(at, other);
             }
         }
@@ -187,13 +182,13 @@ mod tests {
 
     #[test]
     fn a_word_has_the_tokens_that_its_bytes_merge_to() {
-        let (mut state, mut whole, mut cut) = (5, 0, 0);
+        let (mut rng, mut whole, mut cut) = (Rng(5), 0, 0);
         for _ in 0..2_000 {
-            let model = model(&mut state);
+            let model = model(&mut rng);
             let mut scratch = model.scratch();
             cut += usize::from(model.has_words_of_more_tokens());
             for _ in 0..30 {
-                let word = word(&mut state);
+                let word = word(&mut rng);
                 let (written, from_bytes) = model.tokens_both_ways(&word, &mut scratch);
                 assert_eq!(written, from_bytes, "{word}");
                 whole += usize::from(model.begins_with_a_character(&word));

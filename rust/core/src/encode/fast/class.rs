@@ -1,4 +1,4 @@
-//! What kind of character each code point is, in one table.
+//! The class of each code point, in one table.
 //!
 //! Invariant: the classes are those of Oniguruma, the engine that `tokenizers` runs patterns with;
 //! a test compares every code point. They are read from `regex-syntax`, whose version is locked.
@@ -29,7 +29,7 @@ pub(super) const SPACE: Class = 1 << 5;
 pub(super) const NEWLINE: Class = 1 << 6;
 /// `\p{P}`, `\p{S}`.
 pub(super) const SIGN: Class = 1 << 7;
-/// What the second pattern of `DeepSeek` cuts out.
+/// The characters that the second pattern of `DeepSeek` cuts out.
 pub(super) const HAN_OR_KANA: Class = 1 << 8;
 /// NFC may change it, or what stands before it together with it.
 pub(super) const COMPOSES: Class = 1 << 9;
@@ -51,18 +51,18 @@ pub(super) const PATTERNS: [(&str, Class); 8] = [
 
 const BLOCK: usize = 256;
 
-/// What is known of the 64 characters of three bytes that have the first two in common.
+/// The properties of 64 characters of three bytes that have the first two bytes in common.
 #[derive(Clone, Copy)]
 struct SixtyFour {
     /// The properties that all of them have.
     all: Class,
-    /// Those that any of them has.
+    /// The properties that any of them has.
     any: Class,
 }
 
 /// As many characters have one byte or two.
 const LOW: usize = 0x800;
-/// What characters of three bytes or more begin with.
+/// The lowest first byte of a character of three bytes, and of one of four.
 const FIRST_OF_THREE: u8 = 0xE0;
 const FIRST_OF_FOUR: u8 = 0xF0;
 
@@ -230,7 +230,7 @@ impl Classes {
         at
     }
 
-    /// What is known of a character of three bytes by the first two.
+    /// The properties of a character of three bytes, as far as its first two bytes tell them.
     #[inline]
     fn like(&self, first: u8, second: u8) -> SixtyFour {
         self.like[usize::from(first & 0x0F) << 6 | usize::from(second & 0x3F)]

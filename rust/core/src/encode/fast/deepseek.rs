@@ -1,7 +1,7 @@
 //! Cutting text into words as `DeepSeek` V3 does: three patterns, one after the other.
 
 use super::class::{Classes, HAN_OR_KANA, LETTER, MARK, NEWLINE, NUMBER, SIGN, SPACE};
-use super::scan::{numbers, spaces_and_newlines};
+use super::word_ends::{numbers, spaces_and_newlines};
 
 /// Tells `each` where words end: numbers first, then Han and kana, then the rest; each sees only what
 /// the one before left.

@@ -1,7 +1,7 @@
 //! Long words that a thread has met before, and the tokens of short ones that have many.
 //!
-//! Invariant: what is written here is bounded in bytes; where there is too much all is forgotten, and who
-//! has a place from before is told that nothing stands there any more.
+//! Invariant: the records are bounded in bytes. Once there are too many, all are forgotten, and a
+//! [`Record`] from before finds nothing, because its age is another one.
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ pub(super) const MOST_TOGETHER: usize = 16;
 #[derive(Debug)]
 pub(super) struct LongWords {
     /// Two for each hash, the later word first.
-    places: Box<[[Place; 2]; Self::PAIRS]>,
+    entries: Box<[[Entry; 2]; Self::PAIRS]>,
     /// Of each word its tokens, and behind them its bytes if it has no slot that has them: whoever finds
     /// one has the other.
     records: Vec<u32>,
@@ -37,7 +37,7 @@ pub(super) struct Record {
 
 /// Where the record of a word begins, and how many tokens and bytes it has.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct Entry {
     hash: u32,
     start: u32,
     ids: u16,
@@ -53,25 +53,25 @@ impl LongWords {
     const MOST_IN_RECORDS: usize = 1 << 21;
 
     pub fn new() -> Self {
-        let places = vec![Default::default(); Self::PAIRS].into_boxed_slice();
-        let places = places.try_into().expect("as many as asked for");
-        Self { places, records: Vec::new(), age: 0 }
+        let entries = vec![Default::default(); Self::PAIRS].into_boxed_slice();
+        let entries = entries.try_into().expect("as many as asked for");
+        Self { entries, records: Vec::new(), age: 0 }
     }
 
     /// Has what is remembered of a word come from memory; returns the word's hash.
     pub fn fetch(&self, word: &[u8]) -> u32 {
         let hash = hash(word);
-        let [place, _] = self.places[hash as usize % Self::PAIRS];
-        black_box(self.records.get(place.start as usize));
+        let [entry, _] = self.entries[hash as usize % Self::PAIRS];
+        black_box(self.records.get(entry.start as usize));
         hash
     }
 
     /// Where the tokens of a word stand that has no key; `None` where it is not remembered.
     pub fn find(&self, word: &[u8], hash: u32) -> Option<Record> {
-        let both = &self.places[hash as usize % Self::PAIRS];
-        let is_like = |place: &&Place| place.hash == hash && usize::from(place.bytes) == word.len();
-        both.iter().filter(is_like).find_map(|place| {
-            let Place { start, ids, .. } = *place;
+        let both = &self.entries[hash as usize % Self::PAIRS];
+        let is_like = |entry: &&Entry| entry.hash == hash && usize::from(entry.bytes) == word.len();
+        both.iter().filter(is_like).find_map(|entry| {
+            let Entry { start, ids, .. } = *entry;
             let bytes = &self.records[start as usize + usize::from(ids)..];
             let record = Record { start, ids: ids.into(), age: self.age };
             cast_slice(bytes).starts_with(word).then_some(record)
@@ -99,7 +99,7 @@ impl LongWords {
         (record.age == self.age && count < MOST_TOGETHER).then_some((tokens, count))
     }
 
-    /// Whether all were forgotten at least once.
+    /// True if all records were forgotten at least once.
     #[cfg(test)]
     pub fn was_full(&self) -> bool {
         self.age > 0
@@ -108,7 +108,7 @@ impl LongWords {
     /// Writes a record of tokens.
     pub fn add(&mut self, ids: &[u32]) -> Record {
         if self.records.len() > Self::MOST_IN_RECORDS {
-            self.places.fill(Default::default());
+            self.entries.fill(Default::default());
             self.records.clear();
             self.age = self.age.wrapping_add(1);
         }
@@ -126,9 +126,9 @@ impl LongWords {
         let hash = hash(word);
         let small = |count: usize| u16::try_from(count).expect("a word has few");
         let Record { start, .. } = self.add(ids);
-        let place = Place { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
-        let both = &mut self.places[hash as usize % Self::PAIRS];
-        *both = [place, both[0]];
+        let entry = Entry { hash, start, ids: small(ids.len()), bytes: small(word.len()) };
+        let both = &mut self.entries[hash as usize % Self::PAIRS];
+        *both = [entry, both[0]];
         let bytes_at = self.records.len();
         self.records.resize(bytes_at + word.len().div_ceil(size_of::<u32>()), 0);
         cast_slice_mut(&mut self.records[bytes_at..])[..word.len()].copy_from_slice(word);

@@ -9,65 +9,66 @@
 use std::hint::black_box;
 use std::ops::{BitXor, Range};
 
-use super::AT_ONCE;
 use super::long_words::{LongWords, MOST_TOGETHER};
 use super::merges::Bench;
-use super::short_words::{MOST_IDS, SetIndex, ShortWords, Slot, set_of};
+use super::short_words::{BucketIndex, CachedWord, MOST_IDS, ShortWords, bucket_of};
 use crate::by_bytes::Key;
 
+/// The number of words that are cut, and then looked for in memory, before the first of them is read.
+pub(super) const AT_ONCE: usize = 256;
 /// Where more than one word in so many has a record, those of the next words are fetched beforehand.
 const MANY: usize = 8;
 /// For the tokens of as many words as are looked for at the same time: fewer than are read together, and
 /// behind the last of them all that are.
 const ROOM: usize = AT_ONCE * (MOST_TOGETHER - 1) + MOST_TOGETHER;
 
-/// What one thread works with.
+/// The memory of words and the working room of one thread.
 #[derive(Debug)]
 pub(super) struct Scratch {
     short: ShortWords,
     long: LongWords,
     /// `None` while it is in use.
-    batch: Option<Box<Batch>>,
+    lookups: Option<Box<Lookups>>,
     pub bench: Bench,
 }
 
-/// Words that are looked for at the same time. Kept, because to clear nine kilobytes for each batch
-/// took one part in fifty of all time.
+/// Words that are looked for at the same time. Kept from one round to the next, because clearing nine
+/// kilobytes for each round took one part in fifty of all time.
 #[derive(Debug)]
-struct Batch {
+struct Lookups {
     keys: [Key; AT_ONCE],
-    sets: [SetIndex; AT_ONCE],
+    buckets: [BucketIndex; AT_ONCE],
     /// Of those that have no key.
     hashes: [u32; AT_ONCE],
     /// The tokens of words that follow each other and were all found.
     found: [u32; ROOM],
 }
 
-impl Default for Batch {
+impl Default for Lookups {
     fn default() -> Self {
         Self {
             keys: [Key::NONE; AT_ONCE],
-            sets: [0; AT_ONCE],
+            buckets: [0; AT_ONCE],
             hashes: [0; AT_ONCE],
             found: [0; ROOM],
         }
     }
 }
 
-impl Batch {
+impl Lookups {
     /// Fills in what is looked for: words that follow each other, the first from byte `start` on, each
     /// up to its end.
     #[inline(never)]
     fn fill(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
         let mut has_others = false;
-        for ((key, set), &end) in self.keys.iter_mut().zip(&mut self.sets).zip(ends) {
+        for ((key, bucket), &end) in self.keys.iter_mut().zip(&mut self.buckets).zip(ends) {
             // No call stands in this loop, for which registers would have to be kept free.
             *key = Key::before_others(text, at, end).unwrap_or_else(|| {
                 has_others = true;
                 Key::NONE
             });
-            *set = set_of(*key);
+            *bucket = bucket_of(*key);
             at = end;
         }
         if has_others {
@@ -79,12 +80,12 @@ impl Batch {
     #[inline(never)]
     fn fill_others(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
-        let places = self.sets.iter_mut().zip(&mut self.hashes);
-        for ((key, (set, hash)), &end) in self.keys.iter_mut().zip(places).zip(ends) {
+        let places = self.buckets.iter_mut().zip(&mut self.hashes);
+        for ((key, (bucket, hash)), &end) in self.keys.iter_mut().zip(places).zip(ends) {
             if key.known().is_none() {
                 if let Some(short) = Key::of(text, at, end) {
                     *key = short;
-                    *set = set_of(short);
+                    *bucket = bucket_of(short);
                 } else {
                     *hash = long.fetch(&text[at..end]);
                 }
@@ -99,7 +100,7 @@ impl Scratch {
         Self {
             short: ShortWords::new(),
             long: LongWords::new(),
-            batch: None,
+            lookups: None,
             bench: Bench::default(),
         }
     }
@@ -117,15 +118,15 @@ impl Scratch {
         encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
         mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
-        let mut batch = self.batch.take().unwrap_or_default();
+        let mut lookups = self.lookups.take().unwrap_or_default();
         let mut has_many_records = false;
         for ends in ends.chunks(AT_ONCE) {
-            batch.fill(text.as_bytes(), start, ends, &self.long);
-            let Batch { keys, sets, hashes, found } = &mut *batch;
-            let (keys, sets) = (&keys[..ends.len()], &sets[..ends.len()]);
-            self.short.fetch(sets);
+            lookups.fill(text.as_bytes(), start, ends, &self.long);
+            let Lookups { keys, buckets, hashes, found } = &mut *lookups;
+            let (keys, buckets) = (&keys[..ends.len()], &buckets[..ends.len()]);
+            self.short.fetch(buckets);
             if has_many_records {
-                self.fetch_records(keys, sets);
+                self.fetch_records(keys, buckets);
             }
             let end_of = |word: usize| ends.get(word).copied();
             // Without a panic, so that whoever hears of no word does not wait for where it is.
@@ -141,7 +142,7 @@ impl Scratch {
             while next < ends.len() {
                 // Of words that follow each other most have slots: a loop of nothing else has the
                 // processor keep in registers what it needs.
-                for slot in self.short.in_a_row(&keys[next..], &sets[next..]) {
+                for slot in self.short.in_a_row(&keys[next..], &buckets[next..]) {
                     let of_word = slot.count();
                     // All of them, and then less: a copy of unknown length would cost more.
                     found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
@@ -154,7 +155,7 @@ impl Scratch {
                 }
                 let (key, word) = (keys[next], range_of(next));
                 let record = match key.known() {
-                    Some(_) => self.short.slot(key, sets[next]).map(Slot::record),
+                    Some(_) => self.short.slot(key, buckets[next]).map(CachedWord::record),
                     None => self.long.find(&text.as_bytes()[word.clone()], hashes[next]),
                 };
                 if let Some((tokens, of_word)) =
@@ -177,13 +178,13 @@ impl Scratch {
             has_many_records = records > ends.len() / MANY;
             ids.extend_from_slice(&found[..count]);
         }
-        self.batch = Some(batch);
+        self.lookups = Some(lookups);
     }
 
     /// Has the records of those words that have one come from memory.
-    fn fetch_records(&self, keys: &[Key], sets: &[SetIndex]) {
-        let records = keys.iter().zip(sets).filter_map(|(&key, &set)| {
-            let slot = self.short.slot(key, set).filter(|slot| slot.count() == 0)?;
+    fn fetch_records(&self, keys: &[Key], buckets: &[BucketIndex]) {
+        let records = keys.iter().zip(buckets).filter_map(|(&key, &bucket)| {
+            let slot = self.short.slot(key, bucket).filter(|slot| slot.count() == 0)?;
             self.long.at(slot.record())?.first()
         });
         black_box(records.fold(0, BitXor::bitxor));
@@ -219,9 +220,9 @@ impl Scratch {
     pub fn remember(&mut self, key: Option<Key>, word: &[u8], ids: &[u32]) {
         let Some(key) = key else { return self.long.remember(word, ids) };
         let slot = if ids.len() <= MOST_IDS {
-            Slot::of_tokens(key, ids)
+            CachedWord::of_tokens(key, ids)
         } else {
-            Slot::of_record(key, self.long.add(ids))
+            CachedWord::of_record(key, self.long.add(ids))
         };
         self.short.remember(key, slot);
     }
@@ -271,7 +272,7 @@ mod tests {
         let spelled = (0..1_000_000).map(|number: u32| (number, format!("the same{number}")));
         let words: Vec<_> = spelled
             .filter(|(_, word)| {
-                set_of(Key::of(word.as_bytes(), 0, word.len()).expect("short")) == 1
+                bucket_of(Key::of(word.as_bytes(), 0, word.len()).expect("short")) == 1
             })
             .take(2)
             .collect();

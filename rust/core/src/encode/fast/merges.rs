@@ -6,6 +6,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::hashing::spread;
+
 /// Up to how many symbols all pairs are looked through for the next merge; fewer than a number has bits.
 const SHORT: usize = 48;
 const NONE: u64 = u64::MAX;
@@ -46,7 +48,7 @@ pub(super) struct Bench {
     /// For each symbol but the last: the merge with the next one.
     ranked: Vec<u64>,
     queue: BinaryHeap<Reverse<(u64, usize)>>,
-    links: Vec<Link>,
+    links: Vec<Adjacent>,
 }
 
 impl Bench {
@@ -62,7 +64,7 @@ impl Bench {
 
 /// The neighbours of a symbol among those that are left.
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Adjacent {
     before: usize,
     after: usize,
 }
@@ -198,7 +200,7 @@ impl Merges {
         let Bench { symbols, ranked, queue, links } = bench;
         let count = symbols.len();
         links.clear();
-        links.extend((0..count).map(|at| Link { before: at.wrapping_sub(1), after: at + 1 }));
+        links.extend((0..count).map(|at| Adjacent { before: at.wrapping_sub(1), after: at + 1 }));
         ranked.clear();
         ranked.extend(symbols.windows(2).map(|pair| self.of(pair[0].id, pair[1].id)));
         ranked.push(NONE);
@@ -212,7 +214,7 @@ impl Merges {
             }
             let gone = links[at].after;
             symbols[at] = Symbol { id: id_of(merge), end: symbols[gone].end };
-            let Link { before, .. } = links[at];
+            let Adjacent { before, .. } = links[at];
             let after = links[gone].after;
             links[at].after = after;
             ranked[gone] = NONE;
@@ -253,7 +255,7 @@ fn last_bit(bits: u64) -> usize {
 
 #[inline]
 fn hash(key: u64) -> u64 {
-    let mixed = (key ^ (key >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = spread(key ^ (key >> 32));
     (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 

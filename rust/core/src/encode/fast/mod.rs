@@ -1,8 +1,9 @@
 //! The encoders for the shapes that most models have: byte-level BPE behind a pattern that is known,
 //! and BPE over whole text, as SentencePiece does it.
 //!
-//! Invariant: what it writes is what the general encoder would write. It says where it does not
-//! know, segment by segment, and is compared with the general encoder when a tokenizer is loaded.
+//! Invariant: the tokens are those that the general encoder would write. For a segment that it cannot
+//! be sure of, [`Fast::encode_segment`] returns `false`. When a tokenizer is loaded, the two encoders
+//! are compared.
 
 mod ascii;
 mod blocks;
@@ -17,9 +18,10 @@ mod merges;
 mod neighbours;
 mod nfc;
 mod pool;
-mod scan;
+mod scanner;
 mod shape;
 mod short_words;
+mod word_ends;
 
 use std::ops::Range;
 
@@ -32,17 +34,14 @@ use char_level::CharLevel;
 use memo::Scratch;
 use pool::Pool;
 pub use pool::look_first_at;
-use scan::Pattern;
+use scanner::Scanner;
 use shape::{Prefix, Shape};
 
-/// What encoders are compared with each other on: every script, class of character and case that
-/// a pattern is about.
+/// The text on which the two encoders are compared: every script, class of character and case that a
+/// pattern tells apart.
 const PROBE: &str = include_str!("probe.txt");
 
-/// So many words are cut, and then looked for in memory, before the first of them is read.
-const AT_ONCE: usize = 256;
-
-/// About how many bytes of text a token has at the least, to make room for tokens at once.
+/// The bytes of text for each token, rather too few, to make room for all tokens at once.
 const BYTES_PER_TOKEN: usize = 2;
 
 /// An encoder of our own.
@@ -55,7 +54,7 @@ pub(crate) struct Fast {
 /// One for each [`Shape`].
 #[derive(Debug)]
 enum Encoder {
-    Words { composes: bool, pattern: Pattern, model: ByteLevel },
+    Words { composes: bool, scanner: Scanner, model: ByteLevel },
     Whole { prefix: Prefix, model: CharLevel },
 }
 
@@ -68,23 +67,24 @@ impl Fast {
         }
         let normalizes_added = loaded.added.iter().any(|token| token.normalized);
         let encoder = match Shape::of(&loaded.normalizer, &loaded.pre_tokenizer)? {
-            Shape::Words { composes, pattern } => {
-                Encoder::Words { composes, pattern, model: ByteLevel::new(bpe)? }
+            Shape::Words { composes, scanner } => {
+                Encoder::Words { composes, scanner, model: ByteLevel::new(bpe)? }
             }
-            // Where in marked text an added token stands only the general encoder can say.
+            // Only the general encoder knows where an added token stands in text with `▁` for spaces.
             Shape::Whole { is_normalizer: true, .. } if normalizes_added => return None,
             Shape::Whole { prefix, .. } => Encoder::Whole { prefix, model: CharLevel::new(bpe)? },
         };
         Some(Self { encoder, pool: Pool::default() })
     }
 
-    /// Writes the tokens of a segment that holds no added token with `normalized=false`. Where it
-    /// is `false` nothing was written, and the general encoder has to.
-    pub fn encode(&self, segment: &Segment<'_>, out: &mut Encoded) -> bool {
+    /// Writes the tokens of a segment that holds no added token with `normalized=false`. Returns
+    /// `false` if it wrote nothing, because only the general encoder can write this segment.
+    pub fn encode_segment(&self, segment: &Segment<'_>, out: &mut Encoded) -> bool {
         let composed = match self.encoder {
             Encoder::Words { composes: true, .. } => nfc::composed(segment.text),
             _ => None,
         };
+        // `cuts_of_unchanged` below looks for added tokens in text that the normalizer leaves alone.
         if composed.is_some() && segment.normalized.is_some() {
             return false;
         }
@@ -140,26 +140,26 @@ impl Fast {
         let slice = &text[range];
         out.reserve(slice.len() / BYTES_PER_TOKEN);
         match &self.encoder {
-            Encoder::Words { pattern, model, .. } => {
-                encode_words(*pattern, model, slice, base, scratch, out);
+            Encoder::Words { scanner, model, .. } => {
+                encode_text_in_words(*scanner, model, slice, base, scratch, out);
             }
             Encoder::Whole { .. } if slice.is_empty() => {}
             Encoder::Whole { prefix, model } if prefix.precedes(slice, edge) => {
-                // It came from the first character, as far as it came from any.
+                // The prefix came from no character, so the span of its token is that of the first one.
                 let prefixed = format!(" {slice}");
-                model.encode(&prefixed, scratch, out, |range| {
+                model.encode_text(&prefixed, scratch, out, |range| {
                     let range = whole_characters(&prefixed, range.start.max(1)..range.end.max(2));
                     base + range.start - 1..base + range.end - 1
                 });
             }
-            Encoder::Whole { model, .. } => model.encode(slice, scratch, out, |range| {
+            Encoder::Whole { model, .. } => model.encode_text(slice, scratch, out, |range| {
                 let range = whole_characters(slice, range);
                 base + range.start..base + range.end
             }),
         }
     }
 
-    /// Whether the model leaves two tokens of one word as they are when they meet; `None` where this
+    /// True if the model leaves two tokens of one word as they are when they meet; `None` where this
     /// encoder does not write one of them.
     pub fn stay_apart(&self, left: u32, right: u32) -> Option<bool> {
         self.with_scratch(|scratch| match &self.encoder {
@@ -179,8 +179,8 @@ impl Fast {
 }
 
 /// Writes the tokens of a text that begins at byte `base` of the whole.
-fn encode_words(
-    pattern: Pattern,
+fn encode_text_in_words(
+    scanner: Scanner,
     model: &ByteLevel,
     text: &str,
     base: usize,
@@ -189,19 +189,19 @@ fn encode_words(
 ) {
     let Encoded { ids, spans, with_spans, .. } = out;
     if *with_spans {
-        pattern.words(text, &mut |start, ends| {
-            model.encode(text, start, ends, scratch, ids, |word, ids| {
+        scanner.words(text, &mut |start, ends| {
+            model.encode_words(text, start, ends, scratch, ids, |word, ids| {
                 spans_of_word(model, text, word, base, ids, spans);
             });
         });
     } else {
-        pattern.words(text, &mut |start, ends| {
-            model.encode(text, start, ends, scratch, ids, |_, _| ());
+        scanner.words(text, &mut |start, ends| {
+            model.encode_words(text, start, ends, scratch, ids, |_, _| ());
         });
     }
 }
 
-/// Writes where the tokens of a word came from.
+/// Writes the spans of the tokens of a word.
 fn spans_of_word(
     model: &ByteLevel,
     text: &str,

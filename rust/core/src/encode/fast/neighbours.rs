@@ -5,6 +5,8 @@
 //! that no token crosses the place, and each side has the tokens that it has alone. Holding pairs
 //! that no merge has only makes runs longer.
 
+use crate::hashing::spread;
+
 /// The pairs of characters that merges bring together, and a few others.
 #[derive(Debug)]
 pub(super) struct Neighbours {
@@ -25,14 +27,14 @@ impl Neighbours {
                 let (half, bit) = halved(right);
                 all.ascii[left as usize][half] |= 1 << bit;
             } else {
-                let (word, bit) = all.place(left, right);
+                let (word, bit) = all.bit_of(left, right);
                 all.others[word] |= bit;
             }
         }
         all
     }
 
-    /// The same of two ASCII characters.
+    /// As [`Self::meet`], for two ASCII characters.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each character")]
     pub fn ascii_meet(&self, left: char, right: u8) -> bool {
@@ -40,21 +42,21 @@ impl Neighbours {
         self.ascii[left as usize & 0x7F][half] >> bit & 1 != 0
     }
 
-    /// Whether a merge may bring the two together.
+    /// True if a merge may bring the two characters together.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each character")]
     pub fn meet(&self, left: char, right: char) -> bool {
         if let (true, Ok(ascii @ ..0x80)) = (left.is_ascii(), u8::try_from(right)) {
             return self.ascii_meet(left, ascii);
         }
-        let (word, bit) = self.place(left, right);
+        let (word, bit) = self.bit_of(left, right);
         self.others[word] & bit != 0
     }
 
     #[inline]
-    fn place(&self, left: char, right: char) -> (usize, u64) {
+    fn bit_of(&self, left: char, right: char) -> (usize, u64) {
         let pair = u64::from(u32::from(left)) << 32 | u64::from(u32::from(right));
-        let hash = (pair ^ pair >> 29).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let hash = spread(pair ^ pair >> 29) >> 32;
         let bit = 1 << (hash & 63);
         let word = usize::try_from(hash >> 6).expect("26 bits") & (self.others.len() - 1);
         (word, bit)

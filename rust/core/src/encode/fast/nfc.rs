@@ -118,6 +118,7 @@ fn next_composing(text: &str, mut at: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn text_is_normalized_as_a_whole() {
@@ -125,16 +126,13 @@ mod tests {
             "a", "e", "\u{301}", "\u{323}", "é", "ᄀ", "\u{1161}", "\u{11a8}", "한", "Å", "క",
             "\u{c56}", "ﬁ",
         ];
-        let mut state = 3u64;
+        let mut rng = Rng(3);
         let mut changed = 0;
         for _ in 0..20_000 {
             let mut text = String::new();
-            for _ in 0..(state >> 33) % 9 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let part = usize::try_from((state >> 33) % parts.len() as u64).expect("small");
-                text.push_str(parts[part]);
+            for _ in 0..rng.below(9) {
+                text.push_str(rng.pick(&parts));
             }
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(3);
             let mut whole = NormalizedString::from(text.as_str());
             whole.nfc();
             let ours = composed(&text);

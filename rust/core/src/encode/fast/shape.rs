@@ -1,32 +1,32 @@
-//! Which shapes are known, by the normalizer and the pre-tokenizer of the file.
+//! The shapes that the fast encoders know, by the normalizer and the pre-tokenizer of the file.
 
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
 use super::char_level::SPACE_MARK;
-use super::scan::Pattern;
+use super::scanner::Scanner;
 use crate::encode::edge::Edge;
 use crate::file::{kind, stages};
 
-/// What happens to text before the model sees it.
+/// The work of normalizer and pre-tokenizer, where it is one that the fast encoders know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// It is cut into words by a known pattern and spelled in bytes; `composes`: NFC comes first.
-    Words { composes: bool, pattern: Pattern },
-    /// It stays whole, with `▁` for spaces.
+    /// Text is cut into words by a known pattern and spelled in bytes; with `composes` NFC comes first.
+    Words { composes: bool, scanner: Scanner },
+    /// Text stays whole, with `▁` for spaces.
     Whole { prefix: Prefix, is_normalizer: bool },
 }
 
-/// Where one more `▁` is written before a segment.
+/// The segments before which one more `▁` is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
     Nowhere,
-    /// Where it begins the conversation, unless it begins with one.
+    /// Before the segment that begins the conversation, unless it begins with one.
     Start,
-    /// Unless it begins with one.
+    /// Before each segment, unless it begins with one.
     Segments,
-    /// Also where it begins with one.
+    /// Before each segment, also one that begins with one.
     SegmentsWithSpace,
 }
 
@@ -35,10 +35,10 @@ impl Shape {
     pub fn of(normalizer: &Value, pre_tokenizer: &Value) -> Option<Self> {
         let normalizers = stages(normalizer, "normalizers");
         let pre_tokenizers = stages(pre_tokenizer, "pretokenizers");
-        if let Some(pattern) = pattern_of(&pre_tokenizers) {
+        if let Some(scanner) = scanner_of(&pre_tokenizers) {
             return match normalizers[..] {
-                [] => Some(Self::Words { composes: false, pattern }),
-                [one] if kind(one) == Some("NFC") => Some(Self::Words { composes: true, pattern }),
+                [] => Some(Self::Words { composes: false, scanner }),
+                [one] if kind(one) == Some("NFC") => Some(Self::Words { composes: true, scanner }),
                 _ => None,
             };
         }
@@ -61,7 +61,7 @@ impl Shape {
 }
 
 impl Prefix {
-    /// Whether it is written before this text.
+    /// True if it is written before this text.
     pub fn precedes(self, text: &str, edge: Edge) -> bool {
         let begins_with_space = text.starts_with([' ', SPACE_MARK]);
         match (self, edge) {
@@ -74,20 +74,20 @@ impl Prefix {
     }
 }
 
-/// The known pattern of stages that cut by expressions and then spell bytes.
-fn pattern_of(stages: &[&Value]) -> Option<Pattern> {
+/// The scanner for stages that cut by expressions and then spell bytes.
+fn scanner_of(stages: &[&Value]) -> Option<Scanner> {
     let (last, splits) = stages.split_last()?;
     let flag = |name: &str| last.get(name).and_then(Value::as_bool);
     if kind(last) != Some("ByteLevel") || flag("add_prefix_space") != Some(false) {
         return None;
     }
     if splits.is_empty() {
-        return (flag("use_regex") != Some(false)).then_some(Pattern::Gpt2);
+        return (flag("use_regex") != Some(false)).then_some(Scanner::Gpt2);
     }
     if flag("use_regex") != Some(false) {
         return None;
     }
-    Pattern::of(&splits.iter().map(|stage| expression(stage)).collect::<Option<Vec<_>>>()?)
+    Scanner::of(&splits.iter().map(|stage| expression(stage)).collect::<Option<Vec<_>>>()?)
 }
 
 /// The expression of a stage that cuts at its matches and keeps all of the text.
@@ -119,7 +119,7 @@ fn marks_spaces(stage: &Value) -> bool {
         && (text("/pattern/String"), text("/content")) == (Some(" "), Some("▁"))
 }
 
-/// Whether the stage cuts where spaces are: nowhere, once they are marked.
+/// True if the stage cuts at spaces only, so nowhere in text with `▁` for spaces.
 fn cuts_at_spaces(stage: &Value) -> bool {
     kind(stage) == Some("Split")
         && stage.pointer("/pattern/String").and_then(Value::as_str) == Some(" ")

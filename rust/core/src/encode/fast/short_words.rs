@@ -1,7 +1,7 @@
 //! Short words that a thread has met before, with their tokens: a table of fixed size.
 //!
-//! Invariant: all bytes of a word are compared. It stands in the set of its hash or, marked there, in the
-//! set beside; or it is forgotten.
+//! Invariant: all bytes of a word are compared. It stands in the bucket of its hash or, marked there, in the
+//! bucket beside; or it is forgotten.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
@@ -11,27 +11,27 @@ use std::ops::BitXor;
 use super::long_words::Record;
 use crate::by_bytes::Key;
 
-/// With as many tokens a slot has 32 bytes, and a set of two is one cache line.
+/// With as many tokens a slot has 32 bytes, and a bucket of two is one cache line.
 pub(super) const MOST_IDS: usize = 4;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
-/// As many sets as such an index can name: to look one up needs no check.
-pub(super) type SetIndex = u16;
-const SETS: usize = 1 << SetIndex::BITS;
+/// As many buckets as such an index can name: to look one up needs no check.
+pub(super) type BucketIndex = u16;
+const BUCKETS: usize = 1 << BucketIndex::BITS;
 
-/// The set of the table in which a word may stand.
+/// The bucket of the table in which a word may stand.
 #[inline(always)]
-pub(super) fn set_of(key: Key) -> SetIndex {
-    SetIndex::try_from(key.hash() >> (u32::BITS - SetIndex::BITS)).expect("its upper half")
+pub(super) fn bucket_of(key: Key) -> BucketIndex {
+    BucketIndex::try_from(key.hash() >> (u32::BITS - BucketIndex::BITS)).expect("its upper half")
 }
 
-/// The other set of the two lines that a core fetches together.
+/// The other bucket of the two lines that a core fetches together.
 #[inline(always)]
-fn beside(set: SetIndex) -> SetIndex {
-    set ^ 1
+fn beside(bucket: BucketIndex) -> BucketIndex {
+    bucket ^ 1
 }
 
-/// One of the two slots of a set, as likely as the other one: with the older one, three words that come in
+/// One of the two slots of a bucket, as likely as the other one: with the older one, three words that come in
 /// turn would each be forgotten before they come again.
 #[inline]
 fn any_slot(key: Key) -> usize {
@@ -40,15 +40,15 @@ fn any_slot(key: Key) -> usize {
 
 /// A word and its tokens.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Slot {
+pub(super) struct CachedWord {
     low: u64,
     /// As of the key, and above the length how many tokens; none where they are a record.
     high: u64,
-    /// The tokens, or where the record of more of them is: see [`Slot::record`].
+    /// The tokens, or where the record of more of them is: see [`CachedWord::record`].
     pub ids: [u32; MOST_IDS],
 }
 
-impl Slot {
+impl CachedWord {
     /// A word with at most `MOST_IDS` tokens.
     pub fn of_tokens(key: Key, tokens: &[u32]) -> Self {
         let mut ids = [0; MOST_IDS];
@@ -76,10 +76,10 @@ impl Slot {
         Key { low: self.low, high: self.high << (u64::BITS - COUNT) >> (u64::BITS - COUNT) }
     }
 
-    /// How it is marked where it stands in this set.
-    fn mark_in(&self, set: SetIndex) -> Mark {
+    /// How it is marked where it stands in this bucket.
+    fn mark_in(&self, bucket: BucketIndex) -> Mark {
         let key = self.key();
-        if set_of(key) == set { Mark::NONE } else { Mark::of(key) }
+        if bucket_of(key) == bucket { Mark::NONE } else { Mark::of(key) }
     }
 
     /// Where its tokens are, if it has none itself.
@@ -90,18 +90,18 @@ impl Slot {
     }
 }
 
-/// Two words that share their hash. A third one moves one of them to the set beside: of as many words
-/// as there are sets, one in ten is a third or a later one.
+/// Two words that share their hash. A third one moves one of them to the bucket beside: of as many words
+/// as there are buckets, one in ten is a third or a later one.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
-struct Set([Slot; 2]);
+struct Bucket([CachedWord; 2]);
 
-/// What is known of the four slots of two sets that stand beside each other: a bit each, and then
-/// three for the word of the other set that it holds, if it holds one.
+/// A note about the four slots of two neighbouring buckets: a bit each, and then three for the word of
+/// the other bucket that a slot holds, if it holds one.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pair(u16);
 
-/// Part of the hash of a word that stands in the set beside its own; of all others [`Mark::NONE`].
+/// Part of the hash of a word that stands in the bucket beside its own; of all others [`Mark::NONE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mark(u16);
 
@@ -122,46 +122,46 @@ impl Pair {
 
     /// The number of a slot among the four.
     #[inline]
-    fn number(set: SetIndex, slot: usize) -> usize {
-        2 * usize::from(set % 2) + slot
+    fn number(bucket: BucketIndex, slot: usize) -> usize {
+        2 * usize::from(bucket % 2) + slot
     }
 
-    /// Which slot of a set was written longer ago than the others of both, if any was.
+    /// Which slot of a bucket was written longer ago than the others of both, if any was.
     #[inline]
-    fn old_slot(self, set: SetIndex) -> Option<usize> {
-        let slots = self.0 >> Self::number(set, 0) & 0b11;
+    fn old_slot(self, bucket: BucketIndex) -> Option<usize> {
+        let slots = self.0 >> Self::number(bucket, 0) & 0b11;
         (slots != 0b11).then(|| slots.trailing_ones() as usize)
     }
 
-    /// A slot of a set is written. Once all four are, all count as old.
+    /// A slot of a bucket is written. Once all four are, all count as old.
     #[inline]
-    fn write(&mut self, set: SetIndex, slot: usize, mark: Mark) {
+    fn write(&mut self, bucket: BucketIndex, slot: usize, mark: Mark) {
         if self.0 & Self::RECENT == Self::RECENT {
             self.0 &= !Self::RECENT;
         }
-        self.0 |= 1 << Self::number(set, slot);
-        self.set_mark(set, slot, mark);
+        self.0 |= 1 << Self::number(bucket, slot);
+        self.set_mark(bucket, slot, mark);
     }
 
     #[inline]
-    fn set_mark(&mut self, set: SetIndex, slot: usize, Mark(mark): Mark) {
-        let at = Self::SLOTS + Mark::BITS * Self::number(set, slot);
+    fn set_mark(&mut self, bucket: BucketIndex, slot: usize, Mark(mark): Mark) {
+        let at = Self::SLOTS + Mark::BITS * Self::number(bucket, slot);
         self.0 = self.0 & !(Mark::ALL << at) | mark << at;
     }
 
-    /// Whether one of the slots of a set has this mark.
+    /// True if one of the slots of a bucket has this mark.
     #[inline]
-    fn has_mark(self, set: SetIndex, mark: Mark) -> bool {
-        let marks = self.0 >> (Self::SLOTS + Mark::BITS * Self::number(set, 0));
+    fn has_mark(self, bucket: BucketIndex, mark: Mark) -> bool {
+        let marks = self.0 >> (Self::SLOTS + Mark::BITS * Self::number(bucket, 0));
         Mark(marks & Mark::ALL) == mark || Mark(marks >> Mark::BITS & Mark::ALL) == mark
     }
 }
 
-/// The slot of a word in a set, if it is easily found there: of two words that begin with the same
+/// The slot of a word in a bucket, if it is easily found there: of two words that begin with the same
 /// eight bytes the first slot's is not.
 #[inline(always)]
-fn slot_in(table: &[Set; SETS], key: Key, set: SetIndex) -> Option<&Slot> {
-    let Set(both) = &table[usize::from(set)];
+fn slot_in(table: &[Bucket; BUCKETS], key: Key, bucket: BucketIndex) -> Option<&CachedWord> {
+    let Bucket(both) = &table[usize::from(bucket)];
     // Which of the two it is changes from word to word: a branch on it would often go wrong.
     let slot = &both[usize::from(both[1].low == key.low)];
     slot.is_of(key).then_some(slot)
@@ -170,35 +170,35 @@ fn slot_in(table: &[Set; SETS], key: Key, set: SetIndex) -> Option<&Slot> {
 /// The words.
 #[derive(Debug)]
 pub(super) struct ShortWords {
-    sets: Box<[Set; SETS]>,
-    /// To wait for the set beside would be one part in thirty of the time that new text takes: this says
+    buckets: Box<[Bucket; BUCKETS]>,
+    /// To wait for the bucket beside would be one part in thirty of the time that new text takes: this says
     /// when it has to be.
-    pairs: Box<[Pair; SETS / 2]>,
+    pairs: Box<[Pair; BUCKETS / 2]>,
 }
 
 impl ShortWords {
     pub fn new() -> Self {
-        let sets = vec![Set::default(); SETS].into_boxed_slice();
-        let pairs = vec![Pair::default(); SETS / 2].into_boxed_slice();
+        let buckets = vec![Bucket::default(); BUCKETS].into_boxed_slice();
+        let pairs = vec![Pair::default(); BUCKETS / 2].into_boxed_slice();
         Self {
-            sets: sets.try_into().expect("as many as asked for"),
+            buckets: buckets.try_into().expect("as many as asked for"),
             pairs: pairs.try_into().expect("as many as asked for"),
         }
     }
 
-    /// Has these sets come from memory, which looks for many of them at once: the table is larger than
+    /// Has these buckets come from memory, which looks for many of them at once: the table is larger than
     /// a core's own cache. Nothing else stands in this loop, so that a core sees as many of its loads
     /// as it can before the first of them has come.
     #[inline(always)]
-    pub fn fetch(&self, sets: &[SetIndex]) {
-        let first = |&set: &SetIndex| self.sets[usize::from(set)].0[0].low;
-        black_box(sets.iter().map(first).fold(0, BitXor::bitxor));
+    pub fn fetch(&self, buckets: &[BucketIndex]) {
+        let first = |&bucket: &BucketIndex| self.buckets[usize::from(bucket)].0[0].low;
+        black_box(buckets.iter().map(first).fold(0, BitXor::bitxor));
     }
 
-    /// The slot of a word in a set, as [`slot_in`] finds it.
+    /// The slot of a word in a bucket, as [`slot_in`] finds it.
     #[inline(always)]
-    pub fn slot(&self, key: Key, set: SetIndex) -> Option<&Slot> {
-        slot_in(&self.sets, key, set)
+    pub fn slot(&self, key: Key, bucket: BucketIndex) -> Option<&CachedWord> {
+        slot_in(&self.buckets, key, bucket)
     }
 
     /// The slots of words that follow each other, up to the first that is not found so or has no tokens.
@@ -206,60 +206,60 @@ impl ShortWords {
     pub fn in_a_row<'a>(
         &'a self,
         keys: &'a [Key],
-        sets: &'a [SetIndex],
-    ) -> impl Iterator<Item = &'a Slot> {
+        buckets: &'a [BucketIndex],
+    ) -> impl Iterator<Item = &'a CachedWord> {
         // Taken once: what is read behind `self` would be read again for each word.
-        let table = &*self.sets;
-        let with_tokens = |slot: &&Slot| slot.count() > 0;
+        let table = &*self.buckets;
+        let with_tokens = |slot: &&CachedWord| slot.count() > 0;
         keys.iter()
-            .zip(sets)
-            .map_while(move |(&key, &set)| slot_in(table, key, set).filter(with_tokens))
+            .zip(buckets)
+            .map_while(move |(&key, &bucket)| slot_in(table, key, bucket).filter(with_tokens))
     }
 
     /// The slot of a word that is remembered, wherever it stands.
-    pub fn find(&mut self, key: Key) -> Option<&Slot> {
+    pub fn find(&mut self, key: Key) -> Option<&CachedWord> {
         self.bring_home(key);
-        let Set(both) = &self.sets[usize::from(set_of(key))];
+        let Bucket(both) = &self.buckets[usize::from(bucket_of(key))];
         both.iter().find(|slot| slot.is_of(key))
     }
 
-    /// Moves a word that stands in the set beside its own, where most are looked for, into that one.
+    /// Moves a word that stands in the bucket beside its own, where most are looked for, into that one.
     fn bring_home(&mut self, key: Key) {
-        let home = set_of(key);
+        let home = bucket_of(key);
         let other = beside(home);
         if !self.pairs[usize::from(home) / 2].has_mark(other, Mark::of(key)) {
             return;
         }
-        let Set(away) = &mut self.sets[usize::from(other)];
+        let Bucket(away) = &mut self.buckets[usize::from(other)];
         if let Some(place) = away.iter().position(|slot| slot.is_of(key)) {
             let found = away[place];
             let own_place = any_slot(key);
-            let own = std::mem::replace(&mut self.sets[usize::from(home)].0[own_place], found);
-            self.sets[usize::from(other)].0[place] = own;
+            let own = std::mem::replace(&mut self.buckets[usize::from(home)].0[own_place], found);
+            self.buckets[usize::from(other)].0[place] = own;
             let pair = &mut self.pairs[usize::from(home) / 2];
             pair.set_mark(home, own_place, Mark::NONE);
             pair.set_mark(other, place, own.mark_in(other));
         }
     }
 
-    /// Remembers a word in place of one that was written longer ago than the others of its set and the
-    /// set beside.
-    pub fn remember(&mut self, key: Key, slot: Slot) {
-        let home = set_of(key);
+    /// Remembers a word in place of one that was written longer ago than the others of its bucket and the
+    /// bucket beside.
+    pub fn remember(&mut self, key: Key, slot: CachedWord) {
+        let home = bucket_of(key);
         let pair = &mut self.pairs[usize::from(home) / 2];
         let place = if let Some(old) = pair.old_slot(home) {
             old
         } else {
             let place = any_slot(key);
             if let Some(old) = pair.old_slot(beside(home)) {
-                let moved = self.sets[usize::from(home)].0[place];
-                self.sets[usize::from(beside(home))].0[old] = moved;
+                let moved = self.buckets[usize::from(home)].0[place];
+                self.buckets[usize::from(beside(home))].0[old] = moved;
                 pair.write(beside(home), old, moved.mark_in(beside(home)));
             }
             place
         };
         pair.write(home, place, Mark::NONE);
-        self.sets[usize::from(home)].0[place] = slot;
+        self.buckets[usize::from(home)].0[place] = slot;
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn remember(words: &mut ShortWords, number: u32) {
-        words.remember(key_of(number), Slot::of_tokens(key_of(number), &[number]));
+        words.remember(key_of(number), CachedWord::of_tokens(key_of(number), &[number]));
     }
 
     fn token_of(words: &mut ShortWords, number: u32) -> Option<u32> {
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_third_word_of_a_set_moves_one_to_the_set_beside_and_back() {
         let mut words = ShortWords::new();
-        let of_one_set = (0..1 << 20).filter(|&number| set_of(key_of(number)) == 6);
+        let of_one_set = (0..1 << 20).filter(|&number| bucket_of(key_of(number)) == 6);
         let numbers: Vec<u32> = of_one_set.take(3).collect();
         for &number in &numbers {
             remember(&mut words, number);

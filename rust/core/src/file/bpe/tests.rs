@@ -1,4 +1,4 @@
-//! What is read in one pass is what `tokenizers` reads, and what is out of the ordinary is left to it.
+//! Reading a file in one pass gives what `tokenizers` reads, and leaves unusual files to it.
 
 use std::path::Path;
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{below, compare, large, load, rounds, text};
+use super::{compare, large, load, rounds, text};
+use crate::rng::Rng;
 use crate::tokenizer::Tokenizer;
 
 const CHARS: &str = "aaabbc  ▁▁\n.<0xE>?é中日カ😀\u{1f3fd}\u{301}\u{0}\u{e000}\u{10ffff}=-";
@@ -33,7 +34,7 @@ fn shapes() -> Vec<(Value, Value)> {
     ]
 }
 
-/// What a small model is about.
+/// The traits in which small models differ.
 #[derive(Debug, Clone, Copy)]
 struct Traits {
     byte_fallback: bool,
@@ -53,13 +54,13 @@ impl Traits {
 }
 
 /// A vocabulary of about half of the characters, and of what random merges make of them.
-fn small(state: &mut u64, traits: Traits, shape: &(Value, Value)) -> Value {
+fn small(rng: &mut Rng, traits: Traits, shape: &(Value, Value)) -> Value {
     let mut pieces: Vec<String> = ["▁", "a"].map(str::to_owned).to_vec();
-    pieces.extend(CHARS.chars().filter(|c| *c != ' ' && below(state, 2) == 0).map(String::from));
+    pieces.extend(CHARS.chars().filter(|c| *c != ' ' && rng.below(2) == 0).map(String::from));
     let unknown: Vec<String> = if traits.byte_fallback {
         (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect()
     } else {
-        vec![if below(state, 2) == 0 { "?" } else { "<▁>" }.to_owned()]
+        vec![if rng.below(2) == 0 { "?" } else { "<▁>" }.to_owned()]
     };
     let mut vocab: BTreeMap<String, usize> = BTreeMap::new();
     for piece in unknown.iter().chain(&pieces) {
@@ -73,8 +74,8 @@ fn small(state: &mut u64, traits: Traits, shape: &(Value, Value)) -> Value {
         pieces.extend(unknown.iter().filter(some).cloned());
     }
     let mut merges: Vec<[String; 2]> = Vec::new();
-    for _ in 0..below(state, 60) {
-        let pair = [(); 2].map(|()| pieces[below(state, pieces.len())].clone());
+    for _ in 0..rng.below(60) {
+        let pair = [(); 2].map(|()| pieces[rng.below(pieces.len())].clone());
         let whole = pair.concat();
         if !merges.contains(&pair) && whole.chars().count() < 24 {
             let next = vocab.len();
@@ -98,21 +99,21 @@ fn fast(file: &Value) -> Tokenizer {
 }
 
 /// Text over few characters, which meet often.
-fn small_text(state: &mut u64, most: usize) -> String {
+fn small_text(rng: &mut Rng, most: usize) -> String {
     let chars: Vec<char> = CHARS.chars().collect();
-    let few: Vec<char> = (0..=below(state, 8)).map(|_| chars[below(state, chars.len())]).collect();
-    (0..below(state, most)).map(|_| few[below(state, few.len())]).collect()
+    let few: Vec<char> = (0..=rng.below(8)).map(|_| chars[rng.below(chars.len())]).collect();
+    (0..rng.below(most)).map(|_| few[rng.below(few.len())]).collect()
 }
 
 #[test]
 fn every_shape_of_every_small_model_is_as_the_general_encoder_has_it() {
-    let mut state = 21;
+    let mut rng = Rng(21);
     for traits in Traits::all() {
         for shape in shapes() {
             for _ in 0..6 {
-                let file = small(&mut state, traits, &shape);
+                let file = small(&mut rng, traits, &shape);
                 let mut tokenizer = fast(&file);
-                let texts = (0..rounds(200)).map(|_| small_text(&mut state, 40));
+                let texts = (0..rounds(200)).map(|_| small_text(&mut rng, 40));
                 compare(&mut tokenizer, texts);
             }
         }
@@ -121,23 +122,23 @@ fn every_shape_of_every_small_model_is_as_the_general_encoder_has_it() {
 
 #[test]
 fn runs_of_any_length_are_merged_alike() {
-    let mut state = 25;
+    let mut rng = Rng(25);
     for traits in Traits::all() {
-        let mut tokenizer = fast(&small(&mut state, traits, &shapes()[0]));
+        let mut tokenizer = fast(&small(&mut rng, traits, &shapes()[0]));
         let long = ["=", " ", "▁", "a", "😀", "ab", "a 中"].map(|unit| unit.repeat(20_000));
         compare(&mut tokenizer, long);
-        compare(&mut tokenizer, (0..20).map(|_| small_text(&mut state, 3000)));
+        compare(&mut tokenizer, (0..20).map(|_| small_text(&mut rng, 3000)));
     }
 }
 
 #[test]
 fn added_tokens_begin_segments() {
-    let mut state = 29;
+    let mut rng = Rng(29);
     for traits in Traits::all() {
         for (index, shape) in shapes().iter().enumerate() {
             // Marked text is matched where the shape has no normalizer.
             let is_normalized = index < 3;
-            let mut file = small(&mut state, traits, shape);
+            let mut file = small(&mut rng, traits, shape);
             let added =
                 ["<.>", "ab", "  ", "中日", "▁▁"].iter().enumerate().map(|(at, content)| {
                     let normalized = at % 2 == 1 && is_normalized;
@@ -147,7 +148,7 @@ fn added_tokens_begin_segments() {
                 });
             file["added_tokens"] = added.collect();
             let mut tokenizer = fast(&file);
-            compare(&mut tokenizer, (0..rounds(400)).map(|_| small_text(&mut state, 30)));
+            compare(&mut tokenizer, (0..rounds(400)).map(|_| small_text(&mut rng, 30)));
         }
     }
 }
@@ -155,18 +156,17 @@ fn added_tokens_begin_segments() {
 #[test]
 fn mistrals_vocabulary_is_encoded_as_the_general_encoder_does() {
     let Some(mut file) = large("mistral_v3") else { return };
-    let mut state = 33;
+    let mut rng = Rng(33);
     for (normalizer, pre_tokenizer) in shapes() {
         file["normalizer"] = normalizer;
         file["pre_tokenizer"] = pre_tokenizer;
         let mut tokenizer = fast(&file);
-        compare(&mut tokenizer, (0..rounds(2000)).map(|_| text(&mut state, 60)));
+        compare(&mut tokenizer, (0..rounds(2000)).map(|_| text(&mut rng, 60)));
         compare(&mut tokenizer, ["=", " ", "a", "\n", "😀"].map(|unit| unit.repeat(100_000)));
         let probe = tokenizer.fast.as_ref().expect("it is in use").probe();
         let words: Vec<&str> = probe.split_inclusive(' ').collect();
-        let shuffled = (0..rounds(300)).map(|_| {
-            (0..below(&mut state, 40)).map(|_| words[below(&mut state, words.len())]).collect()
-        });
+        let shuffled = (0..rounds(300))
+            .map(|_| (0..rng.below(40)).map(|_| words[rng.below(words.len())]).collect());
         compare(&mut tokenizer, shuffled);
     }
 }
@@ -175,7 +175,7 @@ fn mistrals_vocabulary_is_encoded_as_the_general_encoder_does() {
 fn what_has_another_shape_is_left_to_the_general_encoder() {
     let traits = Traits { byte_fallback: true, fuse_unk: true, merges_unknown: false };
     let encoder = |shape: usize, change: &dyn Fn(&mut Value)| {
-        let mut file = small(&mut 37, traits, &shapes()[shape]);
+        let mut file = small(&mut Rng(37), traits, &shapes()[shape]);
         change(&mut file);
         load(&file).profile().encoder
     };

@@ -54,8 +54,8 @@ fn tokens_stay_apart_as_tokenizers_leaves_them() {
         let ids: Vec<u32> = parts.entries.iter().map(|(_, id)| id).collect();
         let halves = parts.merges.iter().step_by(parts.merges.len().div_ceil(500));
         let mut pairs: Vec<(u32, u32)> = halves.map(|merge| (merge.left, merge.right)).collect();
-        let mut state = 3;
-        let mut any = || ids[below(&mut state, ids.len())];
+        let mut rng = Rng(3);
+        let mut any = || ids[rng.below(ids.len())];
         pairs.extend((0..500).map(|_| (any(), any())));
         for (left, right) in pairs {
             let fast = tokenizer.fast.take().expect("it is in use");

@@ -17,26 +17,26 @@ pub(super) struct Finder {
     fillers: usize,
 }
 
-/// Bytes of patterns of which a DFA is made, where they are few; it takes up to a kilobyte for each.
+/// The most bytes of patterns of which a DFA is made; it takes up to a kilobyte for each byte.
 const MOST_BYTES_OF_DFA: usize = 1 << 14;
-/// With as many patterns a filler is worth its while.
-const MANY: usize = 1 << 12;
-/// No text holds this byte.
-const NO_TEXT: u8 = 0xFF;
+/// The number of patterns from which on a filler saves time.
+const MANY_PATTERNS: usize = 1 << 12;
+/// A byte that no UTF-8 text holds.
+const NOT_UTF8: u8 = 0xFF;
 
 impl Finder {
-    /// Of these tokens, which match as `patterns`; `None` where there are none.
+    /// A finder for these tokens, which match as `patterns`; `None` where there are none.
     pub fn new(patterns: &[String], tokens: impl Iterator<Item = usize>) -> Option<Self> {
         let mut found = FxHashSet::default();
         let tokens: Vec<usize> = tokens.filter(|&token| found.insert(&patterns[token])).collect();
         if tokens.is_empty() {
             return None;
         }
-        // `aho-corasick` 1.1 brings states that match before all others by swaps, which it follows
-        // step by step for each state. Where nearly all match, as for `x0` to `x99999`, that is one
-        // ring of all states, and took 40 s. A pattern whose states do not match, before all others,
-        // makes many short rings of it.
-        let filler = (tokens.len() >= MANY).then(|| vec![NO_TEXT; tokens.len() / 64]);
+        // `aho-corasick` 1.1 moves states that match before all others by swaps, and follows the swaps
+        // of each state step by step. If nearly all states match, as for `x0` to `x99999`, the swaps
+        // form one ring of all states, which took 40 s. A first pattern whose states do not match
+        // breaks that ring into many short ones.
+        let filler = (tokens.len() >= MANY_PATTERNS).then(|| vec![NOT_UTF8; tokens.len() / 64]);
         let bytes: usize = tokens.iter().map(|&token| patterns[token].len()).sum();
         let kind = (bytes > MOST_BYTES_OF_DFA).then_some(AhoCorasickKind::ContiguousNFA);
         let own = tokens.iter().map(|&token| patterns[token].as_bytes());

@@ -1,4 +1,4 @@
-//! Cutting text by added tokens, and the static analysis of which cuts can never move.
+//! Cutting added tokens out of text, and finding those tokens whose cuts can never move.
 //!
 //! Invariant: the cuts are those of `tokenizers` for text that is all scaffold; for mixed parts a
 //! control token is cut only where its whole span lies inside one run of scaffold. One difference
@@ -14,8 +14,10 @@ use crate::file::AddedToken;
 use crate::parts::Joined;
 use finder::Finder;
 pub(crate) use hard::hard_tokens;
+use hard::is_word;
 
-/// One place where an added token was cut out. `range` includes what lstrip and rstrip swallow.
+/// An added token that was cut out of a text. `range` includes whitespace that lstrip and rstrip
+/// swallow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub range: Range<usize>,
@@ -27,14 +29,14 @@ pub(crate) struct Cut {
 #[derive(Debug)]
 pub(crate) struct Cutter {
     tokens: Vec<AddedToken>,
-    /// The lengths of what they match, in bytes.
+    /// The lengths of the patterns, in bytes.
     lens: Vec<usize>,
     all: Option<Finder>,
-    /// Of the textual ones alone: where there is no scaffold no control token is cut out, so the
-    /// search need not stop at those that the text spells.
+    /// Finds textual tokens alone. Without scaffold no control token is cut out, so the search need not
+    /// stop at control tokens that the text spells.
     textual: Option<Finder>,
-    /// For each token, the next best match at the same place when it is not admissible itself: one
-    /// that matches as it does, else one that matches as the longest prefix of it.
+    /// For each token, the next best match at the same offset if it is not admissible itself: a token
+    /// with the same pattern, else the one with the longest pattern that is a prefix of it.
     next_best: Vec<Option<usize>>,
 }
 
@@ -55,17 +57,17 @@ impl Cutter {
         self.lens.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether a match holds, ends or begins at this byte, were all of them cut out. Looks at
+    /// True if a match would hold, end or begin at this byte, were all of them cut out. Looks at
     /// [`Cutter::longest`] bytes on both sides.
     pub fn touches(&self, text: &str, at: usize) -> bool {
         let Some(finder) = &self.all else { return false };
         let longest = self.longest();
-        let is_edge = |place: &usize| text.is_char_boundary(*place);
+        let is_edge = |byte: &usize| text.is_char_boundary(*byte);
         let from = (0..=at.saturating_sub(longest)).rfind(is_edge).unwrap_or(0);
         let to = (at + longest..text.len()).find(is_edge).unwrap_or(text.len());
         let near = &text[..to];
         let mut next = from;
-        // Of those that begin at one place the longest is found.
+        // The finder returns the longest of several that begin at one byte, so one is enough for each.
         while let Some((_, span)) = finder.find(near, next).filter(|(_, span)| span.start <= at) {
             if span.end >= at {
                 return true;
@@ -79,8 +81,8 @@ impl Cutter {
         &self.tokens[index]
     }
 
-    /// Cuts `text`. `run_around(range)` gives the scaffold run that holds the range, if any;
-    /// `any_scaffold` is false where it never does, which is the cheap and usual case for content.
+    /// The added tokens in `text`. `run_around(range)` returns the scaffold run that holds the range, if
+    /// any. With `any_scaffold=false` it never would, which is the cheap and usual case for content.
     pub fn cut(
         &self,
         text: &str,
@@ -89,7 +91,7 @@ impl Cutter {
     ) -> Vec<Cut> {
         let finder = if any_scaffold { self.all.as_ref() } else { self.textual.as_ref() };
         let mut cuts: Vec<Cut> = Vec::new();
-        let mut free = 0; // everything before is taken by an earlier cut
+        let mut free = 0; // an earlier cut has taken the text before this
         let mut at = 0;
         loop {
             let found = finder.and_then(|finder| finder.find(text, at));
@@ -133,12 +135,12 @@ impl Cutter {
     }
 }
 
-/// Of each pattern the next one in this order: equal ones, then prefixes, the longest first.
+/// For each pattern the next one in this order: equal ones, then prefixes, the longest first.
 fn next_best(patterns: &[String]) -> Vec<Option<usize>> {
     let mut sorted: Vec<usize> = (0..patterns.len()).collect();
     sorted.sort_by_key(|&token| &patterns[token]);
     let mut next_best = vec![None; patterns.len()];
-    // The first tokens of those patterns that are prefixes of each other, up to where we are.
+    // The patterns that are prefixes of the current one and of each other, by their first tokens.
     let mut prefixes: Vec<usize> = Vec::new();
     for equal in sorted.chunk_by(|&a, &b| patterns[a] == patterns[b]) {
         let pattern = &patterns[equal[0]];
@@ -164,12 +166,7 @@ fn starts_with_word(text: &str, start: usize) -> bool {
     text[start..].chars().next().is_some_and(is_word)
 }
 
-/// `\w` as `tokenizers` means it: that of the `regex` crate.
-pub(crate) fn is_word(c: char) -> bool {
-    regex_syntax::is_word_character(c)
-}
-
-/// Cutting a whole joined text: scaffold runs from the parts.
+/// The added tokens in a whole joined text, whose parts say where its scaffold is.
 pub(crate) fn cut_joined(cutter: &Cutter, joined: &Joined<'_>) -> Vec<Cut> {
     cutter.cut(&joined.text, joined.any_scaffold(), |range| joined.run_around(range).cloned())
 }

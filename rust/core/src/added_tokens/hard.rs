@@ -1,12 +1,11 @@
-//! Which added tokens no text around them can change.
+//! Hard tokens: the added tokens that no text around them can change.
 
 use rustc_hash::FxHashMap;
 
-use super::is_word;
 use crate::file::AddedToken;
 
-/// Which of `tokens` (all with `normalized=false`) are *hard*: wherever such a token stands, it is
-/// cut out, and no text around it can change that.
+/// For each of `tokens` (all with `normalized=false`), true if it is *hard*: wherever such a token
+/// stands, it is cut out, and no text around it can change that.
 ///
 /// The rules and their fuzz: a token is hard when it has no lstrip, rstrip or `single_word`, and
 /// for every other token S: S does not start with it; no proper suffix of S (its own included) is
@@ -35,14 +34,19 @@ pub(crate) fn hard_tokens(tokens: &[AddedToken]) -> Vec<bool> {
         .collect()
 }
 
-/// The beginnings of all tokens: a node each, parents before their children. Bytes do as well as
+/// `\w` as `tokenizers` means it: that of the `regex` crate.
+pub(super) fn is_word(c: char) -> bool {
+    regex_syntax::is_word_character(c)
+}
+
+/// The beginnings of all tokens: a state each, parents before their children. Bytes do as well as
 /// characters: a part of one text that is the beginning of another begins with a whole character.
 struct Trie {
     children: FxHashMap<(usize, u8), usize>,
-    nodes: Vec<Node>,
+    states: Vec<State>,
 }
 
-struct Node {
+struct State {
     parent: usize,
     byte: u8,
     depth: usize,
@@ -53,65 +57,65 @@ const ROOT: usize = 0;
 
 impl Default for Trie {
     fn default() -> Self {
-        let root = Node { parent: ROOT, byte: 0, depth: 0, is_leaf: true };
-        Self { children: FxHashMap::default(), nodes: vec![root] }
+        let root = State { parent: ROOT, byte: 0, depth: 0, is_leaf: true };
+        Self { children: FxHashMap::default(), states: vec![root] }
     }
 }
 
 impl Trie {
-    /// The node at which the text ends.
+    /// The state at which the text ends.
     fn add(&mut self, text: &[u8]) -> usize {
-        let mut node = ROOT;
+        let mut state = ROOT;
         for &byte in text {
-            let next = self.nodes.len();
-            let child = *self.children.entry((node, byte)).or_insert(next);
+            let next = self.states.len();
+            let child = *self.children.entry((state, byte)).or_insert(next);
             if child == next {
-                let depth = self.nodes[node].depth + 1;
-                self.nodes[node].is_leaf = false;
-                self.nodes.push(Node { parent: node, byte, depth, is_leaf: true });
+                let depth = self.states[state].depth + 1;
+                self.states[state].is_leaf = false;
+                self.states.push(State { parent: state, byte, depth, is_leaf: true });
             }
-            node = child;
+            state = child;
         }
-        node
+        state
     }
 
-    /// For each node: whether a token that ends there begins another one, stands inside one, or
-    /// begins with what one ends with. `ends` are the nodes at which tokens end.
+    /// For each state: whether a token that ends there begins another one, stands inside one, or
+    /// begins with what one ends with. `ends` are the states at which tokens end.
     fn met(&self, ends: &[usize]) -> Vec<bool> {
-        let mut by_depth: Vec<usize> = (1..self.nodes.len()).collect();
-        by_depth.sort_by_key(|&node| self.nodes[node].depth);
+        let mut by_depth: Vec<usize> = (1..self.states.len()).collect();
+        by_depth.sort_by_key(|&state| self.states[state].depth);
         let rest = self.longest_ends(&by_depth);
         // What a beginning of a token ends with stands inside that token.
-        let mut inside = vec![false; self.nodes.len()];
-        for &node in &rest {
-            inside[node] = true;
+        let mut inside = vec![false; self.states.len()];
+        for &state in &rest {
+            inside[state] = true;
         }
-        let mut overlapped = vec![false; self.nodes.len()];
+        let mut overlapped = vec![false; self.states.len()];
         for &end in ends {
-            let mut node = rest[end];
-            while node != ROOT && !overlapped[node] {
-                overlapped[node] = true;
-                node = rest[node];
+            let mut state = rest[end];
+            while state != ROOT && !overlapped[state] {
+                overlapped[state] = true;
+                state = rest[state];
             }
         }
-        for node in by_depth {
-            overlapped[node] |= overlapped[self.nodes[node].parent];
+        for state in by_depth {
+            overlapped[state] |= overlapped[self.states[state].parent];
         }
-        let met = |node: usize| !self.nodes[node].is_leaf || inside[node] || overlapped[node];
-        (0..self.nodes.len()).map(met).collect()
+        let met = |state: usize| !self.states[state].is_leaf || inside[state] || overlapped[state];
+        (0..self.states.len()).map(met).collect()
     }
 
-    /// For each node the longest proper end of its text that is the beginning of a token: the links
+    /// For each state the longest proper end of its text that is the beginning of a token: the links
     /// of Aho and Corasick.
     fn longest_ends(&self, by_depth: &[usize]) -> Vec<usize> {
-        let mut rest = vec![ROOT; self.nodes.len()];
-        for &node in by_depth {
-            let Node { parent, byte, .. } = self.nodes[node];
+        let mut rest = vec![ROOT; self.states.len()];
+        for &state in by_depth {
+            let State { parent, byte, .. } = self.states[state];
             let mut from = parent;
             while from != ROOT {
                 from = rest[from];
                 if let Some(&found) = self.children.get(&(from, byte)) {
-                    rest[node] = found;
+                    rest[state] = found;
                     break;
                 }
             }

@@ -1,141 +1,15 @@
-//! Cutting text into words as the patterns of well-known tokenizers do, without a regex engine.
+//! The end of the word that begins at a byte, by the patterns of well-known tokenizers.
 //!
-//! Invariant: the words are those that `tokenizers` cuts with the same pattern; together they are
-//! the whole text. A regular expression takes the first of its alternatives that matches, each as
-//! long as it can with what follows; the functions here say where that ends.
+//! A regular expression takes the first of its alternatives that matches, each as long as it can with
+//! the text that follows. The functions here return where that match ends.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
-use super::AT_ONCE;
 use super::ascii::{capitals_end, letters_end, signs_end, small_letters_end, spaces_end};
-use super::blocks::{self, Block, Contractions, LONG_S, Rules, by_rules, words};
-use super::class::{
-    CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER, classes,
-};
-use super::deepseek::deepseek_v3;
+use super::blocks::LONG_S;
+use super::class::{CASELESS, Classes, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER};
 
-/// A pattern that is known by its text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pattern {
-    /// GPT-2 and models of its time.
-    Gpt2,
-    /// GPT-4, Llama 3, GLM-4, Qwen: an optional sign before letters, numbers in groups.
-    Cl100k { digits: usize, marks_are_letters: bool, long_s: bool },
-    /// GPT-4o, gpt-oss, Llama 4, Tekken: words end where the case changes.
-    O200k { digits: usize, contractions: bool },
-    /// `DeepSeek` V3, R1: numbers, then Han and kana, then the rest, one after the other.
-    DeepSeekV3,
-}
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const CONTRACTIONS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-/// The letters of both cases, spelled out: the long s is none of them.
-const CONTRACTIONS_ASCII: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])";
-const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
-const DEEPSEEK_V3: [&str; 3] = [
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
-];
-
-impl Pattern {
-    /// The pattern that these expressions, one after the other, are; `None` where none is known.
-    pub fn of(expressions: &[&str]) -> Option<Self> {
-        match expressions {
-            [one] => Self::of_one(one),
-            three if *three == DEEPSEEK_V3 => Some(Self::DeepSeekV3),
-            _ => None,
-        }
-    }
-
-    fn of_one(expression: &str) -> Option<Self> {
-        if expression == GPT2 {
-            return Some(Self::Gpt2);
-        }
-        let numbers = [(r"\p{N}", 1), (r"\p{N}{1,3}", 3), (r"\p{N}+", usize::MAX)];
-        for (number, digits) in numbers {
-            for marks_are_letters in [false, true] {
-                let (letters, mark) =
-                    if marks_are_letters { (r"[\p{L}\p{M}]+", r"\p{M}") } else { (r"\p{L}+", "") };
-                let rest = format!(
-                    r"|[^\r\n\p{{L}}\p{{N}}]?{letters}|{number}| ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*|{SPACES}"
-                );
-                let before = expression.strip_suffix(&rest);
-                for (contractions, long_s) in [(CONTRACTIONS, true), (CONTRACTIONS_ASCII, false)] {
-                    if before == Some(contractions) {
-                        return Some(Self::Cl100k { digits, marks_are_letters, long_s });
-                    }
-                }
-            }
-            for contractions in [true, false] {
-                let after = if contractions { format!("{CONTRACTIONS}?") } else { String::new() };
-                let (upper, lower) =
-                    (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
-                let sign = r"[^\r\n\p{L}\p{N}]?";
-                let whole = format!(
-                    r"{sign}{upper}*{lower}+{after}|{sign}{upper}+{lower}*{after}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
-                );
-                if expression == whole {
-                    return Some(Self::O200k { digits, contractions });
-                }
-            }
-        }
-        None
-    }
-
-    /// Hands the words of the text to `each`, many at once: where the first of them begins, and where
-    /// each of them ends.
-    pub fn words(self, text: &str, each: &mut dyn FnMut(usize, &[usize])) {
-        self.cut(text, true, each);
-    }
-
-    /// The same with blocks or without.
-    pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
-        let classes = classes();
-        let blocks =
-            |rules| move |block: &Block| by_blocks.then(|| by_rules(classes, block, rules));
-        match self {
-            Self::Gpt2 => {
-                let blocks = |block: &Block| by_blocks.then(|| blocks::gpt2(classes, block));
-                words(text, each, blocks, |at| gpt2(classes, text, at));
-            }
-            Self::Cl100k { digits, marks_are_letters, long_s } => {
-                let contractions = Contractions::Before;
-                let rules = blocks(Rules { digits, contractions, cased: false });
-                if marks_are_letters {
-                    words(text, each, rules, |at| {
-                        cl100k::<{ LETTER | MARK }>(classes, text, at, digits, long_s)
-                    });
-                } else {
-                    words(text, each, rules, |at| {
-                        cl100k::<LETTER>(classes, text, at, digits, long_s)
-                    });
-                }
-            }
-            Self::O200k { digits, contractions } => {
-                let behind = if contractions { Contractions::Behind } else { Contractions::None };
-                let rules = blocks(Rules { digits, contractions: behind, cased: true });
-                words(text, each, rules, |at| o200k(classes, text, at, digits, contractions));
-            }
-            Self::DeepSeekV3 => {
-                let (mut start, mut ends, mut count) = (0, [0; AT_ONCE], 0);
-                deepseek_v3(classes, text, |end| {
-                    ends[count] = end;
-                    count += 1;
-                    if count == AT_ONCE {
-                        each(start, &ends);
-                        (start, count) = (end, 0);
-                    }
-                });
-                if count > 0 {
-                    each(start, &ends[..count]);
-                }
-            }
-        }
-    }
-}
-
-fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
+pub(super) fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
     if let Some(end) = contraction(text, at, Case::Small) {
         return end;
     }
@@ -153,7 +27,7 @@ fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
 
 /// `LETTERS`: the classes that make up a word.
 #[inline(always)]
-fn cl100k<const LETTERS: u16>(
+pub(super) fn cl100k<const LETTERS: u16>(
     classes: &Classes,
     text: &str,
     at: usize,
@@ -184,7 +58,13 @@ fn cl100k<const LETTERS: u16>(
     spaces_and_newlines(classes, text, at)
 }
 
-fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: bool) -> usize {
+pub(super) fn o200k(
+    classes: &Classes,
+    text: &str,
+    at: usize,
+    digits: usize,
+    contractions: bool,
+) -> usize {
     let Some((class, next)) = classes.at(text, at) else { return at };
     if class & NUMBER != 0 {
         return numbers(classes, text, next, digits);
@@ -219,7 +99,7 @@ fn o200k(classes: &Classes, text: &str, at: usize, digits: usize, contractions: 
 #[derive(Clone, Copy)]
 struct CasedWord {
     end: usize,
-    /// Whether it ends in letters that are small or have no case.
+    /// True if it ends in letters that are small or have no case.
     has_small: bool,
 }
 
