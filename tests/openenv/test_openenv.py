@@ -653,15 +653,15 @@ def test_nobody_keeps_the_session_of_a_cancelled_wait() -> None:
 
 def test_a_session_that_comes_when_nobody_waits_any_more_goes_back() -> None:
     with served(max_sessions=1) as (_, openenv):
-        shared = openenv._shared
+        context = openenv._context
 
         async def no_kwargs() -> dict[str, Any]:
             return {}
 
         async def give_back_then_open() -> None:
-            episode = OpenEnvEpisode(shared, no_kwargs, group=0)
-            await shared.loop.call(episode.give_back)
-            await shared.loop.call(episode.open)
+            episode = OpenEnvEpisode(context, no_kwargs, group=0)
+            await context.loop.call(episode.give_back)
+            await context.loop.call(episode.open)
             await asyncio.wait_for(openenv.lend(RolloutTask(0, "r", openenv, [], "", 0)), 20)
 
         asyncio.run(give_back_then_open())

@@ -1,28 +1,32 @@
-"""The loop of one pool: there its books are kept, and the environments that it lends are played.
+"""Lending pools: borrowers wait in line, on the loop of the pool, for what there is too little of.
 
-Invariant: what was given to the loop is begun before the loop ends, so that nobody waits for ever.
+Invariant: borrowers are served in the order of coming, each item has one borrower at a time, and
+nothing waits for ever: a coroutine that was given to the loop of a pool begins before the loop
+ends.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from abut.concurrency.loop import DaemonLoop, is_cancelled
 from abut.errors import EnvError
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 _CLOSE_S = 5.0
 
 
 class PoolLoop:
-    """Runs coroutines; its thread starts with the first of them.
+    """Runs the coroutines of one pool; its thread starts with the first of them.
 
     Args:
-        owner: what errors call the pool.
+        owner: the name of the pool in errors.
     """
 
     def __init__(self, owner: str) -> None:
@@ -31,15 +35,15 @@ class PoolLoop:
         self._loop: DaemonLoop | None = DaemonLoop(f"abut-{owner.lower()}")
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run the coroutine that `call` makes; `EnvError` where this was closed."""
+        """Run the coroutine that `call` makes; `EnvError` if the pool was closed."""
         return self._use(lambda loop: loop.submit(call))
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it for who waits on the running loop; `EnvError` where this was closed."""
+        """Run it, and return a future of the running loop; `EnvError` if the pool was closed."""
         return self._use(lambda loop: loop.ask(call))
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Run it, here or by crossing over; `EnvError` where this was closed, also meanwhile."""
+        """Run it, here or by crossing over; `EnvError` if the pool was closed, also meanwhile."""
         loop = self._loop
         is_here = loop is not None and loop.is_current
         try:
@@ -75,3 +79,126 @@ class PoolLoop:
                 raise EnvError(f"this {self._owner} is closed\nhint: make a new one")
             self._loop.open()
             return use(self._loop)
+
+
+class LendingPool(ABC, Generic[Item]):
+    """The line of a pool; all calls come from one loop, so nothing is locked.
+
+    A subclass says what is free (`_take`) and when waiting is of no use (`_give_up`), and calls
+    `_wake` whenever either may have changed.
+    """
+
+    def __init__(self) -> None:
+        # Only the first in line looks for what is free; `asyncio.Lock` serves in the order of
+        # coming, and a borrower that is cancelled leaves its place to the next.
+        self._line = asyncio.Lock()
+        self._in_line = 0
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop itself keeps none alive
+
+    @abstractmethod
+    def _take(self) -> Item | None:
+        """Take what is free; None if nothing is."""
+
+    @abstractmethod
+    def _give_up(self, began: float) -> None:
+        """Raise an `EnvError` if waiting is of no use, for a borrower that came at this time."""
+
+    def _next_look(self) -> float | None:
+        """Return when something may be free although nothing has changed; None: never."""
+        return None
+
+    async def _next_in_line(self, began: float) -> Item:
+        """Wait in line, and take the first item that is free.
+
+        Raises:
+            EnvError: as `_give_up`.
+        """
+        self._in_line += 1
+        try:
+            async with self._line:
+                while (item := self._take()) is None:
+                    self._give_up(began)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(self._next_look()):
+                            await self._changed.wait()
+                return item
+        finally:
+            self._in_line -= 1
+
+    async def _line_ends(self) -> None:
+        """Wait until all who are in line have left it, once `_give_up` raises for each of them."""
+        while self._in_line:
+            await asyncio.sleep(0)
+
+    def _wake(self) -> None:
+        """Have the first in line look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background."""
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Lender(Protocol[Item]):
+    """A pool, as its loans use it; on the loop of the pool."""
+
+    async def lend(self) -> Item:
+        """Wait for an item."""
+        ...
+
+    def give_back(self, item: Item) -> None:
+        """Take an item back."""
+        ...
+
+
+class Loan(Generic[Item]):
+    """Something that is played with one item of a pool, from `begin` to `close`.
+
+    Args:
+        pool: lends the item.
+        loop: of the pool.
+    """
+
+    def __init__(self, pool: Lender[Item], loop: PoolLoop) -> None:
+        self.loop: PoolLoop = loop
+        self.item: Item | None = None
+        """The item, from `open` to `close`."""
+        self._pool = pool
+        self._given_back = False
+
+    async def begin(self) -> Self:
+        """Wait for an item, from any loop.
+
+        Raises:
+            EnvError: no item can be had.
+        """
+        try:
+            await self.loop.call(self.open)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def open(self) -> None:
+        """Wait for an item; on the loop of the pool."""
+        item = await self._pool.lend()
+        if self._given_back:  # nobody waits any more
+            self._pool.give_back(item)
+            return
+        self.item = item
+
+    def close(self) -> None:
+        """Give the item back; does not wait."""
+        with suppress(EnvError):  # the pool was closed, and all that it had lent
+            self.loop.submit(self.give_back)
+
+    async def give_back(self) -> None:
+        """Give the item back; on the loop of the pool."""
+        self._given_back = True
+        item, self.item = self.item, None
+        if item is not None:
+            self._pool.give_back(item)

@@ -12,7 +12,7 @@ from abut.address import Address, check_one_authorization, checked_headers
 from abut.concurrency.threads import THREADS
 from abut.envs.source import question_of
 from abut.envs.task import RolloutTask
-from abut.openenv.open_env_episode import EpisodeRules, OpenEnvEpisode, Shared
+from abut.openenv.open_env_episode import EpisodeContext, EpisodeRules, OpenEnvEpisode
 from abut.openenv.session_pool import SessionPool
 from abut.openenv.target import Target, servers_of
 from abut.openenv.text import Act, Observe
@@ -105,15 +105,14 @@ class OpenEnv:
             servers,
             SessionLimits(connect_timeout_s, session_timeout_s, idle_timeout_s, max_message_bytes),
             max_sessions=max_sessions,
+            reuse=reuse_sessions,
             headers=headers,
         )
-        rules = EpisodeRules(
-            observe, act, history, reward, on_invalid, on_error, invalid_reward, reuse_sessions
-        )
+        rules = EpisodeRules(observe, act, history, reward, on_invalid, on_error, invalid_reward)
         self._reset = reset
         self._tasks = [dict(task) for task in tasks]
-        self._shared = Shared(pool, rules, max_message_bytes)
-        self._close = weakref.finalize(self, self._shared.close)
+        self._context = EpisodeContext(pool, rules, max_message_bytes)
+        self._close = weakref.finalize(self, self._context.close)
 
     async def lend(self, task: RolloutTask) -> OpenEnvEpisode:
         """Wait for a session; the episode's `close` gives it back.
@@ -122,7 +121,7 @@ class OpenEnv:
             EnvError: no session can be had.
         """
         task_kwargs = self._tasks[task.group % len(self._tasks)] if self._tasks else {}
-        reset, shared = self._reset or {}, self._shared
+        reset, context = self._reset or {}, self._context
 
         async def make_kwargs() -> dict[str, Any]:
             more = await THREADS.ask(lambda: reset(task.columns)) if callable(reset) else reset
@@ -130,13 +129,8 @@ class OpenEnv:
 
         asked = any(message["role"] == "user" for message in task.messages)
         question = "" if asked else question_of(task)
-        episode = OpenEnvEpisode(shared, make_kwargs, group=task.episode_seed, question=question)
-        try:
-            await shared.loop.call(episode.open)
-        except BaseException:
-            episode.close()
-            raise
-        return episode
+        episode = OpenEnvEpisode(context, make_kwargs, group=task.episode_seed, question=question)
+        return await episode.begin()
 
     def list_tools(self) -> list[dict[str, Any]]:
         """The tools of an MCP environment as JSON schemas, for `ChatTemplateProcessor(tools=…)`.
@@ -144,7 +138,7 @@ class OpenEnv:
         Raises:
             EnvError: no session can be had, or the environment has no tools.
         """
-        return self._shared.loop.submit(self._shared.list_tools).result()
+        return self._context.loop.submit(self._context.list_tools).result()
 
     def close(self) -> None:
         """Close the sessions and end the servers that were started; also done at exit."""

@@ -12,14 +12,13 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from abut.address import RedirectError, said
-from abut.concurrency.lending import PoolLoop
+from abut.concurrency.lending import Loan, PoolLoop
 from abut.concurrency.threads import THREADS
 from abut.envs.env import LoopBound, Reply
 from abut.errors import EnvError, InvalidAction
@@ -54,11 +53,10 @@ class EpisodeRules:
     on_invalid: Literal["tell", "end"]
     on_error: Literal["tell", "fail"]
     invalid_reward: float | None
-    reuse_sessions: bool
 
 
-class Shared:
-    """The sessions, the loop they live on, and what was learned of the servers."""
+class EpisodeContext:
+    """What all episodes of one `OpenEnv` share: its sessions, their loop, what servers told."""
 
     def __init__(self, pool: SessionPool, rules: EpisodeRules, max_message_bytes: int) -> None:
         self.pool = pool
@@ -86,7 +84,7 @@ class Shared:
             return self._texts
 
     def compare(self, group: int, reply: Reply) -> None:
-        """Warn, once, where the rollouts of a group begin with different observations."""
+        """Warn, once, if the rollouts of a group begin with different observations."""
         text = repr(reply)
         shown = (hash(text), text[:_SHOWN])  # replies may be large
         first = self._first_replies.setdefault(group, shown)
@@ -110,7 +108,7 @@ class Shared:
         except InvalidAction as error:
             raise EnvError(f"{session.url} has no tools to list: {error}") from error
         finally:
-            self.pool.give_back(session, keep=self.rules.reuse_sessions)
+            self.pool.give_back(session)
         tools = observation.get("tools")
         if not tools or not isinstance(tools, list):
             raise EnvError(f"{session.url} has no tools to list: {observation.get('metadata')}")
@@ -164,34 +162,31 @@ logger = logging.getLogger(__name__)
 MakeKwargs: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
-class OpenEnvEpisode(LoopBound):
+class OpenEnvEpisode(Loan[Session], LoopBound):
     """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
 
+    loop: PoolLoop
+
     def __init__(
-        self, shared: Shared, make_kwargs: MakeKwargs, *, group: int, question: str = ""
+        self, context: EpisodeContext, make_kwargs: MakeKwargs, *, group: int, question: str = ""
     ) -> None:
+        super().__init__(context.pool, context.loop)
         self.reward: float | None = None
         self.alive = False
-        self.loop: PoolLoop = shared.loop
-        self._shared = shared
+        self._context = context
         self._make_kwargs = make_kwargs
         self._group = group
         self._question = question
         self._observation: Observation = {}
-        self._session: Session | None = None
         self._texts: Texts | None = None
-        self._given_back = False
         self._text_before = ""
         self._repeats = True
 
     async def open(self) -> None:
         """Wait for a session; on the loop of the sockets."""
-        session = await self._shared.pool.lend()
-        if self._given_back:  # nobody waits any more
-            self._shared.pool.give_back(session, keep=True)
-            return
-        self._session = session
-        self._texts = await self._shared.texts(session)
+        await super().open()
+        if self.item is not None:
+            self._texts = await self._context.texts(self.item)
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin; the seed that the server is sent is the one that this was lent with."""
@@ -201,18 +196,6 @@ class OpenEnvEpisode(LoopBound):
         """Send the actions in a text one after the other, until one ends the episode."""
         return self, await self.loop.call(lambda: self._next_reply(action))
 
-    def close(self) -> None:
-        """Give the session back; does not wait."""
-        with suppress(EnvError):  # closed, and every session with it
-            self.loop.submit(self.give_back)
-
-    async def give_back(self) -> None:
-        """Give the session back, on the loop of the sockets."""
-        self._given_back = True
-        session, self._session = self._session, None
-        if session is not None:
-            self._shared.pool.give_back(session, keep=self._shared.rules.reuse_sessions)
-
     async def _first_reply(self) -> Reply:
         reply = await self._reply(await self._begin(await self._make_kwargs()))
         if not self.alive:
@@ -221,7 +204,7 @@ class OpenEnvEpisode(LoopBound):
                 "to play\nhint: see what reset= and tasks= send it; some servers end at once where "
                 "the task does not exist"
             )
-        self._shared.compare(self._group, reply)
+        self._context.compare(self._group, reply)
         # An environment of tools says nothing at reset. Without the prompt's text the policy would
         # begin on an empty user turn.
         return reply or self._question
@@ -232,15 +215,15 @@ class OpenEnvEpisode(LoopBound):
             frames = await self._frames(action)
             self.alive = bool(frames)  # a text without any is the policy's last word
             for frame in frames:
-                tell = self._shared.rules.on_error == "tell"
+                tell = self._context.rules.on_error == "tell"
                 observation = await self._on_session().step(frame, tell_errors=tell)
                 replies.append(await self._reply(observation))
                 if not self.alive:
                     break
         except InvalidAction as error:
-            on_invalid = self._shared.rules.on_invalid
+            on_invalid = self._context.rules.on_invalid
             self.alive = isinstance(error, ToldError) or on_invalid == "tell"
-            self.reward = self._shared.rules.invalid_reward
+            self.reward = self._context.rules.invalid_reward
             replies.append(str(error))
         return replies[0] if len(replies) == 1 else _messages_of(replies)
 
@@ -256,14 +239,14 @@ class OpenEnvEpisode(LoopBound):
             logger.info(
                 "a session that was used before cannot be reset, a new one is made: %s", error
             )
-            self._session = None
-            self._session = await self._shared.pool.renew(session)
-            return await self._session.reset(kwargs)
+            self.item = None
+            self.item = await self._context.pool.renew(session)
+            return await self.item.reset(kwargs)
 
     async def _frames(self, action: str) -> Sequence[Mapping[str, Any]]:
         assert self._texts is not None
         act: Callable[..., Any] = self._texts.act
-        if self._shared.rules.act is None:
+        if self._context.rules.act is None:
             frames = act(action)
         elif self._texts.act_sees:
             frames = await THREADS.ask(partial(act, action, self._observation))
@@ -280,7 +263,7 @@ class OpenEnvEpisode(LoopBound):
 
     async def _reply(self, observation: Observation) -> Reply:
         assert self._texts is not None
-        rules, observe = self._shared.rules, self._texts.observe
+        rules, observe = self._context.rules, self._texts.observe
         self._observation = observation
         self.reward = observation["reward"]
         if rules.reward is not None:
@@ -310,9 +293,9 @@ class OpenEnvEpisode(LoopBound):
         return text
 
     def _on_session(self) -> Session:
-        if self._session is None:
+        if self.item is None:
             raise EnvError("the episode has no session: it was closed, or its server gave none")
-        return self._session
+        return self.item
 
 
 def _messages_of(replies: Sequence[Reply]) -> list[Message]:

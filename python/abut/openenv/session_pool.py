@@ -1,10 +1,9 @@
 """Sessions, kept from one episode to the next, on servers that give only so many.
 
 Invariant: a session has one borrower at a time, and one that is not in order is never lent again.
-How many sessions a server gives is learned from its own refusal; whoever finds none free waits in
-line, as long as others play. Only where nobody plays, waiting ends with the servers' own errors.
-
-Everything here runs on one loop, so nothing is locked.
+The pool learns from a server's refusal how many sessions the server gives. A rollout that finds
+none free waits in line as long as others play. If nobody plays, waiting ends with the servers' own
+errors.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from abut.concurrency.clock import backoff
+from abut.concurrency.lending import LendingPool
 from abut.errors import EnvError
 from abut.openenv.server_process import ServerStartError
 from abut.openenv.target import EnvServer
@@ -34,13 +34,13 @@ _delays_s = functools.partial(backoff, _FIRST_DELAY_S, _LONGEST_DELAY_S)
 class ServerState:
     """A server as seen from here."""
 
-    runs: EnvServer
+    env_server: EnvServer
     max_sessions: int | None
     """None: not known yet."""
     sessions: int = 0
-    """Ours, those that are being made included."""
+    """Our sessions, the ones that are being made included."""
     error: EnvError | None = None
-    """Why it gave none; None once it gave one."""
+    """Why it gave no session; None once it gave one."""
     refused_since: float = 0.0
     """When it began to give none while we had none on it."""
     retry_at: float = 0.0
@@ -48,12 +48,20 @@ class ServerState:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may give another session."""
+        """True if it may give another session."""
         return self.max_sessions is None or self.sessions < self.max_sessions
 
 
-class SessionPool:
-    """Lends sessions of several servers."""
+class SessionPool(LendingPool[Session | ServerState]):
+    """Lends sessions of several servers.
+
+    Args:
+        servers: where the sessions are.
+        limits: how long servers are waited for.
+        max_sessions: on one server at most; None: as many as it gives.
+        reuse: False closes each session after its episode.
+        headers: for all servers.
+    """
 
     def __init__(
         self,
@@ -61,16 +69,17 @@ class SessionPool:
         limits: SessionLimits,
         *,
         max_sessions: int | None,
+        reuse: bool,
         headers: Mapping[str, str],
     ) -> None:
+        super().__init__()
         self._limits = limits
+        self._reuse = reuse
         self._headers = headers
         self._max_sessions = max_sessions
         self._servers = [ServerState(server, max_sessions) for server in servers]
         self._server_of: dict[Session, ServerState] = {}
         self._idle: dict[Session, asyncio.TimerHandle] = {}
-        self._changed = asyncio.Event()
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def lend(self) -> Session:
         """Wait for a session: one that is idle, or a new one on the server with the fewest.
@@ -80,23 +89,15 @@ class SessionPool:
         """
         began = asyncio.get_running_loop().time()
         while True:
-            while self._idle:
-                session, timer = self._idle.popitem()  # the one that was used last
-                timer.cancel()
-                if session.usable:
-                    return session
-                self._drop(session)
-            now = asyncio.get_running_loop().time()
-            free = [s for s in self._servers if s.has_room and s.retry_at <= now]
-            if free:
-                server = min(free, key=lambda server: server.sessions)
-                with suppress(NoSessionError, ServerStartError):
-                    return await self._open(server)
-            else:
-                await self._wait(began)
+            # A new session is made outside of the line: the next may have one of another server.
+            taken = await self._next_in_line(began)
+            if isinstance(taken, Session):
+                return taken
+            with suppress(NoSessionError, ServerStartError):
+                return await self._open(taken)
 
     async def renew(self, session: Session) -> Session:
-        """Replace a session by a new one on the same server, without getting in line again.
+        """Replace a session by a new one on the same server, without waiting in line again.
 
         Raises:
             EnvError: the server gives none; the old one is gone.
@@ -113,11 +114,11 @@ class SessionPool:
             self._count_one_less(server)
             raise
 
-    def give_back(self, session: Session, *, keep: bool) -> None:
+    def give_back(self, session: Session) -> None:
         """Take a session back, for the next episode or to be closed."""
         if session not in self._server_of:
             return  # the pool was closed meanwhile
-        if not keep or not session.usable:
+        if not session.usable or not self._reuse:
             self._drop(session)
             return
         loop = asyncio.get_running_loop()
@@ -131,16 +132,35 @@ class SessionPool:
         self._idle.clear()
         for session in list(self._server_of):
             self._drop(session)
-        while self._closing:
-            await asyncio.wait(self._closing)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def end_servers(self) -> None:
         """End the servers that were started; on any thread, after `close`."""
         for server in self._servers:
-            server.runs.end()
+            server.env_server.end()
+
+    def _take(self) -> Session | ServerState | None:
+        """Take an idle session, or a place for a new one on the server with the fewest."""
+        while self._idle:
+            session, timer = self._idle.popitem()  # the one that was used last
+            timer.cancel()
+            if session.usable:
+                return session
+            self._drop(session)
+        now = asyncio.get_running_loop().time()
+        free = [s for s in self._servers if s.has_room and s.retry_at <= now]
+        if not free:
+            return None
+        server = min(free, key=lambda server: server.sessions)
+        server.sessions += 1
+        return server
+
+    def _next_look(self) -> float | None:
+        """Return when a server may be asked again."""
+        return min((s.retry_at for s in self._servers if s.has_room), default=None)
 
     async def _open(self, server: ServerState) -> Session:
-        server.sessions += 1
         try:
             session = await self._connect(server)
         except BaseException as error:
@@ -154,14 +174,16 @@ class SessionPool:
     async def _connect(self, server: ServerState) -> Session:
         try:
             session = await open_session(
-                await server.runs.url(),
-                headers={**self._headers, **server.runs.headers},
-                local=server.runs.local,
+                await server.env_server.url(),
+                headers={**self._headers, **server.env_server.headers},
+                local=server.env_server.local,
                 limits=self._limits,
             )
         except FactoryError as error:
             said, _, hint = str(error).partition("\nhint: ")
-            log = server.runs.log()  # of a server that was started here, which nobody else has
+            log = (
+                server.env_server.log()
+            )  # of a server that was started here, which nobody else has
             more = f"hint: {hint}" if log is None else f"the end of the server's log:\n{log}"
             raise EnvError(f"{said}\n{more}") from error
         self._server_of[session] = server
@@ -178,18 +200,11 @@ class SessionPool:
             server.error = error
         server.retry_at = now + next(server.delays_s)
 
-    async def _wait(self, began: float) -> None:
-        """Wait until a session comes back, or a server may be asked again."""
+    def _give_up(self, began: float) -> None:
+        """Raise if no session is ours, and no server gives one."""
+        if self._server_of:
+            return
         now = asyncio.get_running_loop().time()
-        if not self._server_of:
-            self._give_up(now, began)
-        due = [server.retry_at for server in self._servers if server.has_room]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(due) - now if due else None):
-                await self._changed.wait()
-
-    def _give_up(self, now: float, began: float) -> None:
-        """Raise where waiting is of no use: no session is ours, and no server gives one."""
         limit_s = self._limits.connect_timeout_s
         errors = []
         patience = False
@@ -214,9 +229,7 @@ class SessionPool:
     def _drop(self, session: Session) -> None:
         server = self._server_of.pop(session, None)
         if server is not None:
-            task = asyncio.ensure_future(session.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._spawn(session.close())
             self._count_one_less(server)
 
     def _expire(self, session: Session) -> None:
@@ -227,7 +240,3 @@ class SessionPool:
     def _count_one_less(self, server: ServerState) -> None:
         server.sessions -= 1
         self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()

@@ -1,23 +1,20 @@
 """Actors, and who has which slot of them.
 
 Invariant: a lease is one slot of one actor that has answered, and a call of it is sent once. An
-actor that died, or that hangs, gets no new lease and is replaced at once; who waits in line is
-served in the order of coming, as long as any actor lives.
-
-Everything here runs on the loop of one pool, so nothing is locked.
+actor that died, or that hangs, gets no new lease and is replaced at once. Borrowers wait in line as
+long as any actor lives.
 """
 
 import asyncio
 import functools
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from abut.concurrency.clock import backoff
+from abut.concurrency.lending import LendingPool
 from abut.concurrency.threads import THREADS
 from abut.errors import EnvError, text_of
 from abut.ray.calls import (
@@ -56,9 +53,9 @@ class Actor:
     slots: int
     delays_s: Iterator[float] = field(default_factory=_delays_s)
     is_ready: bool = False
-    """Whether it answers, and may be lent: not before its first answer, never once it is left."""
+    """True if it answers, and may be lent: not before its first answer, never once it is left."""
     free: list[int] = field(init=False)
-    """The slots that nobody has."""
+    """The slots that are not lent."""
 
     def __post_init__(self) -> None:
         self.free = list(range(self.slots))
@@ -80,12 +77,12 @@ class Lease:
     call: "asyncio.Future[CallOutcome] | None" = None
     """The last one that was sent."""
     closes: bool = True
-    """Whether there is something to close in the actor when it ends."""
+    """True if there is something to close in the actor when the lease ends."""
     cancels: bool = False
-    """Whether a call that nobody waits for any more can be cancelled there."""
+    """True if a call that was given up can be cancelled in the actor."""
 
 
-class ActorPool:
+class ActorPool(LendingPool[Lease]):
     """Lends slots.
 
     Args:
@@ -107,6 +104,7 @@ class ActorPool:
         room: Callable[[], str],
         check_head: Callable[[], None],
     ) -> None:
+        super().__init__()
         self._make = make
         self._slots = slots
         self._what = what
@@ -114,12 +112,10 @@ class ActorPool:
         self._room = room
         self._check_head = check_head
         self._actors: list[Actor] = []
-        """Those that are ready, and those that start."""
+        """The actors that are ready or start."""
         self._left: set[Actor] = set()
-        """Those that get no new lease, and on which others still play."""
-        self._waiting: deque[asyncio.Future[Lease]] = deque()
+        """The actors that get no new lease, and on which others still play."""
         self._numbers = itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._last_error = ""
         self._nobody: str | None = None
         """Why no lease can be had; None: it can, or may be soon."""
@@ -144,21 +140,7 @@ class ActorPool:
         Raises:
             EnvError: no actor lives, and none has started for `start_timeout_s`.
         """
-        if self._nobody is not None:
-            raise EnvError(self._nobody)
-        if not self._waiting and (lease := self._lease()) is not None:
-            return lease
-        turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                with suppress(ValueError):
-                    self._waiting.remove(turn)
-            elif turn.exception() is None:  # it was this one's turn in the same moment
-                self._free(turn.result())
-            raise
+        return await self._next_in_line(asyncio.get_running_loop().time())
 
     async def ask(self, lease: Lease, name: str, method: str, /, *args: Any) -> Any:
         """Send a call of a lease, and wait for its answer.
@@ -212,18 +194,24 @@ class ActorPool:
         if self._deadline is not None:
             self._deadline.cancel()
         self._refuse("the RayPool was closed")
+        await self._line_ends()
         for actor in [*self._actors, *self._left]:
             kill(actor.handle)
         self._actors.clear()
         self._left.clear()
 
-    def _lease(self) -> Lease | None:
-        """A slot of the actor with the fewest leases; None where all are lent."""
+    def _take(self) -> Lease | None:
+        """Take a slot of the actor with the fewest leases."""
         free = [actor for actor in self._actors if actor.is_ready and actor.free]
         if not free:
             return None
         actor = min(free, key=lambda actor: actor.leases)
         return Lease(actor, actor.free.pop(), next(self._numbers))
+
+    def _give_up(self, began: float) -> None:
+        """Raise if no lease can be had, and none may be soon."""
+        if self._nobody is not None:
+            raise EnvError(self._nobody)
 
     def _free(self, lease: Lease) -> None:
         actor = lease.actor
@@ -231,17 +219,7 @@ class ActorPool:
         if actor in self._left and not actor.leases:
             self._left.discard(actor)
             kill(actor.handle)
-        self._serve()
-
-    def _serve(self) -> None:
-        """Lend what is free to who waits."""
-        while self._waiting:
-            if self._waiting[0].done():  # cancelled in this moment
-                self._waiting.popleft()
-            elif (lease := self._lease()) is not None:
-                self._waiting.popleft().set_result(lease)
-            else:
-                return
+        self._wake()
 
     async def _end(self, lease: Lease) -> None:
         actor, call = lease.actor, lease.call
@@ -274,7 +252,7 @@ class ActorPool:
             actor.is_ready = True
             self._nobody = None
             self._watch()
-            self._serve()
+            self._wake()
             return
         self._actors.remove(actor)
         kill(actor.handle)
@@ -311,10 +289,10 @@ class ActorPool:
         elif self._deadline is None:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(
-                self._start_timeout_s, lambda: self._spawn(self._give_up())
+                self._start_timeout_s, lambda: self._spawn(self._refuse_for_now())
             )
 
-    async def _give_up(self) -> None:
+    async def _refuse_for_now(self) -> None:
         room = await self._cluster_says()
         if any(actor.is_ready for actor in self._actors):
             return
@@ -325,12 +303,9 @@ class ActorPool:
         )
 
     def _refuse(self, why: str) -> None:
-        """Say to all who wait, and to who comes, that there is nothing to wait for."""
+        """End the waiting of all in line, and of all that come, with this error."""
         self._nobody = why
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(EnvError(why))
+        self._wake()
 
     async def _notice(self) -> None:
         """Say early what `start_timeout_s` would say late, and what it would never say."""
@@ -381,7 +356,5 @@ class ActorPool:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         if self._is_closed:
             coroutine.close()
-            return
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)  # a loop itself keeps none alive
-        task.add_done_callback(self._tasks.discard)
+        else:
+            super()._spawn(coroutine)

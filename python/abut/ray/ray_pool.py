@@ -18,7 +18,7 @@ from abut.ray.actor_pool import ActorPool
 from abut.ray.calls import packed, thread_of
 from abut.ray.cluster import the_ray
 from abut.ray.in_actor import AgentHost, EnvHost
-from abut.ray.remote import Lent, RemoteAgent, RemoteEnv
+from abut.ray.remote import RemoteAgent, RemoteEnv, RemoteLoan
 
 _OURS = (
     "max_restarts",
@@ -133,13 +133,7 @@ class RayPool:
         Raises:
             EnvError: no actor has answered for `start_timeout_s`, or the pool is closed.
         """
-        lent = self._unopened(task)
-        try:
-            await self._loop.call(lent.open)
-        except BaseException:
-            lent.close()
-            raise
-        return lent
+        return await self._unopened(task).begin()
 
     def close(self) -> None:
         """End the actors; leave the cluster where the pool has joined it. Also done at exit."""
@@ -154,7 +148,7 @@ class RayPool:
     _actor_class: type = EnvHost
     _what = "the environment"
 
-    def _unopened(self, task: RolloutTask) -> Lent:
+    def _unopened(self, task: RolloutTask) -> RemoteLoan:
         env: RemoteEnv = self._lent(self._actors, self._loop, task)
         return env
 
@@ -205,7 +199,7 @@ class RayAgentPool(RayPool):
     _actor_class = AgentHost
     _what = "the agent"
 
-    def _unopened(self, task: RolloutTask) -> Lent:
+    def _unopened(self, task: RolloutTask) -> RemoteLoan:
         return RemoteAgent(self._actors, self._loop, self._name)
 
     def _check_kind(self, env: Any) -> None:

@@ -5,11 +5,10 @@ Each call is sent to the slot that was lent, once.
 
 import dataclasses
 import pickle
-from contextlib import suppress
 from typing import Any, Self
 
 from abut.agents.protocol import AgentResult, Endpoint
-from abut.concurrency.lending import PoolLoop
+from abut.concurrency.lending import Loan, PoolLoop
 from abut.envs.env import LoopBound, Reply
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -19,51 +18,35 @@ from abut.ray.actor_pool import ActorPool, Lease
 from abut.ray.calls import Failed, Finished, Said
 
 
-class Lent:
-    """Base of what plays elsewhere.
+class RemoteLoan(Loan[Lease]):
+    """One slot of an actor, and the calls that go there.
 
     Args:
         actors: lend the slot.
         loop: of the pool; there the actors are asked.
-        name: what errors call it.
+        name: its name in errors.
     """
 
     def __init__(self, actors: ActorPool, loop: PoolLoop, name: str) -> None:
-        self._loop = loop
-        self.lease: Lease | None = None
-        """The slot, from `open` to `close`."""
+        super().__init__(actors, loop)
         self._actors = actors
         self._name = name
-        self._given_back = False
-
-    async def open(self) -> None:
-        """Wait for a slot; on the loop of the pool."""
-        lease = await self._actors.lend()
-        if self._given_back:  # nobody waits any more
-            self._actors.give_back(lease)
-            return
-        self.lease = lease
-
-    def close(self) -> None:
-        """Give the slot back; does not wait."""
-        with suppress(EnvError):  # the pool is closed, and every actor with it
-            self._loop.submit(self._give_back)
 
     async def asked(self, name: str, method: str, *args: Any) -> Any:
-        """What a method of the actor answers; on the loop of the pool.
+        """Call a method of the actor, on the loop of the pool.
 
         Args:
-            name: what errors call this.
+            name: the name of the call in errors.
             method: of the actor.
-            args: what it gets behind the number of the lease.
+            args: its arguments behind the number of the lease.
 
         Raises:
             EnvError: it raised there, or the actor is gone.
             UnplayableRow: the row lacks what is asked for.
         """
-        if self.lease is None:
+        if self.item is None:
             raise EnvError(f"{name} after it was given back")
-        answer = await self._actors.ask(self.lease, name, method, *args)
+        answer = await self._actors.ask(self.item, name, method, *args)
         if not isinstance(answer, Failed):
             return answer
         if answer.is_row:
@@ -72,19 +55,14 @@ class Lent:
         error.trace, error.may_pass = answer.trace, answer.may_pass
         raise error
 
-    async def _give_back(self) -> None:
-        self._given_back = True
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            self._actors.give_back(lease)
 
-
-class RemoteEnv(Lent, LoopBound):
+class RemoteEnv(RemoteLoan, LoopBound):
     """An `AsyncEnv`, lent by `RayPool`; each pool has a subclass with its environment's name."""
+
+    loop: PoolLoop
 
     def __init__(self, actors: ActorPool, loop: PoolLoop, task: RolloutTask) -> None:
         super().__init__(actors, loop, type(self).__name__)
-        self.loop: PoolLoop = loop
         self.reward: float | None = None
         self.alive = False
         self.score_episode: Any = None
@@ -104,16 +82,16 @@ class RemoteEnv(Lent, LoopBound):
         await self._call("score_episode", messages)
 
     async def _call(self, method: str, *args: Any) -> Reply:
-        return await self._loop.call(lambda: self._said(method, args))
+        return await self.loop.call(lambda: self._said(method, args))
 
     async def _said(self, method: str, args: tuple[Any, ...]) -> Reply:
         name = f"{self._name}.{method}"
-        if self.lease is not None and not self.lease.closes:
+        if self.item is not None and not self.item.closes:
             raise EnvError(f"{name} after the end of its episode")
         answer = await self.asked(name, method, *args)
         assert isinstance(answer, Said)
-        if answer.is_over and self.lease is not None:
-            self.lease.closes = False
+        if answer.is_over and self.item is not None:
+            self.item.closes = False
         self.reward, self.alive = answer.reward, answer.alive
         self.score_episode = self._score if answer.scores_episode else None
         return answer.reply
@@ -129,15 +107,15 @@ def _elsewhere() -> Any:
     raise AssertionError
 
 
-class RemoteAgent(Lent):
+class RemoteAgent(RemoteLoan):
     """An `Agent`, lent by a pool of them for one rollout."""
 
     async def open(self) -> None:
         """Wait for a slot; on the loop of the pool."""
         await super().open()
-        if self.lease is not None:
+        if self.item is not None:
             # Nothing of an agent is left when its call returned; until then it can be cancelled.
-            self.lease.closes, self.lease.cancels = False, True
+            self.item.closes, self.item.cancels = False, True
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
         """Have it play there.
@@ -147,7 +125,7 @@ class RemoteAgent(Lent):
             UnplayableRow: the row lacks what it asks for.
         """
         sent = endpoint, travelling(task)
-        answer: Any = await self._loop.call(lambda: self.asked(self._name, "play", *sent))
+        answer: Any = await self.loop.call(lambda: self.asked(self._name, "play", *sent))
         assert isinstance(answer, Finished)
         try:
             result: AgentResult = pickle.loads(answer.pickled)
