@@ -8,7 +8,7 @@ import pytest
 
 from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import matching
-from abut.gateway.ledger.known_prefix import KnownPrefix
+from abut.gateway.ledger.comparable import KnownPrefix
 from abut.gateway.ledger.matching import History, match
 from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
 

@@ -163,7 +163,7 @@ def _rehearsed(
         )
         return
     gateway.registry.belongs_to(secrets.token_hex(4))
-    gateway.registry.writing = None if template is None else writing_of(*template)
+    gateway.registry.writers = None if template is None else writing_of(*template)
     try:
         gateway.start()
     except AbutError as error:

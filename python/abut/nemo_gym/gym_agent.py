@@ -16,7 +16,7 @@ from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.server.gateway import Gateway
-from abut.gateway.server.keys import EndpointId
+from abut.gateway.server.registry import EndpointId
 from abut.nemo_gym.checks import trouble_behind
 from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head

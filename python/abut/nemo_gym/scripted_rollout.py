@@ -161,7 +161,7 @@ async def probe(
         await registry.ask(lambda: registry.end(ledger))
     found = (
         []
-        if registry.writing is None
+        if registry.writers is None
         else await registry.ask(lambda: _written(played, registry, script))
     )
     judged = _judged(played.agent, script, ledger, result, settings, is_example, registry.unnamed)
@@ -174,7 +174,7 @@ async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy)
     Runs on the gateway's loop, because its processors belong to that loop.
     """
     for request in script.asked:
-        ledger = Ledger("written", ScriptedPolicy(registry.writing))
+        ledger = Ledger("written", ScriptedPolicy(registry.writers))
         try:
             await ledger.ask(request, body=b"", retried=False, is_open=lambda: True).answered
         except Refusal as refusal:

@@ -294,18 +294,28 @@ class Repeats:
             self._calls[asked.body].append(call)
 
     def before(self, body: bytes, retried: bool) -> AgentCall | None:
-        """Return the call whose sample a request gets; None if it is a new one."""
+        """Return the call whose sample a request gets; None if it is a new one.
+
+        An equal body alone does not make a repeated request: an agent that wants the best of n
+        answers sends n equal bodies at the same time, and each gets a sample of its own. It takes
+        a client that hung up, or one that says that it retries.
+        """
         same = [call for call in self._calls.get(body, ()) if call.may_be_given]
-        unheard = [call for call in same if not call.delivered]
-        for call in unheard:
+        undelivered = [call for call in same if not call.delivered]
+        for call in undelivered:
             if not call.is_open():
                 return call
         if retried and same:
-            return (unheard or same)[-1]
+            return (undelivered or same)[-1]
         return None
 
     def fit(self, body: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one; 0: it is new."""
+        """Return how well a request fits as a repeated one, to choose between rollouts.
+
+        Returns:
+            3 if the client of an equal body has hung up, 2 if it still waits, 1 if it has its
+            answer; 0 if the request is new.
+        """
         if (call := self.before(body, retried)) is not None:
             return 1 if call.delivered else 2 if call.is_open() else 3
         same = [asked for asked in self._coming if asked.body == body]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from abut.gateway.ledger.agent_call import AgentCall
-from abut.gateway.ledger.comparable import calls_of, names_of_calls
-from abut.gateway.ledger.known_prefix import KnownPrefix, SeenMessages
+from abut.gateway.ledger.comparable import KnownPrefix, SeenMessages, calls_of, names_of_calls
 from abut.gateway.ledger.matching import (
     BranchEntry,
     Dialect,
@@ -203,6 +202,8 @@ def find_continuation(
         if not (found.turns or again):
             continue
         agreement = branch.agreement(history.messages, found)
+        # A request that was asked before is placed where it was asked, so that the two samples are
+        # siblings. Of branches in which the same was said, ids decide, then the latest delivery.
         rank = (again, found.turns, whole, *agreement)
         if best is None or rank >= best[0]:
             best = rank, Continuation(branch, found, again, agreement[0] < 0)

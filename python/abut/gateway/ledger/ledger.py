@@ -92,7 +92,7 @@ class Ledger:
         return tuple(self._sampling)
 
     def fits_again(self, body: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one; 0: it is new."""
+        """Return how well a request fits as a repeated one, see `Repeats.fit`."""
         return self._repeats.fit(body, retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
@@ -239,7 +239,8 @@ class Ledger:
         if self.observer is not None:
             self.observer.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
-        # A turn may have been begun there and never sampled, because its policy failed.
+        # A turn may have been begun there whose sample was refused: then the trajectory goes on
+        # behind the answer, though no message does.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 from abut.gateway.ledger.comparable import (
     CallIds,
     CallPosition,
+    KnownPrefix,
+    SeenMessages,
     arguments_of,
     calls_of,
     comparable,
@@ -22,7 +24,6 @@ from abut.gateway.ledger.comparable import (
     comparable_message,
     text_of,
 )
-from abut.gateway.ledger.known_prefix import KnownPrefix, SeenMessages
 from abut.messages import Message
 
 Calls: TypeAlias = Sequence[Mapping[str, Any]]

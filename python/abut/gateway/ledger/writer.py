@@ -78,7 +78,7 @@ class RunWriters(NamedTuple):
     """The tokenizer of a run, and the writers of its template."""
 
     tokenizer: Tokenizer
-    processors: "Writers"
+    writers: "Writers"
 
 
 class Writers:
@@ -136,13 +136,13 @@ def template_messages(
         own_ids: call ids that the policy wrote itself. Others are the gateway's, and not shown.
         joined: whether text parts are joined by a newline; else the template writes them.
     """
-    writer = []
+    taken = []
     called: dict[str, str] = {}
     for message in messages:
-        writer.append(_shown(message, names, own_ids, called, joined))
+        taken.append(_template_message(message, names, own_ids, called, joined))
         if message["role"] == "assistant":
             called |= names_of_calls(message)
-    return writer
+    return taken
 
 
 def why_unwritten(
@@ -182,7 +182,7 @@ def _described(call: Mapping[str, Any]) -> str:
     )
 
 
-def _shown(
+def _template_message(
     message: Message,
     names: Mapping[str, str],
     own_ids: Collection[str],
@@ -190,25 +190,25 @@ def _shown(
     joined: bool,
 ) -> Message:
     role, content = message["role"], message.get("content")
-    writer: Message = {
+    taken: Message = {
         "role": role,
         "content": content if isinstance(content, str) else _parts(content, joined),
     }
     if role == "assistant":
         thinking = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thinking, str):
-            writer["reasoning_content"] = thinking
+            taken["reasoning_content"] = thinking
         if calls := message.get("tool_calls"):
-            writer["tool_calls"] = [_shown_call(call) for call in calls]
+            taken["tool_calls"] = [_template_call(call) for call in calls]
     elif role == "tool":
         id_ = message.get("tool_call_id")
         known = names.get(id_) if isinstance(id_, str) else None
         name = message.get("name")
         here = called.get(id_) if isinstance(id_, str) else None
-        writer["name"] = here or known or (name if isinstance(name, str) else "unknown")
+        taken["name"] = here or known or (name if isinstance(name, str) else "unknown")
         if isinstance(id_, str) and (known is None or id_ in own_ids):
-            writer["tool_call_id"] = id_
-    return writer
+            taken["tool_call_id"] = id_
+    return taken
 
 
 def _parts(content: Any, joined: bool) -> Any:
@@ -220,8 +220,8 @@ def _parts(content: Any, joined: bool) -> Any:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    writer = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
+    taken = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
     id_ = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**id_, "type": "function", "function": writer}
+    return {**id_, "type": "function", "function": taken}

@@ -84,7 +84,7 @@ class PlayedAgent(AgentPlayer):
         writers = Writers(self._processor) if self._shared is None else self._shared.writers
         sampling = self._sampling()
         self._shared = AgentBatch(batch, writers, ClientWarnings(sampling))
-        self._gateway.registry.writing = RunWriters(batch.tokenizer, writers)
+        self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
         self._gateway.registry.settings = {**sampling, "max_tokens": most}
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s

@@ -1,11 +1,17 @@
-"""The rollouts that a gateway answers, and the requests that may ask for them.
+"""The rollouts that a gateway answers, and the keys that open them.
 
-Invariant: a request without a valid key learns nothing. A rollout that has ended is told apart from
-one that never was, without being remembered.
+Invariant: a request without a valid key learns nothing. A key follows from the rollout's id and the
+run's secret, so a rollout that has ended is told apart from one that never was, without being
+remembered.
 """
 
+import hashlib
+import hmac
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
@@ -17,13 +23,96 @@ from abut.gateway.ledger.unnamed import ExpectedRollout, Judge, Unnamed
 from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.body import Bodies
 from abut.gateway.server.connections import Connections
-from abut.gateway.server.keys import EndpointId, Keys
 from abut.gateway.server.standalone import Standalone
 from abut.rollout.config import RolloutConfig
 
 T = TypeVar("T")
 MODEL = "policy"
 """The model's name. Requests for other names are answered as well."""
+
+_ID = re.compile(
+    r"(?P<rollout>[A-Za-z0-9_-]{1,200})\.(?P<attempt>[0-9]{1,6})(?:r(?P<rank>[0-9]{1,6}))?"
+)
+
+
+@dataclass(frozen=True)
+class EndpointId:
+    """One attempt at a rollout, and the rank that plays it; None if there is only one rank."""
+
+    rollout_id: str
+    attempt: int
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"r{self.rank}"
+        return f"{self.rollout_id}.{self.attempt}{rank}"
+
+    @classmethod
+    def read(cls, text: str) -> "EndpointId | None":
+        """Return the id that a text spells; None if it spells none."""
+        found = _ID.fullmatch(text)
+        if found is None:
+            return None
+        rank = found["rank"]
+        return cls(found["rollout"], int(found["attempt"]), None if rank is None else int(rank))
+
+
+class Keys:
+    """The keys of one run.
+
+    Args:
+        key: opens all rollouts of the run; None makes one.
+
+    Attributes:
+        key: opens all rollouts of the run.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        self.key = key or secrets.token_urlsafe(24)
+        self._live: set[str] = set()
+
+    def of(self, endpoint_id: str) -> str:
+        """Return the key that opens one rollout alone."""
+        digest = hashlib.blake2b(_bytes(endpoint_id), key=self.key.encode()[:64], digest_size=18)
+        return f"abut-{digest.hexdigest()}"
+
+    def opens_all(self, key: str) -> bool:
+        """Return whether a key opens all rollouts of the run."""
+        return hmac.compare_digest(_bytes(key), self.key.encode())
+
+    def opens(self, key: str, endpoint_id: str) -> bool:
+        """Return whether a key opens this rollout."""
+        return self.opens_all(key) or hmac.compare_digest(
+            _bytes(key), self.of(endpoint_id).encode()
+        )
+
+    def add_live(self, endpoint_id: str) -> None:
+        """Note that a rollout is live."""
+        self._live.add(self.of(endpoint_id))
+
+    def discard_live(self, endpoint_id: str) -> None:
+        """Note that a rollout has ended."""
+        self._live.discard(self.of(endpoint_id))
+
+    def is_live(self, key: str) -> bool:
+        """Return whether a key opens a live rollout, or all rollouts."""
+        return self.opens_all(key) or key in self._live
+
+    def check(self, key: str | None, endpoint_id: str | None) -> None:
+        """Refuse a key that does not open a rollout, or all rollouts if `endpoint_id` is None.
+
+        Raises:
+            Refusal: with the status 400: a 401 would kill a NeMo Gym model server.
+        """
+        if not key:
+            raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
+        if not (self.opens_all(key) if endpoint_id is None else self.opens(key, endpoint_id)):
+            raise Refusal("the API key does not open this rollout", code="wrong_api_key")
+
+
+def _bytes(text: str) -> bytes:
+    """Return the bytes of a client's text, which may be no UTF-8."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 class Registry:
@@ -64,7 +153,7 @@ class Registry:
         completion, for agents that pass them on."""
         self.judge: Judge | None = None
         """Answers requests that belong to no rollout; None: they are refused."""
-        self.writing: RunWriters | None = None
+        self.writers: RunWriters | None = None
         """The writers of the batch, for agents that check rows before the batch is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
         """The time limit of a turn in the batch that is played."""
@@ -127,7 +216,7 @@ class Registry:
         """
         self._run_id, self.rank = run_id, rank
         if key is not None:
-            self._keys = Keys(key)
+            self._keys.key = key
 
     def probe_id(self, number: int) -> str:
         """Return an id for a rollout of this rank that is in no batch."""
