@@ -581,7 +581,7 @@ class Choice:
 
     @property
     def prompt_token_ids(self) -> NDArray[np.int64] | None:
-        """`(P,)` int64: the ids that the engine received; None where the server does not repeat them."""
+        """`(P,)` int64: the ids that the engine received; None if the server sends none."""
 
 def read_completions(body: bytes, /) -> list[Choice]:
     """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
