@@ -1,7 +1,9 @@
-"""What a template writes after an assistant turn, once proved: filled with any contents.
+"""The proved text after an assistant turn, and how a template changes the contents in it.
 
-Invariant: an `Increment` exists only where the template writes the same text behind every history
-that it was tried on. The turn itself is never part of it: the model sampled that.
+Invariants: an `Increment` exists only if the template writes the same text behind every history
+that was tried. The turn itself is never part of it, because the model sampled the turn. A content
+rule is used only if replaying it gave the text that the template wrote, for contents chosen to tell
+the rules apart, or for that very content.
 """
 
 import itertools
@@ -22,11 +24,11 @@ Rendered = Callable[[list[Message]], str]
 
 @dataclass(frozen=True)
 class ContentRule:
-    """A change of a content that can be replayed.
+    """A change of a content that abut can replay.
 
     Attributes:
         name: such as `"trim"`.
-        replay: from the content to what the template writes; a named function, which pickles.
+        replay: makes the written text of the content; a named function, so that it pickles.
     """
 
     name: str
@@ -69,20 +71,20 @@ _HARD_CONTENTS = (
     "".join(map(chr, range(32, 127))) + "{}",
     "/no_think {} /think",
     "{}/nothink",
-    "{}" + "long " * 2000,
+    "{}" + "long " * 2000,  # for templates that cut long texts
 )
 
 
 def find_rules(
     masked: Masked, plan: Plan, rendered: Rendered, *, spelled: Sequence[str]
 ) -> tuple[ContentRule, ...] | None:
-    """The rule for each placeholder of a shape; None where no rule replays the hard contents.
+    """Find the rule for each placeholder of a shape; None if no rule replays the hard contents.
 
     Args:
         masked: the messages of the shape.
-        plan: what the template writes for them.
-        rendered: what it writes in that place for other messages of the shape.
-        spelled: the control tokens, which are hard contents too.
+        plan: the text that the template writes for them.
+        rendered: returns the text in that place for other messages of the shape.
+        spelled: the control tokens, which are hard contents as well.
     """
     hard = [*_HARD_CONTENTS, "{}".join(["", *spelled, ""])]
 
@@ -117,16 +119,16 @@ def find_rules(
 
 
 def replayed(rules: Sequence[ContentRule], texts: Sequence[str]) -> list[str]:
-    """The texts as the template writes them."""
+    """Return the texts as the template writes them."""
     return [rule.replay(text) for rule, text in zip(rules, texts, strict=True)]
 
 
 def as_rendered(
     masked: Masked, plan: Plan, rendered: Rendered, texts: Sequence[str]
 ) -> list[str] | None:
-    """`texts` as the template writes them, each compared with its real render.
+    """Return `texts` as the template writes them, each compared with its real render.
 
-    None: no rule gives what the template writes.
+    None if no rule gives the text that the template writes.
     """
     texts = list(texts)
     real = rendered(masked.with_texts(texts))
@@ -178,9 +180,9 @@ class Increment:
 
     Attributes:
         layout: the assistant turn that it was found after.
-        end: how that turn ends; the plan begins after it.
-        plan: what the template writes there.
-        rules: what it does to each content, None where that has to be seen each time.
+        end: the end of that turn; the plan begins after it.
+        plan: the text that the template writes there.
+        rules: how the template changes each content; None if each content has to be compared.
         moves: what the template moves, and to where: the system message into the increment, or the
             text beside a tool call there or behind the call. The increment leaves it out, because a
             trajectory has it where it was first.
@@ -195,7 +197,7 @@ class Increment:
     def parts(
         self, rendering: Rendering, messages: Sequence[Message], masked: Masked
     ) -> list[Part]:
-        """The increment of `messages`, which `masked` was made from.
+        """Return the increment of `messages`, from which `masked` was made.
 
         Raises:
             TemplateError: the template changes a content in a way that is not replayed.
@@ -217,9 +219,9 @@ class Increment:
         return masked.fill(self.plan, texts)
 
     def with_contents(self, contents: Sequence[str]) -> list[Part]:
-        """The increment of messages of which `contents`, none of them blank, are all that varies.
+        """Return the increment of messages that differ in `contents` alone, none of them blank.
 
-        Only where there are `rules`.
+        Valid only if there are `rules`.
         """
         texts = replayed(self.rules or (), contents)
         return [
@@ -228,7 +230,7 @@ class Increment:
         ]
 
     def with_names(self, masked: Masked) -> "Increment":
-        """That of the same messages where no placeholder stands for the names in `masked`."""
+        """Return the increment of the same messages, with the names in `masked` written out."""
         kept = [i for i in range(len(masked.texts)) if i not in masked.names]
         number = {i: k for k, i in enumerate(kept)}
         pieces = [p if isinstance(p, str) else number.get(p, masked.texts[p]) for p in self.plan]
@@ -241,6 +243,6 @@ class Increment:
         return replace(self, plan=tuple(plan), rules=rules)
 
     def written(self, rendering: Rendering, new: Sequence[Message]) -> str:
-        """What the template writes for `new` in the place of the plan."""
+        """Return the text that the template writes for `new` in the place of the plan."""
         tail = rendering.after_turn([user()], self.layout, new)
         return rendering.after_token(tail, self.end.count)

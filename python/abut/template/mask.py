@@ -2,7 +2,8 @@
 
 A *plan* is a rendered text cut at its placeholders: scaffold, and the numbers of the contents that
 belong between. Filling a plan with the contents that it was made from gives the rendered text of
-the real messages, if the template writes contents as they are; who makes a plan has to prove that.
+the real messages, if the template writes contents as they are. Whoever makes a plan proves
+that.
 """
 
 import itertools
@@ -23,7 +24,7 @@ Plan: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Masked:
-    """Messages with placeholders for all that somebody said in them.
+    """Messages in which placeholders stand for every text that somebody said.
 
     `contents` are the numbers of the placeholders that stand for the text of a message, `ids` of
     those that stand for a `tool_call_id`, `names` of those that stand for the name of a tool. The
@@ -40,9 +41,9 @@ class Masked:
     names: frozenset[int] = frozenset()
 
     def shape(self) -> str | None:
-        """What two conversations have in common that differ in contents, ids and names only.
+        """Return a key that conversations share if they differ in contents, ids and names alone.
 
-        None: the messages hold something that is not JSON, so nothing can be remembered of them.
+        None if the messages hold something that is not JSON, so that nothing can be remembered.
         """
         varying = self.contents | self.ids | self.names
         return json_or_none(
@@ -50,9 +51,9 @@ class Masked:
         )
 
     def with_contents(self, content: str, *, only: int | None = None) -> list[str]:
-        """The texts where every content (or the one numbered `only`) is `content`.
+        """Return the texts with `content` for every content, or for the one numbered `only`.
 
-        `{}` in it is the placeholder. The other contents stay placeholders.
+        `{}` in it stands for the placeholder. The other contents stay placeholders.
         """
         return [
             self.texts[i]
@@ -64,12 +65,12 @@ class Masked:
         ]
 
     def with_texts(self, texts: Sequence[str]) -> list[Message]:
-        """The messages with `texts` in the place of the placeholders."""
+        """Return the messages with `texts` in the place of the placeholders."""
         real = dict(zip(self.placeholders, texts, strict=True))
         return [replace_strings(m, lambda s: replace_all(s, real)) for m in self.messages]
 
     def fill(self, plan: Plan, texts: Sequence[str]) -> list[Part]:
-        """The parts of a plan with `texts` put in; an empty one leaves no part."""
+        """Return the parts of a plan with `texts` put in; an empty text leaves no part."""
         labels = self.ids | self.names
         return [
             Scaffold(p) if isinstance(p, str) else (Scaffold if p in labels else Content)(texts[p])
@@ -78,7 +79,7 @@ class Masked:
         ]
 
     def plan(self, rendered: str) -> Plan:
-        """Cut at the placeholders; every content must stand there exactly once."""
+        """Cut a rendered text at the placeholders; it must hold every content exactly once."""
         if not self.placeholders:
             return (rendered,)
         # One search for all: a search for each takes n times as long for n messages.
@@ -99,7 +100,7 @@ class Masked:
 
 
 def not_written(k: int, message: Message, count: int = 0) -> str:
-    """The error where a content does not stand in the rendered text once."""
+    """Return the error text for a content that does not stand in the rendered text once."""
     how = "does not write" if count == 0 else f"writes {count} times"
     return (
         f"the template {how} the content of message {k} ({message['role']})\n"
@@ -109,7 +110,9 @@ def not_written(k: int, message: Message, count: int = 0) -> str:
 
 
 def free_stem(*values: object) -> str:
-    """An alphanumeric beginning for placeholders that occurs in none of the values."""
+    """Return an alphanumeric beginning for placeholders that occurs in none of the values."""
+    # `Z`, because templates branch on words and none is known to look for that one. The `x` at the end
+    # keeps a number that follows apart from digits in a text.
     haystack = repr(values)
     return next(stem for n in itertools.count() if (stem := "abut" + "Z" * n + "x") not in haystack)
 
@@ -117,7 +120,7 @@ def free_stem(*values: object) -> str:
 def mask(
     messages: Sequence[Message], control: re.Pattern[str], stem: str, *, names: bool = False
 ) -> Masked:
-    """Put placeholders where somebody's text stands.
+    """Put placeholders in the place of every text that somebody said.
 
     An empty content stays empty: templates branch on it, so it is a shape of its own. A
     `tool_call_id` is new with every call and would make every message a shape of its own, so it
@@ -146,7 +149,7 @@ def mask(
             return placeholders[known]
         kind.add(len(placeholders))
         stand_in(text)
-        placeholders[-1] = placeholders[-1].ljust(length, "y")
+        placeholders[-1] = placeholders[-1].ljust(length, "y")  # Mistral counts characters of ids
         return placeholders[-1]
 
     def content(text: str) -> str:
@@ -184,7 +187,7 @@ def mask(
 
 
 def _is_call_id(value: object, control: re.Pattern[str], stem: str) -> bool:
-    """Whether a placeholder of its length can stand for it, whatever a template does with it."""
+    """Return whether a placeholder of the same length can stand for the id in every template."""
     return (
         isinstance(value, str)
         and len(value) > len(stem) + 2
@@ -194,7 +197,7 @@ def _is_call_id(value: object, control: re.Pattern[str], stem: str) -> bool:
 
 
 def _is_name(message: Message, control: re.Pattern[str]) -> bool:
-    """Whether it has the name of a tool that every template can only write as it is."""
+    """Return whether the message names a tool with a name that every template writes as it is."""
     name = message.get("name")
     return (
         message["role"] == "tool"
@@ -232,7 +235,7 @@ def check_message(message: object, k: int) -> None:
 
 
 def replace_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a JSON-like value, `change` applied to each string in it, keys included."""
+    """Copy a JSON-like value, with `change` applied to each string in it, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -250,7 +253,7 @@ def replace_all(text: str, real: dict[str, str]) -> str:
 
 
 def json_or_none(value: object) -> str | None:
-    """A key for a cache, or None for what is not JSON."""
+    """Return a key for a cache; None if the value is not JSON."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError):
@@ -263,10 +266,12 @@ _TEXT = frozenset({str})
 
 
 def layout_of(messages: Sequence[Message]) -> Layout | None:
-    """The layout; None where messages hold more than text.
+    """Return all that messages say but for their contents; None if they hold more than text.
 
-    A `tool_call_id` is new with every call, and a content that is only whitespace is a case of its
-    own for many templates: such messages have none either.
+    The proof for one conversation holds for all of the same layout, so the usual turn, a reply like
+    those before it, is neither masked nor looked through again. A message with a `tool_call_id`
+    has no layout, because the id is new with every call. Nor has a content of whitespace alone,
+    because many templates branch on it.
     """
     layout = []
     for message in messages:

@@ -1,11 +1,11 @@
-"""`ChatTemplateProcessor`: what a chat template writes after a turn, proved before it is used.
+"""`ChatTemplateProcessor`: the text that a chat template writes after a turn, proved before use.
 
 Invariant: every increment (separator, new messages, generation prompt) is the text that the
-template itself writes at that place, whatever the history. It is rendered once per *shape* (roles,
-keys, what is empty) behind several histories, and replayed by substitution; `prover` has the proof.
-A template whose increments depend on the history is refused. What a template would change in the
-*past*, such as the thinking of earlier turns, is reported: a trajectory is append-only and keeps
-it.
+template itself writes at that place, whatever the history. The processor renders it once per
+*shape* (roles, keys, empty contents) behind several histories, and replays it by substitution;
+`prover` has the proof. A template whose increments depend on the history is refused. Whatever a
+template would change in the *past*, such as the thinking of earlier turns, is reported: a
+trajectory is append-only and keeps the past.
 """
 
 import copy
@@ -42,9 +42,9 @@ _GIVEN = frozenset(
 class ChatTemplateProcessor:
     """A `Processor` and `PartsProcessor` derived from a chat template by rendering probes.
 
-    The contents of messages are `Content`: whatever they spell, they mint no control token. All
-    else is `Scaffold`: a default system prompt, the schemas of `tools` and other keys of a message
-    (`name`, `tool_calls`, ...); of the last two, not the control tokens that they spell.
+    The contents of messages are `Content`: whatever they spell, they mint no control token. Default
+    system prompts, the schemas of `tools` and the other keys of a message (`name`, `tool_calls`,
+    ...) are `Scaffold`, except the control tokens that schemas and keys spell.
 
     Attributes:
         report: what the probes found, see `TemplateReport`.
@@ -132,7 +132,7 @@ class ChatTemplateProcessor:
     def with_tools(
         self, tools: Sequence[Any] | None, **chat_template_kwargs: Any
     ) -> "ChatTemplateProcessor":
-        """One of the same template that shows these tools, with these variables changed.
+        """Return a processor of the same template with these tools and changed variables.
 
         Raises:
             TemplateError: as the constructor.
@@ -141,7 +141,7 @@ class ChatTemplateProcessor:
         return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
-        """A copy that also stops at `ids` (of a generation config), which are proved as well."""
+        """Return a copy that also stops at `ids` (of a generation config), proved as well."""
         self._prover.inside.check_thinking(self._tokens(ids))
         other = copy.copy(self)
         other.stop_token_ids = _unique([*self.stop_token_ids, *ids])
@@ -149,7 +149,7 @@ class ChatTemplateProcessor:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: the proofs, not what was said to the policy, nor closures."""
+        """Pickle and copy the proofs, but neither prompts nor closures."""
         # Copies, since another thread may prove something meanwhile.
         proofs = {name: dict(self.__dict__[name]) for name in _PROOFS}
         return {**self.__dict__, **proofs, "_openings": {}, "_parse_tool_calls": None}
@@ -160,7 +160,7 @@ class ChatTemplateProcessor:
     # ---- typed parts
 
     def opening(self, messages: Sequence[Message]) -> list[Part]:
-        """From the first byte up to and with the generation prompt.
+        """Return the parts of a prompt, from the first byte up to and with the generation prompt.
 
         The replay is compared with the real render of the real messages.
 
@@ -190,15 +190,15 @@ class ChatTemplateProcessor:
         return list(parts)
 
     def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
-        """What is missing of the end of a turn that `messages` follow.
+        """Return the missing part of the end of a turn that `messages` follow.
 
         Args:
-            messages: what follows; some templates end a turn otherwise before a tool's message.
-                None given: a user's message.
-            after: the last id that was sampled; None: the end is missing as a whole.
+            messages: the messages that follow, because some templates end a turn otherwise before a
+                tool's message. Without any, a user's message follows.
+            after: the last sampled id; None if the whole end is missing.
 
         Returns:
-            Nothing where the turn ended on the token that ends it before these messages.
+            Nothing if the turn ended on the token that ends it before these messages.
 
         Raises:
             TemplateError: as `increment`.
@@ -215,11 +215,11 @@ class ChatTemplateProcessor:
         return [Scaffold(rest)] if rest else []
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
-        """After a closed assistant turn: separator, the new messages, generation prompt.
+        """Return what follows a closed turn: separator, the new messages, generation prompt.
 
         Raises:
-            TemplateError: what the template writes here depends on the history, or it changes a
-                content in a way that cannot be replayed; with the reason and both texts.
+            TemplateError: the text here depends on the history, or the template changes a content
+                in a way that cannot be replayed; with the reason and both texts.
         """
         proved, masked = self._proved_for(messages)
         if not messages and proved.end != self._end:
@@ -235,21 +235,21 @@ class ChatTemplateProcessor:
         return self._render.typed(parts)
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
-        """Whether `increment` renders nothing for such messages, and only abut's code runs."""
-        if type(self) is not ChatTemplateProcessor:
+        """Return whether `increment` renders nothing for such messages: only abut's code runs."""
+        if type(self) is not ChatTemplateProcessor:  # a subclass may do anything in `increment`
             return False
         return not messages or layout_of(messages) in self._by_layout
 
     def verdicts(self) -> tuple[NextVerdict, ...]:
-        """For each kind of next messages: can they be appended, and if not, why."""
+        """Judge each kind of next messages: can they be appended, and if not, why."""
         return tuple(self._verdict(kind) for kind in NEXT_MESSAGES)
 
     # ---- text, as in trl-env
 
     def init_system_input(self, prompt: str) -> str:
-        """The system block alone, such that `append_user_input` can follow it.
+        """Return the system block alone, such that `append_user_input` can follow it.
 
-        It ends on the close of the block, without the separator: the user's turn begins with it.
+        The block has no separator at its end, because the user's turn begins with the separator.
         A conversation without a system message begins with `opening`.
         """
         system: Message = {"role": "system", "content": prompt}
@@ -264,23 +264,24 @@ class ChatTemplateProcessor:
         return opening.removesuffix(turn)
 
     def append_user_input(self, prompt: str) -> str:
-        """Separator, user block and generation prompt: what is written after a closed turn."""
+        """Return separator, user block and generation prompt, which follow a closed turn."""
         return "".join(self.increment([user(prompt)]))
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)`; see `ThinkingFormat.split` for the rules.
+        """Return `(reasoning, action)` by the rules of `ThinkingFormat.split`.
 
-        The text of one stop token at the end, if it is there, belongs to neither.
+        The text of one stop token at the end belongs to neither.
         """
         reasoning, action = self.thinking.split(self._without_stop(veiled(completion)))
         part = completion.part if isinstance(completion, Sampled) else str
         return str(part(reasoning)), part(action)
 
     def parse_tool_calls(self, action: str) -> ParsedCalls:
-        """The tool calls in an action, see `abut.template.calls.parser`.
+        """Return the tool calls in an action, by the parser that `abut.template.calls` has proved.
 
         Raises:
-            TemplateError: no call can be read: there is none, or a stop token stands before it.
+            TemplateError: no call can be read, because the template writes none that is known, or
+                it writes a stop token before the call.
         """
         parse, stops = self._parse_tool_calls, self.report.stop_tokens
         if parse is None:
@@ -292,7 +293,7 @@ class ChatTemplateProcessor:
         return parsed_as_sampled(lambda text: parse(self._without_stop(text)), action)
 
     def close_thinking(self, completion: str) -> list[Part]:
-        """What closes thinking that a completion was cut in, as the template would; else `[]`."""
+        """Return the template's close of thinking in which a completion was cut; else `[]`."""
         closing = self.thinking.closing(veiled(completion))
         return [Scaffold(closing)] if closing else []
 
@@ -308,7 +309,7 @@ class ChatTemplateProcessor:
         return mask(messages, self._render.pattern, free_stem(messages), names=names)
 
     def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
-        """The increment, and the masked messages; None where it only needs their contents."""
+        """Return the increment, and the masked messages; None if only their contents matter."""
         layout = layout_of(messages)
         if layout is not None and (known := self._by_layout.get(layout)) is not None:
             return known, None
@@ -320,7 +321,7 @@ class ChatTemplateProcessor:
         return proved, masked
 
     def _proved(self, masked: Masked, messages: Sequence[Message] = ()) -> Increment:
-        """The proof for `masked`, which was made of `messages`, if they may share one."""
+        """Return the increment of `masked`, which was made of `messages`; prove it if it is new."""
         key = masked.shape()
         proved = None if key is None else self._increments.get(key)
         if proved is None:
@@ -331,10 +332,10 @@ class ChatTemplateProcessor:
     def _proved_for_all_names(
         self, masked: Masked, messages: Sequence[Message]
     ) -> Increment | None:
-        """The proof that messages of several tools share, whatever the names of these.
+        """Return the increment that messages of several tools share, whatever their names.
 
-        So tools that were not called together before cost one render, not a proof. None: there are
-        not several, or the template does more with names than to write them.
+        With it, a new combination of tools costs one render instead of a proof. None if there are
+        not several tools, or if the template does more with names than to write them.
         """
         if sum(message["role"] == "tool" for message in messages) < 2:
             return None

@@ -1,6 +1,6 @@
-"""Proves increments: found behind one history, they must be the same behind others.
+"""Proves increments: the text found behind one history must be the same behind others.
 
-Invariant: what is not the same behind every history that was tried gets no `Increment`.
+Invariant: a text that differs behind any history that was tried gets no `Increment`.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ _EARLIER: Message = {
 
 
 class _History(NamedTuple):
-    """What an increment is proved behind: messages, and how the turn after them is given.
+    """A history behind which an increment is proved: messages, and how the turn is given.
 
-    Optional: where the template refuses such a conversation, none can come.
+    An `optional` one is skipped if the template refuses it, because no such conversation can come.
     """
 
     messages: list[Message]
@@ -53,9 +53,9 @@ class Prover:
     """Proves increments of one template.
 
     Attributes:
-        generation_prompt: what asks the model for its turn.
-        answer_end: how a plain answer ends before a user message.
-        inside: the control tokens that stand inside turns, where none may be a stop token.
+        generation_prompt: the text that asks the model for its turn.
+        answer_end: the end of a plain answer before a user message.
+        inside: the control tokens inside turns, none of which may be a stop token.
     """
 
     def __init__(self, rendering: Rendering, eos: str | None) -> None:
@@ -81,12 +81,12 @@ class Prover:
         return self._calling is not None
 
     def prove(self, masked: Masked) -> Increment:
-        """The increment of one shape, the same behind every history.
+        """Return the increment of one shape, the same behind every history.
 
-        Of no messages: what asks for one more turn behind a turn.
+        The increment of no messages is the text that asks for one more turn behind a turn.
 
         Raises:
-            TemplateError: the template does not take such messages, what it writes depends on the
+            TemplateError: the template does not take such messages, its text depends on the
                 history, or a turn's end stands inside the turn before them.
         """
         new = masked.messages
@@ -111,7 +111,7 @@ class Prover:
     def _moves(
         self, layout: TurnLayout, new: Sequence[Message], first: str, ending: str
     ) -> tuple[str, ...]:
-        """The proof: what the template moves, if that is all in which a history matters.
+        """Prove that a history changes nothing but where some texts stand; return these moves.
 
         `ending` is the end of `first` from the token that ends the turn.
         """
@@ -148,7 +148,7 @@ class Prover:
         return tuple(moves)
 
     def _find_layout(self, masked: Masked) -> tuple[TurnLayout, str]:
-        """The assistant turn that the template takes before the messages, and what follows it."""
+        """Return the assistant turn that the template takes before the messages, and the rest."""
         new = masked.messages
 
         def written(layout: TurnLayout) -> str:
@@ -171,7 +171,7 @@ class Prover:
         return _EARLIER["content"] in tail
 
     def _check_empty(self, layout: TurnLayout, new: Sequence[Message]) -> None:
-        """A role whose contents the template drops is not taken for one that says nothing."""
+        """Raise `TemplateError` if the template drops a content even where it is not empty."""
         said = [{**m, "content": f"abutSaid{k}"} for k, m in enumerate(new)]
         for k, message in enumerate(new):
             if message.get("content") != "":
@@ -183,7 +183,7 @@ class Prover:
     def _check_names(
         self, layout: TurnLayout, end: TurnEnd, new: Sequence[Message], rest: str
     ) -> None:
-        """A tool message's header names its own function, if it names one."""
+        """Raise `TemplateError` if a tool message's header names another function than its own."""
         if NO_NAME in rest:
             raise TemplateError(
                 f"the template writes the name of the function for {roles(new)}, and the messages "
@@ -243,7 +243,7 @@ class Prover:
         return frozenset(token for token in twice if twice.count(token) > once.count(token))
 
     def _generation_prompt(self) -> str:
-        """What is written only where the model is asked for its turn."""
+        """Return the text that is written only when the model is asked for its turn."""
         prompt = self._rendering([user()])
         closed = self._rendering([user()], add_generation_prompt=False)
         if prompt.startswith(closed):
@@ -253,7 +253,7 @@ class Prover:
         return "".join(ours[len(commonprefix([ours, theirs])) :])
 
     def _end_of_user(self, after: str) -> str | None:
-        """The control token that ends a user message, where it does not open the next turn."""
+        """Return the control token that ends a user message; None if it opens the next turn."""
         tokens = self._rendering.tokens(after)
         opening = self._rendering.tokens(self.generation_prompt)
         if not tokens or (opening and tokens[0][1] == opening[0][1]):
@@ -264,13 +264,17 @@ class Prover:
         turn = [user(), assistant()]
         thought = f"<think>\n{_BESIDE}\n</think>\n\n"
         system: Message = {"role": "system", "content": _SYSTEM}
+        # Later turns, thinking in this turn, and thinking in an earlier one, which many templates drop.
         yield _History([*turn, *turn, user()], optional=False)
         yield _History([user()], thought, optional=False)
         yield _History([user(), assistant(thought + "abutEarlier"), user()], optional=False)
+        # An answer without a word, and one that was cut in its thinking.
         cut = assistant("<think>\nabutCut")
         yield _History([user(), assistant(""), user(), cut, user()])
+        # Some templates write the system message into the last user turn.
         yield _History([system, user()])
         yield _History([system, *turn, *turn, user()], thought)
+        # Tool messages without a call before them, and thinking in a key of its own.
         yield _History([*turn, _EARLIER])
         yield _History([*turn, _EARLIER, _EARLIER], thought)
         for key in ("reasoning_content", "reasoning", "thinking"):
@@ -285,9 +289,9 @@ class Prover:
 
 
 def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
-    """How many characters of `first` stand behind the piece with the marker that `tail` has.
+    """Return how much of `first` stands behind the one piece, with the marker, added in `tail`.
 
-    None: `tail` is not `first` with one piece put in.
+    None if `tail` is not `first` with one piece put in.
     """
     before, found, after = tail.partition(marker)
     if not found or len(tail) <= len(first):

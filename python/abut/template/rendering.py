@@ -1,4 +1,4 @@
-"""A chat template on its tokenizer, rendered: all that abut knows of a template comes through here.
+"""Renders a chat template: everything that abut knows of a template comes through here.
 
 All rendering is transformers' own (`apply_chat_template`), never a second template engine.
 """
@@ -51,6 +51,7 @@ class Rendering:
         self._options = options
         # Whitespace-only added tokens are text that got an id (Gemma), not control tokens.
         added = {token: i for token, i in hf_tokenizer.get_added_vocab().items() if token.strip()}
+        # Longest first, because a pattern takes the first alternative that fits.
         self.control = dict(sorted(added.items(), key=lambda item: -len(item[0])))
         self.pattern = re.compile(f"({'|'.join(map(re.escape, self.control)) or '(?!)'})")
         self.veil = VeiledTools(None, self.control)
@@ -80,7 +81,7 @@ class Rendering:
         self.arguments = self._taken_arguments()
 
     def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text of the whole conversation.
+        """Return the text of the whole conversation.
 
         Raises:
             TemplateError: the template raises.
@@ -107,17 +108,17 @@ class Rendering:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Tools, template and variables, as `apply_chat_template` gets them."""
+        """The tools, template and variables that `apply_chat_template` gets."""
         return dict(self._options)
 
     @property
     def tools(self) -> list[Any] | None:
-        """What the template shows of tools: functions, or JSON schemas."""
+        """The tools that the template shows: functions, or JSON schemas."""
         tools: list[Any] | None = self._options["tools"]
         return tools
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: a function travels as its schema, which is all that a template sees of it."""
+        """Pickle a function as its schema, which is all that a template sees of it."""
         schemas = None if self.tools is None else self._schemas()
         return {**self.__dict__, "_options": {**self._options, "tools": schemas}}
 
@@ -125,14 +126,15 @@ class Rendering:
         return [schema_of(tool) for tool in self._options.get("tools") or ()]
 
     def typed(self, parts: Sequence[Part]) -> list[Part]:
-        """Parts of what was written, in which what definitions of tools spell is content.
+        """Return the parts, with the control tokens that definitions of tools spell as content.
 
         Raises:
-            TemplateError: the template changes what they spell.
+            TemplateError: the template changes the text of such a control token.
         """
         if not self.veil:
             return list(parts)
         typed = self.veil.typed(parts)
+        # In any case, because a template may write definitions in capitals.
         if self.veil.stem.lower() in "".join(typed).lower():
             spelled = ", ".join(map(repr, sorted(self.veil.spelled))) or "a part of a control token"
             raise TemplateError(
@@ -152,13 +154,13 @@ class Rendering:
         add_generation_prompt: bool = True,
         keys: Mapping[str, Any] | None = None,
     ) -> str:
-        """What the template writes after the last word of the assistant turn behind `history`.
+        """Return the text after the last word of the assistant turn behind `history`.
 
         Args:
             history: the messages before the turn.
             layout: how the turn is given to the template.
-            new: the messages that the turn is to be followed by, which `layout` may have to call.
-            follow: what follows it indeed; None: `new`.
+            new: the messages that the turn is made for: it calls the tools that answer in them.
+            follow: the messages that are rendered behind the turn; None: `new`.
             thinking: stands before the answer, in the content.
             add_generation_prompt: whether the model is asked for its next turn.
             keys: more keys of the turn's message, such as `reasoning_content`.
@@ -178,12 +180,12 @@ class Rendering:
         return rendered.partition(anchor)[2]
 
     def tokens(self, text: str) -> list[tuple[str, str]]:
-        """The control tokens in `text`, each with the text between it and the one before."""
+        """Return the control tokens in `text`, each with the text between it and the one before."""
         pieces = self.pattern.split(text)
         return list(zip(pieces[:-1:2], pieces[1::2], strict=True))
 
     def after_token(self, text: str, count: int) -> str:
-        """What follows the first `count` control tokens in `text`."""
+        """Return the text behind the first `count` control tokens."""
         return self.pattern.split(text, maxsplit=count)[-1]
 
     def _as_taken(self, message: Message) -> Message:
@@ -199,10 +201,10 @@ class Rendering:
         return message if content is message.get("content") else {**message, "content": content}
 
     def _taken_arguments(self) -> Literal["object", "text"] | None:
-        """How arguments must be given; None: as they are.
+        """Return the kind of arguments that the template takes; None if it takes either.
 
-        A template that writes the JSON text as it is and an object as Python does takes both: the
-        model may have learned either.
+        A template that writes a JSON text as it is, and an object as Python would, takes either,
+        because the model may have learned either.
         """
         given = {"abutKey": "abutWritten"}
         as_object, as_text = self._with_call(given), self._with_call(code := json.dumps(given))
@@ -230,9 +232,9 @@ class Rendering:
     def _written(
         self, role: str, before: list[Message], after: list[Message]
     ) -> tuple[bool, bool, bool]:
-        """Try whether the template writes a content that is a string, one block, and two blocks.
+        """Try whether the template writes a string, one text block, and two text blocks.
 
-        One that writes the list itself, brackets and keys, knows nothing of blocks.
+        A template that writes the list itself, with brackets and keys, knows nothing of blocks.
         """
 
         def written(content: Any, *words: str) -> bool:
@@ -250,7 +252,7 @@ class Rendering:
         )
 
     def _joint(self, role: str, before: list[Message], after: list[Message]) -> str | None:
-        """The text between two blocks, if the template makes one string of them."""
+        """Return the text between two blocks, if the template makes one string of them."""
 
         def written(content: Any) -> str:
             return self([*before, {"role": role, "content": content}, *after])
@@ -269,7 +271,7 @@ def _block(text: str) -> dict[str, str]:
 
 
 def schema_of(tool: Any) -> Any:
-    """The JSON schema of a tool, as transformers makes it of a function."""
+    """Return the JSON schema of a tool; transformers makes the schema of a function."""
     if isinstance(tool, dict):
         return tool
     from transformers.utils import get_json_schema

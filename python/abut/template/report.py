@@ -1,6 +1,6 @@
-"""What a chat template does: to the messages that come next, and to the past.
+"""Reports on a chat template: which messages can follow a turn, and what it changes in the past.
 
-What it does to the past is reported, never refused: a trajectory is append-only.
+Changes of the past are reported and never refused, because a trajectory is append-only.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,18 @@ NEXT_MESSAGES: dict[str, list[Message]] = {
 
 @dataclass(frozen=True)
 class NextVerdict:
-    """Whether one kind of messages can be appended to a turn, and what is written for it.
+    """The verdict on one kind of messages that may follow a turn.
 
     Attributes:
         kind: of the messages that come next, a key of `NEXT_MESSAGES`.
-        appendable: proved: the template writes the same for them behind every history.
-        because: why they are not appendable, in one line; `""` where they are.
-        stop: the control token that the turn before them ends on; `""` where not appendable.
-        scaffold: what is written after it, `{}` in the place of each content.
-        contents: what the template does to each content: a name of a `ContentRule`, or
-            `"compared"` where each one is compared with the real render.
-        notes: what the template does besides, one sentence each.
+        appendable: true if it is proved that the template writes the same text for them behind
+            every history.
+        because: why they are not appendable, in one line; `""` if they are.
+        stop: the control token on which the turn before them ends; `""` if not appendable.
+        scaffold: the text that is written after it, with `{}` for each content.
+        contents: how the template changes each content: the name of a `ContentRule`, or
+            `"compared"` if each content is compared with the real render.
+        notes: other effects of the template, one sentence each.
     """
 
     kind: str
@@ -54,7 +55,7 @@ class NextVerdict:
 
     @classmethod
     def proved(cls, kind: str, increment: Increment, masked: Masked) -> "NextVerdict":
-        """The verdict where there is an increment of the messages, which `masked` is made of."""
+        """Return the verdict on messages with an increment; `masked` is made of the messages."""
         order = [p for p in increment.plan if isinstance(p, int) and p in masked.contents]
         rules = increment.rules
         return cls(
@@ -75,17 +76,17 @@ class NextVerdict:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What was found out about a chat template.
+    """The findings about a chat template.
 
     Attributes:
-        separator: what the template writes between a closed turn and the next header.
-        generation_prompt: what asks the model for its turn.
+        separator: the text between a closed turn and the next header.
+        generation_prompt: the text that asks the model for its turn.
         end_token: the control token that ends a turn.
         stop_tokens: the tokens that end a turn, in the order of `stop_token_ids`.
-        history_thinking: `"stripped"` where the template drops thinking from earlier turns, be it
+        history_thinking: `"stripped"` if the template drops thinking from earlier turns, be it
             the answer's or the generation prompt's own. A trajectory keeps it all the same.
-        notes: what the template would have changed in the past, and what it does not take; one
-            sentence each.
+        notes: changes that the template would have made in the past, and messages that it does not
+            take; one sentence each.
     """
 
     separator: str
@@ -105,7 +106,7 @@ def probe(
     no_tools: str | None,
     opened: bool,
 ) -> TemplateReport:
-    """Render a few conversations and say what the template would have changed in their past.
+    """Render a few conversations and report what the template would change in their past.
 
     Args:
         render: of the template.
@@ -182,7 +183,7 @@ def probe(
 
 
 def _strips_reasoning(render: Rendering) -> bool:
-    """Whether a key for reasoning is written in a last turn, and not in an earlier one."""
+    """Return whether a reasoning key is written in a last turn, and not in an earlier one."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         thought = {**assistant(), key: "abutReasoning"}
         try:
@@ -203,7 +204,7 @@ def _writes(render: Rendering, messages: Sequence[Message]) -> bool:
 
 
 def _separator(render: Rendering, increment: Increment) -> str:
-    """What follows the end of a turn in every case; some templates write an EOS after the last."""
+    """Return the text that always follows a turn; some templates write an EOS after the last."""
     last = render([user(), assistant("abutAnswer")], add_generation_prompt=False)
     rest = last.partition("abutAnswer")[2].removeprefix(increment.end.text)
     if rest and isinstance(increment.plan[0], str) and increment.plan[0].startswith(rest):

@@ -1,8 +1,8 @@
-"""A text processor of three methods, made to give typed parts.
+"""Adapts a text processor of three methods to typed parts.
 
-Invariant: what it writes around a message is found by calling it, and replaying that gives the text
-that it writes for the real message. Where that cannot be shown, `TemplateError` says which call and
-why.
+Invariant: the scaffold around a message is found by calling the processor, and replaying it gives
+the text that the processor writes for the real message. If that cannot be shown, `TemplateError`
+says which call and why.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def as_parts_processor(
     end_token: str | None = None,
     stop_token_ids: Sequence[int] = (),
 ) -> PartsProcessor:
-    """The processor itself where it gives parts, else one that finds its scaffold.
+    """Return the processor itself if it gives parts, else an adapter that finds its scaffold.
 
     A processor with only the three text methods is called with a placeholder and with the real
     text; the two must differ in the content alone. It takes a system message (or none: then
@@ -119,7 +119,7 @@ class _TextProcessorParts:
         return [str(text) for text in texts]
 
     def _split(self, name: str, text: str) -> list[Part]:
-        """The parts of what the method `name` writes around `text`."""
+        """Return the parts that the method `name` writes around `text`."""
         method = getattr(self._processor, name)
         placeholder = free_stem(text) + "0x"
         rendered, real = method(placeholder), method(text)

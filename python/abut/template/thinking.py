@@ -1,8 +1,8 @@
-"""Thinking apart from action: what an env may see of a completion.
+"""Splits a completion into thinking and action: an env sees the action alone.
 
-No character of the action is lost, and no thinking that comes first reaches the env, however many
-blocks it has, not even thinking that was cut by the length limit. How a family writes its thinking
-is found by rendering an answer that has some; the names of templates play no part.
+Invariant: no character of the action is lost, and no thinking that comes first reaches the env,
+however many blocks it has, not even thinking that was cut by the length limit. The format of a
+family's thinking is found by rendering an answer that has some, never by the name of a template.
 """
 
 import re
@@ -37,18 +37,20 @@ class Render(Protocol):
 
 @dataclass(frozen=True)
 class ThinkingFormat:
-    """How thinking stands before an answer.
+    """The texts around the thinking before an answer.
 
     Attributes:
-        open: what begins it.
-        close: what ends it.
-        between: all that is written between thinking and answer: the close, the whitespace around
-            it, headers.
-        answer: a header that stands before every answer; it is no action.
-        restart: where thinking, answer and tool calls are messages of their own (gpt-oss): what
-            begins the next message of the same turn.
-        opened: the generation prompt has begun the thinking: a completion goes on inside it.
-        act: what ends thinking before tool calls, where that is not `close`; it begins the action.
+        open: the text that begins the thinking.
+        close: the text that ends it.
+        between: the whole text between thinking and answer: the close, the whitespace around it,
+            headers.
+        answer: a header that stands before every answer; it is not part of the action.
+        restart: the text that begins the next message of the same turn, in templates in which
+            thinking, answer and tool calls are messages of their own (gpt-oss).
+        opened: true if the generation prompt has begun the thinking, so that a completion goes on
+            inside it.
+        act: the text that ends thinking before tool calls, if it is not `close`. It begins the
+            action.
     """
 
     open: str = OPEN
@@ -60,7 +62,7 @@ class ThinkingFormat:
     act: str = ""
 
     def split(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)` of one completion without its stop token.
+        """Split one completion, without its stop token, into `(reasoning, action)`.
 
         Thinking counts where it comes first: after optional whitespace, or opened by the
         generation prompt (`opened`, or a close that no open precedes), and directly after other
@@ -85,15 +87,15 @@ class ThinkingFormat:
         return "\n\n".join(filter(None, thoughts)), action
 
     def begun(self, completion: str) -> int:
-        """The length of the thinking that the completion itself opens and closes first."""
+        """Return the length of the thinking that the completion itself opens and closes first."""
         if self.restart or not completion.lstrip().startswith(self.open):
             return 0
         return self._thoughts(completion)[1] or 0
 
     def closing(self, completion: str) -> str:
-        """What the template would write between the thinking of this completion and an answer.
+        """Return the template's text between the thinking of this completion and an answer.
 
-        `""` where the completion does not end inside its thinking.
+        `""` if the completion does not end inside its thinking.
         """
         if self.restart:
             last = self._messages(completion)[-1]
@@ -103,7 +105,7 @@ class ThinkingFormat:
         return self.between if inside else ""
 
     def _thoughts(self, completion: str) -> tuple[list[str], int | None]:
-        """The blocks of thinking that come first, and what is behind them; `None`: they are cut."""
+        """Return the first blocks of thinking, and where they end; `None` if they are cut."""
         thoughts: list[str] = []
         at = 0
         while True:
@@ -148,12 +150,12 @@ class ThinkingFormat:
 
     @cached_property
     def _mark(self) -> str:
-        """What ends the header of a message: the token that both known headers end with."""
+        """The text that ends the header of a message: both known headers end with it."""
         common = _common_suffix(self.open, self.answer)
         return common[max(common.find("<"), 0) :]
 
     def _has_header(self, message: str, opening: str) -> bool:
-        """Whether the message begins as `opening` does and is addressed to nobody else.
+        """Return whether the message begins as `opening` does and is addressed to nobody else.
 
         gpt-oss writes more into the header of a tool call: `<|channel|>analysis to=python`.
         """
@@ -167,17 +169,17 @@ _GEMMA = ThinkingFormat("<|channel>thought", "<channel|>", "\n<channel|>")
 
 
 def split_thinking(completion: str, *, opened: bool = False) -> tuple[str, str]:
-    """`(reasoning, action)` in the `<think>…</think>` format; see `ThinkingFormat.split`."""
+    """Return `(reasoning, action)` in the `<think>…</think>` format, as `ThinkingFormat.split`."""
     return ThinkingFormat(opened=opened).split(completion)
 
 
 def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
-    """The format in which a template writes the thinking of an answer.
+    """Find the format in which a template writes the thinking of an answer.
 
-    Rendered are an answer and a tool call, with thinking in the fields that templates read it
-    from. A template may write none of it and still know it: then it drops Gemma's format from an
-    answer. Where nothing shows (DeepSeek-R1, Llama 3) the format is `<think>…</think>`: a
-    completion without thinking is the same in every format.
+    The probes are an answer and a tool call, with thinking in the fields from which templates read
+    it. A template may write none of it and still know thinking: it then drops Gemma's format from
+    an earlier answer. If nothing shows (DeepSeek-R1, Llama 3) the format is `<think>…</think>`,
+    because a completion without thinking is the same in every format.
 
     Args:
         render: renders with the template, or raises `TemplateError`.
@@ -239,7 +241,7 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
 
 
 def _act(render: Render, format: ThinkingFormat) -> str:
-    """The tag that ends thinking before calls, where the template writes another than `close`."""
+    """Return the tag that ends thinking before calls, if the template does not write `close`."""
     function = {"name": _ANSWER, "arguments": {}}
     calls = [{"id": "abutCall0", "type": "function", "function": function}]
     fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
@@ -267,7 +269,7 @@ def _drops_past_thinking(render: Render, format: ThinkingFormat) -> bool:
 
 
 def _answer_header(render: Render, empty: str = "") -> str:
-    """What stands between the generation prompt and any answer: Functionary's `all`, say.
+    """Return the header between the generation prompt and any answer, such as Functionary's `all`.
 
     Args:
         render: renders with the template.
@@ -284,12 +286,15 @@ def _answer_header(render: Render, empty: str = "") -> str:
 
 
 def after_user(rendered: str) -> str:
-    """What follows the probe's user message: some system prompts change with the answer."""
+    """Return the text behind the probe's user message.
+
+    The text before it may change with the answer, because some system prompts do.
+    """
     return rendered.rpartition(user()["content"])[2]
 
 
 def after_common_prefix(text: str, other: str) -> str:
-    """What comes first in `text` where it differs, from the begin of a tag where that is in one.
+    """Return `text` from where it differs, or from the begin of the tag that differs.
 
     `<think>` and `</think>` have their first character in common, and differ as a whole.
     """

@@ -1,9 +1,9 @@
-"""How a template ends an assistant turn, and on which token the model stops there.
+"""The end of an assistant turn, and the token on which the model stops there.
 
-Found by comparing two renders: the turn as the last message, and the turn with messages after it.
-What stands in both belongs to the turn; its last control token ends it. Two kinds of template do
-otherwise. Some write nothing after a turn: there, the token that opens the next message ends it
-(GLM). Some write the end of the last turn and that of earlier ones differently (gpt-oss).
+Two renders are compared: the turn as the last message, and the turn with messages after it. The
+text that both have belongs to the turn, and its last control token ends the turn. Two kinds of
+template do otherwise. Some write nothing after a turn, so the token that opens the next message
+ends it (GLM). Some write the end of the last turn otherwise than the end of earlier ones (gpt-oss).
 """
 
 import re
@@ -28,8 +28,8 @@ class TurnEnd:
     """The end of an assistant turn before one kind of messages.
 
     Attributes:
-        text: what the template writes between the turn's last word and what follows it. Where the
-            turn is a tool call the last word of which cannot be told, the control token alone.
+        text: the text between the turn's last word and the next message. If the turn is a tool
+            call, whose last word cannot be told, the control token alone.
         token: the control token that `text` ends with.
         stop: the control token that the model stops on: `token`, unless the template writes the
             end of a last turn differently.
@@ -43,14 +43,14 @@ class TurnEnd:
     count: int
 
     def before_stop(self, end_of_user: str) -> tuple[str, ...]:
-        """What may stand between the last word of a turn and `token`, the longest first.
+        """Return the texts that may stand between a turn's last word and `token`, longest first.
 
         A template may close the text there (Cohere's <|END_RESPONSE|>), and the message (Kimi K3).
-        A turn that called has only its message closed, as the user's is. One that was cut may have
-        but the begin of its end, from the first tag on. Whitespace alone is text.
+        A turn that called has only its message closed, as the user's is. A turn that was cut may
+        have only the begin of its end, from the first tag on. Whitespace alone is text.
 
         Args:
-            end_of_user: what the template writes behind the content of a user message.
+            end_of_user: the text behind the content of a user message.
         """
         whole = self.text.removesuffix(self.token)
         ends = {whole, common_suffix(whole, end_of_user.rpartition(self.token)[0])}
@@ -120,7 +120,7 @@ _THOUGHT, _BESIDE = "abutReasoning", "abutBeside"
 
 
 def _thoughtful(calls: Sequence[Message]) -> list[Message]:
-    """Turns that think, with the thinking in each field that templates read it from."""
+    """Return turns that think, with the thinking in each field from which templates read it."""
     fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
     blocks = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "abutAssistant"}]
     return [
@@ -176,12 +176,12 @@ def end_of_answer(
     eos: str | None,
     what: str,
 ) -> TurnEnd:
-    """The end of a plain answer.
+    """Return the end of a plain answer.
 
     Args:
         rendering: of the template.
-        tail: what it writes after the answer where messages follow.
-        last: the same where nothing follows.
+        tail: the text after the answer if messages follow.
+        last: the same if nothing follows.
         ends_user: the control token that ends a user message, None where that is not known.
         eos: the EOS token of the tokenizer.
         what: the roles of the messages that follow, for errors.
@@ -228,15 +228,15 @@ def end_of_calls(
     contents: Sequence[str],
     what: str,
 ) -> TurnEnd:
-    """The end of a turn that called tools.
+    """Return the end of a turn that called tools.
 
-    A template that writes an id into a call only once it is answered writes no more of the two
-    tails alike. Then only the known end of a turn is told from what closes the calls.
+    A template that writes an id into a call only once it is answered writes nothing of the two
+    tails alike. Then only a known end of a turn can be told from the text that closes the calls.
 
     Args:
         rendering: of the template.
-        tail: what it writes after the last argument where the tools' messages follow.
-        last: the same where nothing follows.
+        tail: the text after the last argument if the tools' messages follow.
+        last: the same if nothing follows.
         of_calls: the control tokens that are written once for each call, so that they belong to
             the calls and do not end the turn.
         stops: control tokens that are known to end a turn, the likeliest first.
@@ -244,7 +244,7 @@ def end_of_calls(
         what: the roles of the messages that follow, for errors.
 
     Raises:
-        TemplateError: no control token ends the turn, or none that can be told.
+        TemplateError: no control token ends the turn, or none that can be told apart.
     """
     ours, theirs = rendering.tokens(tail), rendering.tokens(last)
     alike = commonprefix([ours, theirs])
@@ -277,9 +277,9 @@ def _known_end(
     contents: Sequence[str],
     what: str,
 ) -> TurnEnd:
-    """The first token that is known to end a turn, where it does so in both tails.
+    """Return the first known end of a turn that stands in both tails.
 
-    Or where the last turn is left open just before it.
+    It may be missing in the last turn, if that is left open just before it.
     """
     begins = [tail.index(content) for content in contents if content and content in tail]
     ours = [token for _, token in rendering.tokens(tail[: min(begins, default=len(tail))])]
@@ -297,7 +297,7 @@ def _known_end(
 
 
 def _last(tokens: Sequence[tuple[str, str]], eos: str | None) -> int:
-    """The number of the token that ends the turn: the last EOS, else the last token."""
+    """Return the index of the token that ends the turn: the last EOS, else the last token."""
     spelled = [token for _, token in tokens]
     return max((k for k, token in enumerate(spelled) if token == eos), default=len(spelled) - 1)
 

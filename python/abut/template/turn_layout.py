@@ -1,4 +1,4 @@
-"""The messages and turns of probes, in the forms that templates take."""
+"""The messages and turns of probes, and how errors name messages and texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from abut.messages import Message
 
 
 def user(content: str = "abutUser") -> Message:
-    """A user message for a probe."""
+    """Return a user message for a probe."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str = "abutAssistant") -> Message:
-    """An assistant message for a probe."""
+    """Return an assistant message for a probe."""
     return {"role": "assistant", "content": content}
 
 
@@ -23,7 +23,7 @@ NO_NAME = "abutNoName"  # the function of a call whose tool message has no name
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """How a probe gives an assistant turn to a template.
+    """A way in which a probe gives an assistant turn to a template.
 
     Attributes:
         calls: how many tool calls the turn has: none (a plain answer), one for each tool message
@@ -36,19 +36,19 @@ class TurnLayout:
 
     @property
     def what(self) -> str:
-        """What an error calls the turn."""
+        """The name of such a turn in errors."""
         return "answer" if self.calls == "none" else "tool call"
 
     def turn(
         self, new: Sequence[Message], stem: str, *, thinking: str = "", repeat: int = 1
     ) -> tuple[Message, str]:
-        """The message, and the word in it that is written last.
+        """Return the message, and the word in it that is written last.
 
         Args:
-            new: the messages that follow; a turn that calls calls those of role tool.
-            stem: an alphanumeric beginning that occurs in none of them.
+            new: the messages that follow; the turn calls the tools that answer in them.
+            stem: an alphanumeric beginning that occurs in none of these messages.
             thinking: stands in the content, before the answer or beside the calls.
-            repeat: how often each call stands in the turn.
+            repeat: how often the last call stands in the turn.
         """
         if self.calls == "none":
             answer = stem + "answer"
@@ -84,18 +84,18 @@ CALLING = tuple(
 
 
 WITH_TEMPLATE = "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
-"""How hints say to give another template; `make_rollout_func` itself has no `chat_template`."""
+"""The way in which hints pass another template: `make_rollout_func` has no `chat_template=`."""
 
 
 def roles(messages: Sequence[Message]) -> str:
-    """Such as `[system, user]`."""
+    """Return the roles of messages, such as `[system, user]`."""
     return "[" + ", ".join(str(message.get("role")) for message in messages) + "]"
 
 
 def quote_difference(ours: str, theirs: str) -> str:
-    """Two texts that should be equal, as `'…' against '…'`.
+    """Return two texts that should be equal as `'…' against '…'`.
 
-    Of each it shows 120 characters, from 40 before the first that differs.
+    Each is cut to 120 characters, from 40 before the first that differs.
     """
     start = max(0, len(commonprefix([ours, theirs])) - 40)
     dots = "..." if start else ""

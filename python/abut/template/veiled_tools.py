@@ -1,8 +1,9 @@
-"""Definitions of tools in which the control tokens that they spell are veiled.
+"""Veils the control tokens that definitions of tools spell.
 
-Invariant: nothing that a definition says becomes a control token, whoever wrote it (MCP servers
-do). The template gets a word of ours in the place of each, and of what could become one together
-with what stands beside it; what it writes around the definitions stays scaffold.
+Invariant: nothing that a definition says becomes a control token, because definitions come from
+anywhere (MCP servers write them). The template gets a word of abut's in the place of each control
+token, and of each piece that could become one together with the text beside it. The text around
+the definitions stays scaffold.
 """
 
 import re
@@ -16,17 +17,18 @@ from abut.template.mask import replace_strings
 
 
 class VeiledTools:
-    """Tools as a template gets them, and what of them it must not take for its own text.
+    """The tools that a template gets, and the texts that it must not take for its own.
 
     Attributes:
-        tools: with a word in the place of each control token that they spell.
-        spelled: how often they spell each.
-        stem: what every word begins with.
+        tools: the definitions, with a word in the place of each control token that they spell.
+        spelled: how often the definitions spell each control token.
+        stem: the beginning of every such word.
     """
 
     def __init__(self, tools: Sequence[Any] | None, control: Iterable[str]) -> None:
         self.spelled: Counter[str] = Counter()
         self._texts: dict[str, str] = {}
+        # Random, so that no definition can spell such a word itself.
         self.stem = f"abut{secrets.token_hex(8)}x"
         tokens = sorted(control, key=len, reverse=True)
         whole = "|".join(map(re.escape, tokens)) or "(?!)"
@@ -41,7 +43,7 @@ class VeiledTools:
         return bool(self._texts)
 
     def typed(self, parts: Sequence[Part]) -> list[Part]:
-        """Parts in which what was veiled is content, and the rest of the definitions scaffold."""
+        """Return the parts with veiled texts as content, and the rest as scaffold."""
         if not self:
             return list(parts)
         typed: list[Part] = []

@@ -12,16 +12,16 @@ from abut.tool_calls.schemas import Schemas
 from abut.tool_calls.syntax import CallSyntax, NamedBody, ObjectBody
 
 Read: TypeAlias = Callable[[int], tuple[ToolCall, int]]
-"""From where a body begins to the call and where it ends; raises `Wrong`."""
+"""Reads the body at a position: returns the call and where it ends, or raises `Wrong`."""
 Body: TypeAlias = Callable[[str, Schemas], Read]
-"""Makes the reader of one text."""
+"""Makes a `Read` for one text."""
 
 _SCALAR = tuple('"-0123456789')  # begins a value that is no call, and ends itself
 _ARGUMENTS = ("arguments", "parameters")  # models take the one for the other
 
 
 def body_of(syntax: CallSyntax) -> Body:
-    """What reads the bodies of a syntax's calls."""
+    """Return the reader of the bodies of a syntax's calls."""
     if isinstance(syntax.body, ObjectBody):
         return _ObjectReader(syntax.body)
     return _NamedReader(syntax.body, syntax)
@@ -71,7 +71,7 @@ class _ObjectReader:
 
 
 def _object(text: str, at: int, language: str) -> tuple[Any, int]:
-    """A JSON value, or one of Python where a template writes that; models write JSON then, too."""
+    """Read a JSON value, or a Python one if the template writes Python: models write both."""
     try:
         return read_json(text, at)
     except Wrong as wrong:
@@ -81,10 +81,10 @@ def _object(text: str, at: int, language: str) -> tuple[Any, int]:
 
 
 def arguments_of(value: Any, at: int) -> dict[str, Any]:
-    """Arguments as an object, from one, or from its JSON in a string; `{}` where there are none.
+    """Return arguments given as an object, or as its JSON in a string; `{}` if there are none.
 
     Raises:
-        Wrong: they are none.
+        Wrong: the value is neither.
     """
     if value is None:
         return {}
@@ -144,7 +144,7 @@ class _NamedReader:
         return read
 
     def _wrong_header(self, text: str, at: int) -> Wrong:
-        """Which piece of the header is missing, and where."""
+        """Return the error that says which piece of the header is missing, and where."""
         for pattern, slot, literal in reversed(self._steps):
             if (match := pattern.match(text, at)) is None:
                 continue

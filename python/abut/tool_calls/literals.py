@@ -1,7 +1,8 @@
-"""Values as Python writes them, and as Gemma does: objects with bare keys, strings in own quotes.
+"""Reads the values in tool calls: JSON, Python literals, and the notation of Gemma.
 
-Invariant: a reader stops at the first character that cannot follow, so that what is broken is not
-read to the end of the text.
+Invariants: nothing is guessed, so anything that JSON does not define (NaN, a key twice) is an
+error. A reader stops at the first character that cannot follow, so it does not read a broken value
+to the end of the text.
 """
 
 import ast
@@ -21,10 +22,10 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 class Literals:
-    """Reads one kind of literals.
+    """Reads literals of Python, or of a notation with bare keys and quotes of its own (Gemma).
 
     Args:
-        quote: what strings stand between, without any escapes; None: as in Python.
+        quote: the quote of strings, which have no escapes; None for Python's strings.
     """
 
     def __init__(self, quote: str | None = None) -> None:
@@ -37,7 +38,7 @@ class Literals:
         )
 
     def read(self, text: str, at: int) -> tuple[Any, int]:
-        """The value that comes next, and where it ends.
+        """Return the next value, and where it ends.
 
         Raises:
             Wrong: there is none.
@@ -146,7 +147,7 @@ def _unquoted(written: str, at: int) -> str:
 
 
 def skip_space(text: str, at: int) -> int:
-    """Where the whitespace at `at` ends."""
+    """Return where the whitespace at `at` ends."""
     match = _SPACE.match(text, at)
     return match.end() if match else at
 
@@ -158,12 +159,12 @@ _WINDOW = 8192
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The object or list that comes next, and where it ends; strictly, as `load_json`.
+    """Return the next object or list, and where it ends; strictly, as `load_json` does.
 
-    It is read up to the first character that cannot follow, so texts full of broken values are read
-    about twice: what goes on past the tag before another value has that tag inside a string, and
-    from there on one of the two is inside a string where the other is not. At the next tag, one of
-    them is broken.
+    A value is read up to the first character that cannot follow. So even a text full of broken
+    values is read about twice, not once for each value: a broken value that runs past the tag of
+    the next one has this tag inside a string. From there on, one of the two is inside a string and
+    the other is not, so one of them breaks at the next tag.
 
     Raises:
         Wrong: there is none.
@@ -222,11 +223,11 @@ _JSON = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_p
 
 
 def load_json(source: str) -> Any:
-    """The JSON value, strictly: as RFC 8259 has it, and with one meaning only.
+    """Return the JSON value, strictly: as RFC 8259 defines it, and with one meaning only.
 
     Raises:
-        ValueError: it is none, or holds NaN, an infinity, a number out of range, a key twice, half
-            of a surrogate pair, or more levels than Python can hold.
+        ValueError: the text is not JSON, or it holds NaN, an infinity, a number out of range, a key
+            twice, half of a surrogate pair, or more levels than Python can hold.
     """
     try:
         value = _JSON.decode(source)
@@ -249,10 +250,10 @@ def _reason(error: Exception) -> str:
 
 
 def load_literal(source: str) -> Any:
-    """The JSON value, or Python's: templates that lack a filter write `True` and `{'a': None}`.
+    """Return the JSON or Python value: templates without a filter write `True` and `{'a': None}`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     try:
         return load_json(source)

@@ -1,7 +1,7 @@
 """Reads arguments that are written one by one.
 
-Invariant: text that is a value ends at the first close that is followed by what may follow it, so
-it may spell a close; it does not go past the end of its call.
+Invariant: a value that is text ends at the first close with a text behind it that may follow a
+value, so that it may spell a close itself. It never goes past the end of its call.
 """
 
 import html
@@ -16,7 +16,7 @@ from abut.tool_calls.schemas import ToolSchema
 from abut.tool_calls.syntax import CallSyntax, Mark, Parameters
 
 Schema: TypeAlias = ToolSchema | None
-"""That of the function's parameters; None: not known."""
+"""The schema of the function's parameters; None if it is not known."""
 
 
 class ParametersReader:
@@ -143,7 +143,7 @@ class ParametersReader:
         return (plain if key not in schema and plain in schema else key), match
 
     def _wrong(self, text: str, at: int) -> Wrong:
-        """What is missing where there is neither a parameter nor the close of a call."""
+        """Return the error for a text that is neither a parameter nor the close of a call."""
         place = skip_space(text, at)
         if self.open and (opened := self._begun.match(text, place)) is not None:
             behind, tag = missing(text, opened.end(), self._mark)
@@ -223,7 +223,7 @@ class _MarkReader:
 
 
 def _follows(parameters: Parameters, syntax: CallSyntax, parameter: str, tagged: bool) -> str:
-    """Matches what may follow a value: the next parameter, or what closes the call."""
+    """Return a pattern of the text that may follow a value: a parameter, or the call's close."""
     if tagged:
         following = core(parameters.between + parameters.open)
     else:
@@ -242,6 +242,6 @@ def _kind(match: re.Match[str]) -> int:
 
 
 def _before(mark: Mark) -> str:
-    """Matches a mark; before text, the whitespace at its end is a part of it, if it is there."""
+    """Return a pattern of a mark; whitespace at its end belongs to it only before text."""
     space = mark.text[len(mark.text.rstrip()) :] if mark.values == "text" else ""
     return loose(mark.text) + (f"(?:{re.escape(space)})?+" if space else "")

@@ -1,7 +1,10 @@
-"""The formats that have a name: how families write calls, for those who have no template at hand.
+"""Finds the tool calls in an action, in a format that has a name.
 
-They are data, but for `harmony`: what a template says is found by rendering it, and where it says
-one of these, that is what is used, with what the template does not say.
+Invariant: nothing that a model writes raises. A call that breaks its format is `malformed`, with
+the position and the reason, because a bad action is data. Parsing takes time linear in the text.
+
+The formats are data, except `harmony`. If the syntax derived from a template is one of them, the
+named format is used, because it also has what the family writes and the template does not show.
 """
 
 import re
@@ -85,7 +88,7 @@ _MISTRAL_LIST = re.compile(r"\[TOOL_CALLS\]\s*+[\[{]")
 
 
 def _read_mistral(text: str, schemas: Schemas) -> Iterator[Found]:
-    """In the syntax that its first call has: the older list, or a name before the arguments."""
+    """Read the syntax of the first call: the older list, or a name before the arguments."""
     at = max(text.find("[TOOL_CALLS]"), 0)
     name = "mistral" if _MISTRAL_LIST.match(text, at) else "mistral_named"
     return _CALL_READERS[name](text, schemas)
@@ -96,7 +99,9 @@ _RECIPIENT = re.compile(r"(?<![^\s>])to=(functions\.)?+([^\s<]*+)")
 
 
 def _read_harmony(text: str, schemas: Schemas) -> Iterator[Found]:
-    """The places of calls, in order; see `Found`."""
+    """Yield the calls of gpt-oss, messages to a function, in order; see `Found`."""
+    # By hand, because the template writes one order of the header and the model another: the
+    # recipient stands before the channel or behind it, and a `<|constrain|>` before `json`.
     tags = list(_TAG.finditer(text))
     begin = free = 0  # the header of a message begins here
     for k, tag in enumerate(tags):

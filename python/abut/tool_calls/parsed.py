@@ -1,9 +1,4 @@
-"""Tool calls in an action: what the model wrote, as typed values.
-
-Invariant: nothing that a model writes raises. A call that is not what its format asks for is
-`malformed`, with the place and the reason: a bad action is data. Parsing takes time linear in the
-text, whatever it spells.
-"""
+"""The calls in an action as typed values, and the errors in those that are broken."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,18 +13,18 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any]
-    """JSON values. Where a format writes text and numbers alike, they are text unless a schema says
+    """JSON values. If a format writes text and numbers alike, they are text unless a schema says
     otherwise."""
     id: str | None = None
     """Only where the model wrote one (Mistral, Solar, Kimi K2)."""
 
 
 class Wrong(Exception):
-    """A call is not what its format asks for: the place, from 0 in the text, and the reason.
+    """A call breaks its format: the position, from 0 in the text, and the reason.
 
     Attributes:
-        at: the place.
-        end: where what is wrong ends, if that is known.
+        at: the position.
+        end: where the broken text ends, if that is known.
     """
 
     def __init__(self, at: int, what: str, *, end: int | None = None) -> None:
@@ -39,21 +34,21 @@ class Wrong(Exception):
 
 
 Found: TypeAlias = tuple[int, int, Sequence[ToolCall | Wrong]]
-"""First character, the one behind the last, and what stands there: nothing for a mere header."""
+"""First character, the one behind the last, and the calls between: none in a mere header."""
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """What began as a call and is none."""
+    """A text that begins as a call and is not well formed."""
 
     start: int
     """First character in the text that was parsed."""
     end: int
-    """Behind its last character."""
+    """The position behind its last character."""
     error: str
-    """The place, counted from 0 in the text, and the reason."""
+    """The position, counted from 0 in the text, and the reason."""
     text: str
-    """What stands there."""
+    """The text itself."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class ParsedCalls:
     """An action, taken apart."""
 
     content: str
-    """The text around the calls, stripped of whitespace; without any, all of it as it is."""
+    """The text around the calls, stripped of whitespace; without calls, the whole text as it is."""
     calls: tuple[ToolCall, ...]
     malformed: tuple[MalformedCall, ...]
 
@@ -70,7 +65,7 @@ Parse: TypeAlias = Callable[[str], ParsedCalls]
 
 
 def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
-    """What was found in a text, and the text around it."""
+    """Separate the calls that were found in a text from the text around them."""
     calls: list[ToolCall] = []
     malformed: list[MalformedCall] = []
     around: list[str] = []
@@ -89,7 +84,7 @@ def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
 
 
 def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
-    """What was parsed, where the control tokens of a call count only if they were sampled.
+    """Parse a text in which the control tokens of a call count only if they were sampled.
 
     Args:
         parse: the parser.

@@ -1,4 +1,4 @@
-"""Regular expressions for what templates write around calls."""
+"""Regular expressions of the texts that templates write around calls."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -6,31 +6,33 @@ from collections.abc import Collection, Iterable
 # Control tokens look so, and so do the tags that are none. One that a name or a key cuts is a tag
 # up to there: `<function=`.
 TAG = re.compile(r"<[^<>\s][^<>]*>?|\[/?[A-Z][A-Z_]+\]")
+# All repetition in these patterns is possessive (`*+`): a search never goes back into what it has
+# matched, so a text full of whitespace or of begun calls is still searched in linear time.
 _PIECES = re.compile(rf"({TAG.pattern})|\s+")
 
 NAME = r"[^\s<>{}()\[\]\"'`|=,;]+"
-"""The name of a function where no quotes stand around it."""
+"""The name of a function without quotes around it."""
 SLOTS = {"name": NAME, "id": r"[^\s<>{}()\[\]\"'|=,;]+", "number": r"\d+"}
 
 
 def core(text: str) -> str:
-    """Matches a text without the whitespace around it, whatever stands in it and between tags."""
+    """Return a pattern of a text, with any whitespace between its tags and words."""
     pieces = [piece for piece in _PIECES.split(text.strip()) if piece and piece.strip()]
     return r"\s*+".join(map(re.escape, pieces))
 
 
 def loose(text: str) -> str:
-    """The same, with whitespace before it."""
+    """Return the pattern of `core`, with any whitespace before it."""
     return r"\s*+" + core(text)
 
 
 def tags(text: str, ordinary: Collection[str] = ()) -> list[str]:
-    """The tags in a text, but for those that stand in turns without calls as well."""
+    """Return the tags in a text, except ordinary ones, which also stand in turns without calls."""
     return [tag.rstrip() for tag in TAG.findall(text) if tag not in ordinary]
 
 
 def up_to_tag(text: str, ordinary: Collection[str] = ()) -> str:
-    """The text up to and with its first such tag; without one, all of it."""
+    """Return the text up to and with its first tag that is not ordinary; all of it without one."""
     for match in TAG.finditer(text):
         if match[0] not in ordinary:
             return text[: match.end()]
@@ -38,7 +40,7 @@ def up_to_tag(text: str, ordinary: Collection[str] = ()) -> str:
 
 
 def missing(text: str, at: int, wanted: str) -> tuple[int, str]:
-    """Where in the text a wanted one stops standing, and which tag of it should stand there."""
+    """Return where the text stops matching `wanted`, and the tag of it that is missing there."""
     left = wanted.strip()
     while piece := up_to_tag(left):
         match = re.compile(loose(piece)).match(text, at)
@@ -49,13 +51,13 @@ def missing(text: str, at: int, wanted: str) -> tuple[int, str]:
 
 
 def any_of(patterns: Iterable[str]) -> str:
-    """Matches one of these patterns, the longest first; those that are empty are left out."""
+    """Return a pattern of any of these, the longest first; empty ones are left out."""
     given = sorted({p for p in patterns if p}, key=len, reverse=True)
     return "(?:" + "|".join(given) + ")" if given else "(?!)"
 
 
 class Finder:
-    """Where a pattern is found next; each character of the text is searched once."""
+    """Finds the next match of a pattern; each character of the text is searched once."""
 
     def __init__(self, pattern: re.Pattern[str], text: str) -> None:
         self._pattern = pattern
@@ -64,7 +66,7 @@ class Finder:
         self._found: re.Match[str] | None = None
 
     def find(self, at: int) -> re.Match[str] | None:
-        """The first match from `at` on."""
+        """Return the first match from `at` on."""
         if not self._from <= at <= self._to:
             self._found = self._pattern.search(self._text, at)
             self._from = at

@@ -1,7 +1,7 @@
 """Reads calls that are written in a `CallSyntax`.
 
-Invariant: the text is read from left to right in time linear in its length. What is found stands in
-order, without overlap, and nothing in the text raises.
+Invariant: the text is read from left to right in time linear in its length. The calls are found in
+order and do not overlap, and nothing in the text raises.
 """
 
 import re
@@ -16,7 +16,7 @@ from abut.tool_calls.syntax import CallSyntax, NamedBody
 
 
 class CallReader:
-    """The reader of one syntax; it keeps nothing of a text."""
+    """Reads the calls of one syntax; it keeps nothing of a text."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -49,7 +49,7 @@ class CallReader:
         self._untagged_begin = re.compile(_untagged_begin(syntax))
 
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
-        """The places of calls, in order; see `Found`."""
+        """Yield the calls in a text, in order; see `Found`."""
         read = self._body(text, schemas)
         places = self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
         free = 0
@@ -99,8 +99,9 @@ class CallReader:
                 except Wrong as error:
                     at = self._broken_end(edges, text, at, error)
                     yield start, at, [error]
+            # The outer tag may stand there without its first character: spelled, not sampled, it is
+            # veiled, and then all of it is text. 256 characters, since whitespace may be long.
             elif not text[max(0, start - 256) : start].rstrip().endswith(self._first_tag[1:]):
-                # Else the outer tag stands there, spelled and veiled: all of it is text.
                 wrong = Wrong(start, f"expected {self._first_tag} before {match[0].strip()}")
                 stray = inner.find(at)
                 at = stray.end() if stray is not None and stray.lastgroup == "close" else at
@@ -122,7 +123,7 @@ class CallReader:
         return Wrong(place, f"expected {tag}")
 
     def _to_next(self, text: str, end: int) -> int:
-        """Where the next call begins, if only what separates calls stands before it."""
+        """Return where the next call begins, if only a separator of calls stands before it."""
         if not self._syntax.between.strip():
             return end
         match = self._between.match(text, end)
@@ -131,9 +132,10 @@ class CallReader:
         return match.end()
 
     def _broken_end(self, edges: Finder, text: str, behind: int, wrong: Wrong) -> int:
-        """Where a broken call ends: behind its close, or where the next one begins.
+        """Return where a broken call ends: behind its close, or where the next one begins.
 
-        A tag that nothing of a call follows is alone: in prose, it takes no prose with it.
+        A tag with nothing of a call behind it ends at once: prose may name the tag, and the rest of
+        the prose is content.
         """
         edge = edges.find(behind if wrong.end is None else wrong.end)
         if edge is not None and edge.lastgroup == "close":
@@ -145,7 +147,7 @@ class CallReader:
     # ---- calls in a list, without tags of their own
 
     def _list(self, edges: Finder, text: str, start: int, at: int, read: Read) -> Iterator[Found]:
-        """The calls of the list that began at `start`; its begin ends at `at`."""
+        """Yield the calls of the list that begins at `start`; its begin ends at `at`."""
         behind, count = at, 0
         while True:
             if (ended := self._end.match(text, at)) is not None and (
@@ -222,7 +224,7 @@ class CallReader:
 
 
 def _call_begin(syntax: CallSyntax) -> str:
-    """Matches the begin of a call: up to its first tag, with its name if that tells more."""
+    """Return a pattern of the begin of a call: up to its first tag, and the name if it helps."""
     inside = syntax.begin.strip()  # of other tags: what opens a call there needs no name to tell it
     if inside or tags(syntax.open, syntax.ordinary) or not isinstance(syntax.body, NamedBody):
         return core(up_to_tag(syntax.open, syntax.ordinary))
@@ -230,7 +232,10 @@ def _call_begin(syntax: CallSyntax) -> str:
 
 
 def _untagged_begin(syntax: CallSyntax) -> str:
-    """Matches the begin of calls that no tag begins; strictly: an answer may be JSON or a list."""
+    """Return a pattern of the begin of calls that no tag begins.
+
+    It is strict, because an answer may be JSON or a list.
+    """
     # Searched for in whole texts: a run of whitespace or of letters is tried once, not at each of
     # its characters.
     begin = core(syntax.begin) + r"\s*+" if syntax.begin.strip() else ""
@@ -247,11 +252,11 @@ def _untagged_begin(syntax: CallSyntax) -> str:
 
 
 class Around:
-    """Finds where that begins and ends.
+    """Finds the texts around calls that belong to them: headers, closes, control tokens.
 
     Args:
-        leads: what may stand directly before calls.
-        control: tokens that may, and behind the last call up to the end of the text.
+        leads: texts that may stand directly before calls.
+        control: tokens that may stand there, and between the last call and the end of the text.
     """
 
     def __init__(self, leads: Sequence[str], control: Collection[str]) -> None:
@@ -261,13 +266,13 @@ class Around:
         self._lengths = sorted(lengths, reverse=True)  # of two that fit, the longer stands there
 
     def begin(self, text: str, free: int, start: int) -> int:
-        """Where that begins which belongs to the calls at `start`, not before `free`."""
+        """Return where the texts begin that belong to the calls at `start`, not before `free`."""
         while (before := self._known_before(text, free, start)) < start:
             start = before
         return start
 
     def end(self, text: str, at: int) -> int:
-        """The end of the text where only control tokens stand there behind calls, else `at`."""
+        """Return the end of the text if only control tokens stand behind the calls, else `at`."""
         place = skip_space(text, at)
         while place < len(text):
             size = next((n for n in self._lengths if text[place : place + n] in self._control), 0)
@@ -277,7 +282,7 @@ class Around:
         return place
 
     def is_behind_control(self, text: str, start: int) -> bool:
-        """Whether calls may begin here: at the begin of the text, or behind a control token."""
+        """Return whether calls may begin here: first in the text, or behind a control token."""
         end = _without_space(text, 0, start)
         return end == 0 or any(text[max(end - n, 0) : end] in self._control for n in self._lengths)
 
@@ -290,7 +295,7 @@ class Around:
 
 
 def _without_space(text: str, begin: int, end: int) -> int:
-    """Where the whitespace before `end` begins; no slice, since texts full of calls are long."""
+    """Return where the whitespace before `end` begins, without a copy of a long text."""
     while end > begin and text[end - 1].isspace():
         end -= 1
     return end

@@ -28,7 +28,7 @@ _ALIASES = {
 _WORDS = ("true", "True", "false", "False", "null", "None")
 
 Verdict: TypeAlias = bool | None
-"""Whether a schema takes a value; None: the schema does not say."""
+"""True or False if a schema takes or refuses a value; None if the schema does not say."""
 
 
 class ToolSchema:
@@ -125,7 +125,7 @@ class ToolSchema:
         return of(schema)
 
     def _parts_first(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        """A schema and all that it is composed of, each once, behind its own parts.
+        """Yield a schema and all that it is composed of, each once, behind its own parts.
 
         Without recursion, since a schema may be nested deeper than Python calls.
         """
@@ -160,7 +160,7 @@ class ToolSchema:
 
 
 Schemas: TypeAlias = Mapping[str, ToolSchema]
-"""For each tool the schema of its parameters."""
+"""The schema of the parameters of each tool, by its name."""
 
 
 def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
@@ -183,7 +183,7 @@ def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
 
 
 def _schemas_of(name: str, node: Mapping[str, Any]) -> list[Any]:
-    """The schemas that the keywords of an object's schema give to one of its keys."""
+    """Return the schemas that the keywords of an object's schema give to one of its keys."""
     properties = _dict(node.get("properties"))
     found = [properties[name]] if name in properties else []
     found += [
@@ -254,7 +254,7 @@ def _is_called(node: Mapping[str, Any], reference: str) -> bool:
 
 
 def _nodes(root: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects in a schema; one may hold itself."""
+    """Yield every object in a schema, which may hold itself."""
     seen: set[int] = set()
     left = [root]
     while left:
@@ -276,7 +276,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _values_of(text: str) -> list[Any]:
-    """The value that the text spells, if it spells one; 3.0 as 3.0 and as the integer."""
+    """Return the values that the text spells, if any; 3.0 as 3.0 and as the integer."""
     try:
         value = load_literal(text)
     except ValueError:
@@ -287,7 +287,7 @@ def _values_of(text: str) -> list[Any]:
 
 
 def _whole(text: str, value: float) -> int | float:
-    """The integer that the text is, exactly: 1e30 is not the float next to it."""
+    """Return the integer that the text spells, exactly: 1e30 is not the float next to it."""
     try:
         exact = Decimal(text)
     except InvalidOperation:  # an exponent that Decimal cannot hold

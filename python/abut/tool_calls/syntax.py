@@ -1,7 +1,7 @@
-"""How calls are written, as data: what a template's render says about it.
+"""The syntax of calls, as data that a template's render shows.
 
 A turn with calls is `begin`, then calls with `between` between them, then `end`. A call is `open`,
-a body and `close`. Texts are as the template writes them; whitespace in them counts only where it
+a body and `close`. Texts are as the template writes them; whitespace in them counts only if it
 touches a value that is written as plain text.
 """
 
@@ -14,7 +14,7 @@ class ObjectBody:
     """A call as one object: `{"name": …, "arguments": {…}}`."""
 
     name: str | None = "name"
-    """The key of the name; None: the name is itself the key of the arguments."""
+    """The key of the name; None if the name is itself the key of the arguments."""
     arguments: str = "arguments"
     id: str | None = None
     path: tuple[str, ...] = ()
@@ -35,17 +35,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Mark:
-    """What stands between a parameter's key and its value, for values of some kinds.
+    """The text between a parameter's key and its value, for values of some kinds.
 
     Attributes:
-        text: that.
-        close: what ends the value.
-        strings: whether strings are written so.
-        others: whether numbers, booleans, null, lists and objects are.
-        syntax: `text` as it is up to `close`; `literal`: JSON or Python, which end themselves;
-            `bare`: Python where it is that, else text; `notation`: objects with bare keys and
-            strings between quotes of their own.
-        quote: of that notation.
+        text: the text itself.
+        close: the text that ends the value.
+        strings: true if strings have this mark.
+        others: true if numbers, booleans, null, lists and objects have it.
+        values: the way in which values are written. `text`: as they are, up to `close`; `literal`:
+            as JSON or Python, which end themselves; `bare`: as Python if it is Python, else as
+            text; `notation`: objects with bare keys, and strings between quotes of their own.
+        quote: the quote of that notation.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Parameters:
     """Arguments one by one."""
 
     open: str
-    """What stands before each key."""
+    """The text before each key."""
     marks: tuple[Mark, ...]
     between: str = ""
 
@@ -72,17 +72,17 @@ class NamedBody:
 
     header: tuple[Piece, ...]
     arguments: Parameters | None = None
-    """None: one JSON object."""
+    """None if they are one JSON object."""
     before_id: str = ""
-    """What an id stands behind that may follow the name, where a call may have one or not."""
+    """The text between the name and an optional id behind it."""
     id_begin: str | None = None
-    """What an id begins with that is made of the name and the number, `functions.f:0`; None: there
-    is no such id."""
+    """The beginning of an id that is made of the name and the number, as in `functions.f:0`; None
+    if there is no such id."""
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How the calls of a turn are written."""
+    """The syntax of the calls of a turn."""
 
     body: ObjectBody | NamedBody
     begin: str = ""
@@ -91,16 +91,16 @@ class CallSyntax:
     between: str = ""
     end: str = ""
     ordinary: frozenset[str] = field(default=frozenset())
-    """Tags that stand in turns without calls as well: where one stands, no call begins yet."""
+    """Tags that also stand in turns without calls, so that they begin no call."""
     text_before: bool = True
-    """Whether text may stand before calls that no tag begins."""
+    """True if text may stand before calls that no tag begins."""
     marks: tuple[str, ...] = ()
-    """Tags that may stand before calls that no tag begins; behind them stand only calls."""
+    """Tags that may stand before calls that no tag begins. Only calls stand behind them."""
     leads: tuple[str, ...] = ()
-    """What may stand directly before calls and is no text: the close of the text before them, or
+    """Texts directly before calls that belong to them: the close of the text before the calls, or
     the header of a message of their own."""
     text_open: str = ""
-    """The tag that opens the text before calls, and no other text (Llama 4's <|python_start|>)."""
+    """The tag that opens the text before calls and no other text (Llama 4's <|python_start|>)."""
     control: frozenset[str] = field(default=frozenset())
-    """The control tokens of the tokenizer. Where they stand directly before calls, or behind the
-    last up to the end, they are no text, and calls that no tag begins may begin behind one."""
+    """The control tokens of the tokenizer. They are not text if they stand directly before calls,
+    or between the last call and the end. Calls that no tag begins may begin behind one."""

@@ -1,6 +1,7 @@
-"""How a template writes calls, found by rendering some: a `CallSyntax`.
+"""Derive the syntax of a template's calls by rendering some.
 
-What is found is a guess until it is proved (`tool_calls`): nothing here decides whether it holds.
+Every `CallSyntax` found here is a guess until `parser` proves it: nothing here decides whether it
+holds.
 """
 
 import re
@@ -35,7 +36,7 @@ _TWO: dict[str, Any] = {KEY: OTHER_VALUE}
 
 @dataclass(frozen=True)
 class _Placed:
-    """Where the body of a call stands in a text.
+    """The position of a call's body in a text.
 
     Attributes:
         start: of its first slot, or of its object.
@@ -54,11 +55,11 @@ class _Placed:
 
 
 def derive_syntaxes(probe: CallProbe, turns: Turns) -> Iterator[CallSyntax]:
-    """What the calls that a template writes look like, the likeliest syntax first.
+    """Yield the syntaxes that a template's calls may have, the likeliest first.
 
     Args:
-        probe: gives them to the template.
-        turns: what it writes in turns without calls.
+        probe: gives calls to the template.
+        turns: the text that the template writes in turns without calls.
     """
     written = probe.written([(NAME, _ONE)])
     for placed in _placings(written, 0, NAME, _ONE, 0):
@@ -136,7 +137,7 @@ def _syntax(probe: CallProbe, turns: Turns, written: str, placed: _Placed) -> Ca
 
 
 def _two_calls(probe: CallProbe, kind: str) -> tuple[str, _Placed, _Placed] | None:
-    """Two calls, and where they stand; None where the template writes one at the most."""
+    """Render two calls and find both; None if the template writes at most one."""
     try:
         both = probe.written([(NAME, _ONE), (OTHER_NAME, _TWO)])
     except TemplateError:
@@ -152,7 +153,7 @@ def _two_calls(probe: CallProbe, kind: str) -> tuple[str, _Placed, _Placed] | No
 def _placings(
     text: str, at: int, name: str, arguments: dict[str, Any], number: int
 ) -> Iterator[_Placed]:
-    """Where a call may stand behind `at`."""
+    """Yield the positions at which the call may stand behind `at`."""
     named = text.find(name, at)
     ((key, value),) = arguments.items()
     if named < 0 or value not in text[named:]:
@@ -176,7 +177,7 @@ def _placings(
 
 
 def _header(text: str, name: str, number: int, at: int, end: int) -> tuple[int, tuple[Piece, ...]]:
-    """The begin of the first slot, and all of them up to `end`."""
+    """Return where the first slot begins, and all slots up to `end`."""
     slots: list[tuple[int, int, Slot]] = []
     for slot, word in (("name", name), ("id", call_id(number))):
         for match in re.finditer(re.escape(word), text[:end]):
@@ -231,7 +232,7 @@ def _is(value: Any, arguments: dict[str, Any]) -> bool:
 
 
 def _with_numbers(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """The header, with a slot where the calls are numbered."""
+    """Return the header with a slot where two calls differ in a number."""
     pieces: list[Piece] = []
     for piece, other in zip(first, second, strict=False):
         numbers = zip(re.finditer(r"\d+", piece.text), re.findall(r"\d+", other.text), strict=False)
@@ -246,7 +247,7 @@ def _with_numbers(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[
 
 
 def _id_begin(open_: str, header: tuple[Piece, ...]) -> str | None:
-    """What stands before the name in a word with it and the number; None: they are no word."""
+    """Return the text before the name in an id such as `functions.f:0`; None without such an id."""
     if [piece.slot for piece in header[:2]] != ["name", "number"]:
         return None
     begin = open_[max((match.end() for match in TAG.finditer(open_)), default=0) :].lstrip()
@@ -256,7 +257,7 @@ def _id_begin(open_: str, header: tuple[Piece, ...]) -> str | None:
 def _parameters(
     probe: CallProbe, header: tuple[Piece, ...], after: str
 ) -> tuple[Parameters, tuple[Piece, ...], str] | None:
-    """How arguments are written one by one, the header without them, and what closes the last."""
+    """Return how arguments are written one by one, the header without them, and the last close."""
     pair = probe.written([(NAME, {KEY: VALUE, OTHER_KEY: OTHER_VALUE})])
     valued = pair.find(VALUE) + len(VALUE)
     later = pair.find(OTHER_KEY, valued)
@@ -272,7 +273,7 @@ def _parameters(
 
 
 def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
-    """What stands between text and a first call; None where no text is written there."""
+    """Return the text between a turn's words and its first call; None if no words stand there."""
     try:
         text = probe.written([(NAME, _ONE)], content=CONTENT)
     except TemplateError:
@@ -287,16 +288,16 @@ def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
 
 
 def _open_of_text(probe: CallProbe, ordinary: Collection[str]) -> str:
-    """The tag before the text beside calls, where no other text stands behind such a one."""
+    """Return the tag before the text beside calls, if no other text of a turn stands behind it."""
     head = probe.written([(NAME, _ONE)], content=CONTENT).partition(CONTENT)[0].strip()
     is_tag = TAG.fullmatch(head) is not None and head not in ordinary
     return head if is_tag else ""
 
 
 def _close_of_text(probe: CallProbe) -> str:
-    """The tag that closes the text before calls, where the template takes no calls without text.
+    """Return the tag that closes the text before calls, if the template requires such a text.
 
-    Command A Reasoning writes that text as thinking, and a policy may call without.
+    Command A Reasoning writes that text as thinking, and a policy may call without thinking.
     """
     if not probe.content:
         return ""
@@ -307,7 +308,7 @@ def _close_of_text(probe: CallProbe) -> str:
 
 
 def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, str, str]:
-    """`begin`, `open`, `close`, `between` and `end`, from what is before, between and after."""
+    """Return `begin`, `open`, `close`, `between` and `end` of two calls with these texts around."""
     open_ = common_suffix(before, middle)
     rest = middle.removesuffix(open_)
     close = common_prefix(rest, after)
@@ -321,21 +322,21 @@ def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, s
 
 
 def _behind_tags(text: str, ordinary: Collection[str]) -> str:
-    """The text behind the last of these tags."""
+    """Return the text behind the last of these tags."""
     ends = [match.end() for match in TAG.finditer(text) if match[0] in ordinary]
     return text[max(ends, default=0) :]
 
 
 def asked_syntax(prompt: str, written: CallSyntax) -> CallSyntax | None:
-    """The syntax of the example in a prompt: a word, and behind it calls in a list.
+    """Return the syntax of an example call in the prompt: a word, then calls in a list.
 
     Phi-4 mini is asked for `functools[{"name": [function name], "arguments": ...}, ...]`, and its
     template writes the objects alone. Lists with no word before them are no syntax of their own:
     that such a prompt asks for calls is no reason to take each list in an answer for some.
 
     Args:
-        prompt: what the template says before the first user message.
-        written: how it writes calls itself.
+        prompt: the text that the template writes before the first user message.
+        written: the syntax in which the template writes calls itself.
     """
     body = written.body
     if not isinstance(body, ObjectBody) or body.name is None or body.path:

@@ -1,4 +1,4 @@
-"""How a template writes values of each kind behind their key."""
+"""The marks between keys and values: how a template writes values of each kind."""
 
 import json
 from typing import Any
@@ -16,11 +16,11 @@ OTHERS: tuple[Any, ...] = (7, 1.5, True, None, [1, {"s": "x"}], {"s": ["x", None
 
 
 def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
-    """What stands between keys and values, for each kind; None where that cannot be told.
+    """Find the text between keys and values, for each kind of value; None if it cannot be told.
 
     Args:
         probe: gives calls to the template.
-        rest: what stands behind the close of the last value.
+        rest: the text behind the close of the last value.
     """
     marks: list[Mark] = []
     for value in (VALUE, HARD):
@@ -57,7 +57,7 @@ def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
 
 
 def _behind_key(probe: CallProbe, value: Any, rest: str) -> str:
-    """What stands between the key and `rest`."""
+    """Return the text between the key and `rest`."""
     written = probe.written([(NAME, {KEY: value})])
     behind = written[written.index(KEY, written.index(NAME)) + len(KEY) :]
     if not behind.endswith(rest):
@@ -77,7 +77,7 @@ def _of_string(behind: str, value: str, *, literal: bool = False) -> Mark | None
 
 
 def _of_other(behind: str, value: Any, of_text: str) -> Mark | None:
-    """The mark of a value that is no text, as JSON, as Python or in a notation of the template."""
+    """Return the mark of a value that is not a text: JSON, Python or a notation of its own."""
     scalar = json.dumps(value)
     for spelled in (scalar, json.dumps(value, separators=(",", ":")), str(value)):
         at = behind.rfind(spelled)

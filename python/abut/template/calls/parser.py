@@ -1,7 +1,7 @@
-"""The parser for what a chat template writes as a tool call, derived from it and proved.
+"""The parser of a template's tool calls, derived from the template and proved.
 
-Invariant: what a parser is taken for is what it gives back: calls that the template wrote come back
-as they were, and rendered again they are the same text.
+Invariant: a parser is used only if it gives back the calls that the template wrote, and these
+calls, rendered again, are the same text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,23 +41,23 @@ def tool_call_parser(
     stops: Sequence[str] = (),
     thinking: ThinkingFormat | None = None,
 ) -> Parse:
-    """The parser for what a template writes as a tool call.
+    """Return the parser of the tool calls that a template writes.
 
-    Tried are the formats that no template says (`harmony`), then what the template writes, and
-    last `parse_response` of transformers, where the tokenizer has a response template. Taken is the
-    one that gives back the most of what is written: several calls, text before them, no arguments,
-    hard texts, values of each kind.
+    The candidates are the one format that no template spells out (`harmony`), the syntaxes derived
+    from the template, and `parse_response` of transformers if the tokenizer has a response
+    template. The parser that gives back the most wins: several calls, text before them, no
+    arguments, hard texts, values of each kind.
 
     Args:
         hf_tokenizer: a transformers tokenizer.
         render: renders with its template, or raises `TemplateError`.
         tools: JSON schemas or functions, as for `apply_chat_template`.
         stops: the texts of the tokens that end a turn.
-        thinking: how the template writes thinking; the parser gets what stands behind it.
+        thinking: how the template writes thinking; the parser gets the text behind it.
 
     Raises:
-        TemplateError: the template writes no tool calls, or in a syntax that none of them reads; or
-            it raises where one is rendered.
+        TemplateError: the template writes no tool calls, or none that a candidate reads, or it
+            raises when it renders one.
     """
     schemas = [schema_of(tool) for tool in tools or ()]
     of_parameters = parameter_schemas(schemas)
@@ -108,7 +108,7 @@ def _same(syntax: CallSyntax, known: CallSyntax) -> bool:
 
 
 def _either(first: ReadCalls, second: ReadCalls) -> ReadCalls:
-    """Reads by the first; where that finds nothing, by the second."""
+    """Return a reader that asks the second one where the first finds no call."""
 
     def read(text: str, schemas: Schemas) -> Iterator[Found]:
         found = list(first(text, schemas))
@@ -118,7 +118,7 @@ def _either(first: ReadCalls, second: ReadCalls) -> ReadCalls:
 
 
 def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> Parse:
-    """`parse_response` of transformers; it reads all calls of an action or none."""
+    """Return a parser that calls `parse_response` of transformers: it reads all calls or none."""
 
     def parse(text: str) -> ParsedCalls:
         try:
@@ -141,11 +141,11 @@ def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> P
 
 
 class CallProof:
-    """Writes calls with a template and has them parsed.
+    """Writes calls with a template, and checks that a parser gives them back.
 
     Args:
         probe: gives calls to the template.
-        turns: how it ends turns; a parser sees no end of one.
+        turns: how the template ends turns, because a parser does not get the end of a turn.
     """
 
     def __init__(self, probe: CallProbe, turns: Turns) -> None:
@@ -153,7 +153,7 @@ class CallProof:
         self._turns = turns
 
     def faults(self, parse: Parse) -> list[str]:
-        """What of that which the template writes is not given back."""
+        """Return the names of the cases that the parser does not give back."""
         faults = []
         answer = parse(ANSWER)
         if (answer.content, answer.calls, answer.malformed) != (ANSWER, (), ()):
@@ -175,18 +175,18 @@ class CallProof:
 
     @property
     def writes_several(self) -> bool:
-        """Whether the template writes several calls of a turn."""
+        """Return whether the template writes all of several calls in one turn."""
         two = self._written(CALLS)
         return two is not None and OTHER_NAME in two
 
     @property
     def writes_text_before(self) -> bool:
-        """Whether the template writes the text beside calls, and before them."""
+        """Return whether the template writes the text beside calls before the calls."""
         text = self._written(CALLS[:1], content=CONTENT)
         return text is not None and 0 <= text.find(CONTENT) < text.find(NAME)
 
     def gives_back(self, parse: Parse, calls: Sequence[tuple[str, dict[str, Any]]]) -> bool:
-        """Whether calls come back, texts as they were, and rendered again are the same text."""
+        """Return whether the calls come back, and rendered again are the same text."""
         written = self._written(calls)
         if written is None:
             return False

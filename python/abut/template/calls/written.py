@@ -1,4 +1,4 @@
-"""Renders tool calls behind one user message: what a template writes of them."""
+"""Turns as a template writes them: with calls (`CallProbe`) and without (`Turns`)."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from abut.errors import TemplateError
 from abut.template.thinking import Render, ThinkingFormat, after_common_prefix, after_user
@@ -21,34 +21,26 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     (NAME, {KEY: VALUE}),
     (OTHER_NAME, {KEY: OTHER_VALUE, OTHER_KEY: 2}),
 ]
-"""Two calls, for proofs."""
-
-
-class Call(Protocol):
-    """A name and arguments."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def arguments(self) -> dict[str, Any]: ...  # noqa: D102
+"""Two calls to prove a parser with."""
 
 
 def call_id(k: int) -> str:
-    """The id of the call with this number; Mistral's have nine characters."""
+    """Return the id of the call with this number; Mistral's ids have nine characters."""
     return f"abutCall{k}"
 
 
 @dataclass(frozen=True)
 class CallProbe:
-    """How a template is given calls.
+    """Gives calls to a template, in one of the ways in which templates take them.
 
     Attributes:
         render: renders with the template.
-        as_text: whether the arguments are their JSON text.
-        content: beside calls without text; `CONTENT` where the template takes none without.
-        named_ids: whether ids hold the name, `functions.f:0`: some templates write it nowhere else.
-        thinking: how the template writes thinking: a parser of calls sees none that comes first.
+        as_text: give arguments as their JSON text, not as an object.
+        content: the content of a message with calls and without text; `CONTENT` if the template
+            takes no calls without text.
+        named_ids: put the name into the id, `functions.f:0`, because some templates write the name
+            nowhere else.
+        thinking: how the template writes thinking, which a parser of calls does not get.
     """
 
     render: Render
@@ -58,7 +50,7 @@ class CallProbe:
     thinking: ThinkingFormat | None = None
 
     def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
-        """What stands behind the generation prompt.
+        """Return the text of a turn with these calls, behind the generation prompt.
 
         Raises:
             TemplateError: the template does not render it.
@@ -74,13 +66,13 @@ class CallProbe:
         return written.rpartition(CONTENT)[2] if self.content and "content" not in keys else written
 
     def behind_prompt(self, message: dict[str, Any]) -> str:
-        """What stands of a message behind the generation prompt."""
+        """Return the text of a message, behind the generation prompt."""
         written = after_user(self.render([user(), message], add_generation_prompt=False))
         said = after_common_prefix(written, self.prompt)
         return said if self.thinking is None else said[self.thinking.begun(said) :]
 
     def end_of_user(self) -> str:
-        """What stands behind the content of a user message; `""` where that is not known."""
+        """Return the text behind the content of a user message; `""` if that is not known."""
         try:
             return after_user(self.render([user()], add_generation_prompt=False))
         except TemplateError:
@@ -88,16 +80,16 @@ class CallProbe:
 
     @cached_property
     def asking(self) -> str:
-        """What the template says before the first user message: its tools, say."""
+        """The text before the first user message, such as a description of the tools."""
         return self.render([user()]).rpartition(user()["content"])[0]
 
     @cached_property
     def prompt(self) -> str:
-        """What stands behind a user message, up to where the model begins."""
+        """The text between a user message and the first token of the model."""
         return after_user(self.render([user()]))
 
     def ordinary(self) -> str:
-        """What the template writes in turns without calls."""
+        """Return the text of turns without calls."""
         texts = [self.prompt]
         for messages in ([user(), assistant(ANSWER), user()], [user(), assistant(ANSWER)]):
             try:
@@ -115,7 +107,7 @@ class CallProbe:
 
 
 def call_probes(render: Render, thinking: ThinkingFormat | None = None) -> Iterator[CallProbe]:
-    """The ways in which the template takes calls and writes them."""
+    """Yield the ways in which the template takes calls and writes them."""
     found = False
     for named_ids, content in product((False, True), ("", None, CONTENT)):
         if found and (named_ids or content is CONTENT):
@@ -135,13 +127,13 @@ _ATOM = re.compile(rf"{TAG.pattern}|\s|\w+|.", re.DOTALL)
 
 
 class Turns:
-    """Turns without calls: what stands in them says nothing about calls.
+    """The text of turns without calls, none of which can tell where a call begins or ends.
 
     Attributes:
-        tags: all that stand there.
-        text_close: what closes the text of an answer before the turn ends; a turn that also calls
-            writes it before its calls.
-        header: what asks the model for its turn.
+        tags: every tag that stands in such a turn.
+        text_close: the text that closes an answer before the turn ends. In a turn that also calls
+            it stands before the calls.
+        header: the text that asks the model for its turn.
 
     Args:
         probe: renders with the template.
@@ -168,11 +160,11 @@ class Turns:
         self._any_end = re.compile("|".join(map(re.escape, known)) or "(?!)")
 
     def said(self, text: str) -> str:
-        """What the policy says of a turn: all but its end."""
+        """Return what the policy samples of a turn: all but its end."""
         return self._ends.split(self._without_end(text), maxsplit=1)[0]
 
     def before_end(self, text: str) -> str:
-        """What stands before the end of a turn, in a text behind a call."""
+        """Return the part of a text behind a call that stands before the end of the turn."""
         return self._any_end.split(self._without_end(text), maxsplit=1)[0]
 
     def _without_end(self, text: str) -> str:
@@ -182,7 +174,7 @@ class Turns:
 
 
 def common_prefix(a: str, b: str) -> str:
-    """The common beginning, of whole tags and words."""
+    """Return the common prefix, in whole tags and words."""
     atoms = []
     for x, y in zip(_ATOM.findall(a), _ATOM.findall(b), strict=False):
         if x != y:
@@ -192,7 +184,7 @@ def common_prefix(a: str, b: str) -> str:
 
 
 def common_suffix(a: str, b: str) -> str:
-    """The common end, of whole tags and words."""
+    """Return the common suffix, in whole tags and words."""
     atoms = []
     for x, y in zip(reversed(_ATOM.findall(a)), reversed(_ATOM.findall(b)), strict=False):
         if x != y:
