@@ -111,8 +111,7 @@ def not_written(k: int, message: Message, count: int = 0) -> str:
 
 def free_stem(*values: object) -> str:
     """Return an alphanumeric beginning for placeholders that occurs in none of the values."""
-    # `Z`, because templates branch on words and none is known to look for that one. The `x` at the end
-    # keeps a number that follows apart from digits in a text.
+    # Lengthened until it is free, because a text may quote abut's own placeholders.
     haystack = repr(values)
     return next(stem for n in itertools.count() if (stem := "abut" + "Z" * n + "x") not in haystack)
 

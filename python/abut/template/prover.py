@@ -264,7 +264,7 @@ class Prover:
         turn = [user(), assistant()]
         thought = f"<think>\n{_BESIDE}\n</think>\n\n"
         system: Message = {"role": "system", "content": _SYSTEM}
-        # Later turns, thinking in this turn, and thinking in an earlier one, which many templates drop.
+        # Later turns, and thinking in this turn or in an earlier one, where many drop it.
         yield _History([*turn, *turn, user()], optional=False)
         yield _History([user()], thought, optional=False)
         yield _History([user(), assistant(thought + "abutEarlier"), user()], optional=False)

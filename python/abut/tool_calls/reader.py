@@ -99,8 +99,8 @@ class CallReader:
                 except Wrong as error:
                     at = self._broken_end(edges, text, at, error)
                     yield start, at, [error]
-            # The outer tag may stand there without its first character: spelled, not sampled, it is
-            # veiled, and then all of it is text. 256 characters, since whitespace may be long.
+            # The outer tag may stand there with another first character: a tag that was spelled and
+            # not sampled is veiled, so all of it is text. 256: whitespace may be long.
             elif not text[max(0, start - 256) : start].rstrip().endswith(self._first_tag[1:]):
                 wrong = Wrong(start, f"expected {self._first_tag} before {match[0].strip()}")
                 stray = inner.find(at)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from abut.template.processor import ChatTemplateProcessor
 from tests.kit.checkout import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -58,8 +59,18 @@ MODES: list[tuple[str, str]] = [
 """Each template with its default for thinking, and where it has a switch, with that on and off."""
 
 
+def variables_of(mode: str) -> dict[str, bool]:
+    """The variables of the template in a mode for thinking."""
+    return dict.fromkeys(("enable_thinking", "thinking"), mode == "on") if mode else {}
+
+
+def processor_of(name: str, mode: str = "") -> ChatTemplateProcessor:
+    """The processor of a template, with `TOOLS`."""
+    hf_tokenizer = TEMPLATES[name].hf_tokenizer
+    return ChatTemplateProcessor(hf_tokenizer, tools=TOOLS, **variables_of(mode))
+
+
 @functools.cache
 def reading_of(name: str, mode: str = "") -> Any:
     """How the calls of a template are read, with `TOOLS`; None where it writes none."""
-    variables = dict.fromkeys(("enable_thinking", "thinking"), mode == "on") if mode else {}
-    return call_templates.Reading.of(TEMPLATES[name], TOOLS, **variables)
+    return call_templates.Reading.of(TEMPLATES[name], TOOLS, **variables_of(mode))
