@@ -20,7 +20,7 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Scaffold
 from abut.rollout.conversation import Conversation
-from abut.rollout.sampled_text import end_of_turn, places_of
+from abut.rollout.sampled_text import end_of_turn, positions_of
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES
@@ -239,7 +239,7 @@ class _SeamMaker:
     def _close(self, sampled: list[int], messages: Sequence[Message]) -> list[Part]:
         stops = self._processor.stop_token_ids
         return end_of_turn(
-            self._processor, self._tokenizer, sampled, messages, stops=places_of(sampled, stops)
+            self._processor, self._tokenizer, sampled, messages, stops=positions_of(sampled, stops)
         )
 
     def _closed(self, samples: Sequence[list[int]], messages: Sequence[Message]) -> list[_MadeSeam]:

@@ -1,4 +1,4 @@
-"""One batch of rollouts: what lives no longer than it.
+"""One batch of rollouts: everything that lives no longer than the batch.
 
 A batch has one event loop, which only waits: on a thread of its own, or the gateway's loop where
 agents play. It has slots for calls of environments and for requests, and counts failures. After an
@@ -42,9 +42,9 @@ class EngineParts:
         sampler: draws the turns.
         config: limits and policies.
         stop_token_ids: end a turn, besides those of the processor.
-        env_loop: for asynchronous environments; what they and tools keep from batch to batch
-            belongs to it.
-        warnings: of the setup, each logged once.
+        env_loop: the loops of asynchronous environments. They outlive a batch, because what
+            environments and tools keep open from batch to batch belongs to a loop.
+        warnings: about the setup, each logged once.
         logged_failures: the kinds of failures that were logged in full.
         closes_hang: whether environments of the last batch have not closed.
     """
@@ -65,17 +65,17 @@ class Batch:
 
     Args:
         parts: those of the engine.
-        at_once: so many rollouts are in flight at the most.
-        version: of the weights that sample; None: nobody counts them.
+        at_once: how many rollouts are in flight at most.
+        version: of the weights that sample; None if nobody counts versions.
         max_staleness: as of `Attempts`.
 
     Attributes:
         in_process: as of `EngineSampler`.
         sampler: draws the turns.
-        env_slots: for calls of environments.
-        attempts: those that play.
+        env_slots: limit how many calls of environments run at once.
+        attempts: those that play now.
         closing: the environments that are being closed.
-        failures: what failed so far.
+        failures: those so far.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Batch:
         return max(1, min(len(self.attempts), self.config.max_requests))
 
     def conversation(self, processor: PartsProcessor | None = None) -> Conversation:
-        """A conversation before anything is said; None: written by the engine's processor."""
+        """Return a new conversation; without a processor, the engine's writes it."""
         processor = processor or self._processor
         own = processor.stop_token_ids
         return Conversation(
@@ -200,7 +200,7 @@ class Batch:
         )
 
     def budget(self) -> Budget:
-        """The budget of a conversation; a sampler may learn only later how much it can hold."""
+        """Return the budget of a conversation; a sampler may learn late how much it can hold."""
         holds = self.sampler.max_context_tokens
         if self._budget is None or self._budget_holds != holds:
             self._budget, self._budget_holds = budget_of(self.config, holds), holds
@@ -269,7 +269,7 @@ class Attempt:
 
     task: asyncio.Task[object]
     oldest: int | None = None
-    """The version that sampled when it first asked; None: it has not."""
+    """The version that sampled when it first asked; None before that."""
     is_stale: bool = False
     """True if it was ended because those weights are too old."""
 
@@ -282,10 +282,10 @@ class Attempts:
     does not say at which token it did. All calls come from the batch's loop.
 
     Args:
-        version: of the weights that sample; None: nobody counts them.
-        max_staleness: an attempt whose oldest weights are more versions behind is ended; None:
-            none is.
-        forget: called with the id of each that is over.
+        version: of the weights that sample; None if nobody counts versions.
+        max_staleness: an attempt whose oldest weights are more versions behind is ended; None ends
+            none.
+        forget: called with the id of each attempt that is over.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Attempts:
 
     @contextmanager
     def plays(self, request_id: str) -> Iterator[Attempt]:
-        """While this task plays one; its requests for samples bear this id."""
+        """Count the running task as an attempt; its requests for samples have this id."""
         task = asyncio.current_task()
         assert task is not None
         attempt = self._playing[request_id] = Attempt(task)
@@ -316,14 +316,14 @@ class Attempts:
             self._forget(request_id)
 
     def asks(self, request_id: str) -> int | None:
-        """Note that it asks for a sample; returns the version of the weights."""
+        """Note that an attempt asks for a sample; returns the version of the weights."""
         attempt = self._playing.get(request_id)
         if attempt is not None and attempt.oldest is None:
             attempt.oldest = self.version
         return self.version
 
     def labelled(self, sample: Sample, asked: int | None) -> Sample:
-        """A sample with the versions of its tokens, where its sampler has not given them."""
+        """Return the sample with the versions of its tokens, unless its sampler has given them."""
         if asked is None or not isinstance(sample, Sample):
             return sample
         versions = sample.versions
@@ -332,7 +332,7 @@ class Attempts:
         return dataclasses.replace(sample, versions=versions, newest_version=self.version)
 
     def update(self, version: int) -> None:
-        """Note that other weights sample from now on, and end what has become too old."""
+        """Note that other weights sample from now on, and end attempts that are too old by then."""
         self.version = version
         if self._max_staleness is None:
             return

@@ -1,13 +1,14 @@
-"""One conversation between a policy and whoever answers it, exact to the token.
+"""One conversation between a policy and its environment or agent, exact to the token.
 
-Invariant: what the policy is asked with is all that was written so far, and what it sampled stands
-there as it was sampled; between the two, only what the processor writes around messages. It knows
-no clock, no thread and no network, so that an engine, a replay and an audit can play it alike.
+Invariant: each request to the policy holds everything that was written so far. Sampled tokens stand
+there as they were sampled, and between them only what the processor writes around messages. A
+conversation knows no clock, no thread and no network, so that the engine, a replay and an audit
+play it alike.
 
     conversation.open(messages)               # the prompt
     ids = conversation.request()              # what the engine gets
     turn = conversation.hear(ids, logprobs)   # what it sampled
-    conversation.reply(messages)              # what is said to it, behind the end of the turn
+    conversation.reply(messages)              # ends the turn, and asks for the next one
 """
 
 import sys
@@ -27,9 +28,9 @@ from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import StopReason, TurnRecord
-from abut.rollout.sampled_text import Ids, end_of_turn, places_of, sampled_text
+from abut.rollout.sampled_text import Ids, end_of_turn, positions_of, sampled_text
 
-# What is encoded in about half a millisecond.
+# How many characters the encoders manage in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
 _QUICK_TOKENS = 2048
 _OF_POLICY_OR_DEVELOPER = ("system", "developer", "assistant")
@@ -37,10 +38,10 @@ _OF_POLICY_OR_DEVELOPER = ("system", "developer", "assistant")
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens a conversation may have; None: as many as it takes."""
+    """How many tokens a conversation may have; None is no limit."""
 
     max_completion_tokens: int | None = None
-    """All behind the prompt, sampled or not."""
+    """Behind the prompt, sampled or not."""
     max_context_tokens: int | None = None
     """Prompt and completion."""
     max_turn_tokens: int | None = None
@@ -51,7 +52,7 @@ class Allowance(NamedTuple):
     """How long the next turn may be."""
 
     tokens: int
-    """Less than 1: there is no next turn. `sys.maxsize`: nothing bounds it."""
+    """Less than 1 if there is no next turn; `sys.maxsize` if nothing bounds it."""
     reason: StopReason
     """The limit that would end the conversation."""
 
@@ -74,7 +75,7 @@ class PolicyTurn:
     seam: Seam
     """Before the sample."""
     messages_before: int
-    """So many messages were there when it was sampled."""
+    """How many messages there were when it was sampled."""
     seams_before: int
 
     @property
@@ -89,17 +90,17 @@ class PolicyTurn:
 
 
 class Conversation:
-    """A trajectory, and what was said in it.
+    """A trajectory, and its messages.
 
     Attributes:
         trajectory: its tokens.
         stop_token_ids: end a turn.
-        budget: what it may have; it may be changed from turn to turn.
-        messages: all that was said, the policy's own turns with their text as it was sampled.
+        budget: its limits, which may change from turn to turn.
+        messages: all of them, the policy's own turns with their text as it was sampled.
         turns: those of the policy.
-        seams: of each that was made, its kind and whether it is exact.
-        control_spellings: how often somebody who is neither developer nor policy has spelled each
-            control token; none was made.
+        seams: the kind of each seam, and whether it is exact.
+        control_spellings: how often users, tools and the environment have spelled each control
+            token; no spelling became one.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class Conversation:
         stop_token_ids: Sequence[int] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Begin with nothing said.
+        """Begin an empty conversation.
 
         Args:
             tokenizer: makes the tokens.
-            processor: writes what stands around messages.
-            stop_token_ids: end a turn; None: those of the processor.
-            budget: None: no limit.
+            processor: writes the messages, and the scaffold around them.
+            stop_token_ids: end a turn; None takes those of the processor.
+            budget: None sets no limit.
         """
         self._tokenizer = tokenizer
         self._processor = processor
@@ -135,29 +136,29 @@ class Conversation:
         self._stops: list[int] = []  # where in it are stop tokens
 
     def note(self, messages: Sequence[Message], parts: Sequence[Part] = ()) -> None:
-        """Keep what was said without writing it: `open` or `reply` will, or nobody where it ends.
+        """Keep messages without writing them; a later `open` or `reply` does.
 
-        The last words of an environment are not written: TRL judges by the last token of a row
-        whether it was cut, so a row ends on a sampled one.
+        An environment's last messages are never written: TRL tells by the last token of a row
+        whether the row was cut, so it has to end on a sampled token.
 
         Args:
-            messages: what was said.
-            parts: what is about to be written of it.
+            messages: to keep.
+            parts: the parts that are about to be written of them.
         """
         self.messages += messages
         written = iter(parts)
         for message in messages:
             if message.get("role") not in _OF_POLICY_OR_DEVELOPER:
                 for text in texts_of(message):
-                    # A str keeps the UTF-8 that is made of it: the part does until it is written,
-                    # and the message would as long as it lives.
+                    # Scan the equal part instead of the text: a str caches the UTF-8 that is made
+                    # of it. A part lives only until it is written; a message lives on.
                     same = next((part for part in written if part == text), text)
                     for _, token in self._tokenizer.control_spellings(same):
                         count = self.control_spellings.get(token, 0)
                         self.control_spellings[token] = count + 1
 
     def open(self, messages: Sequence[Message] = ()) -> Written:
-        """Write the prompt: all that was said so far.
+        """Write the prompt: the messages so far.
 
         Raises:
             TemplateError: the processor refuses the messages.
@@ -188,7 +189,7 @@ class Conversation:
         return _QUICK_CHARS[self._tokenizer.profile()["encoder"]]
 
     def request(self) -> NDArray[np.int64]:
-        """`(T,)` int64, read-only: what the engine gets, which nothing changes from here on.
+        """Return the ids that the engine gets: `(T,)` int64, read-only; nothing changes them later.
 
         Raises:
             TrajectoryError: messages were noted and not written, so the policy would not see them.
@@ -198,7 +199,7 @@ class Conversation:
 
     @property
     def allowance(self) -> Allowance:
-        """How long the next turn may be, and what would end the conversation there."""
+        """The length that the next turn may have, and the limit that would end the conversation."""
         length, budget = len(self.trajectory), self.budget
         prompt = self.turns[0].start if self.turns else length
         left, reason = sys.maxsize, StopReason.MAX_COMPLETION_TOKENS
@@ -211,21 +212,21 @@ class Conversation:
         return Allowance(left, reason)
 
     def hear(self, ids: Ids, logprobs: Any, *, stop_string: str | None = None) -> PolicyTurn:
-        """Write what was sampled for the request before.
+        """Write the sample for the last request.
 
         Args:
-            ids: `(T,)`, verbatim; none: the policy said nothing, and there is no message of it.
+            ids: `(T,)`, verbatim. If it is empty, the policy said nothing and has no message.
             logprobs: `(T,)`, nats.
             stop_string: the one on which the sample ended.
 
         Raises:
-            TrajectoryError: it cannot have been sampled for that request.
+            TrajectoryError: the sample cannot be one for that request.
             SamplerError: the stop string is not in its text, and the conversation is over.
         """
         self._require_written()
         start = len(self.trajectory)
         seam = self._noted(self.trajectory.append_sampled(ids, logprobs))
-        self._sampled, self._stops = ids, places_of(ids, self.stop_token_ids)
+        self._sampled, self._stops = ids, positions_of(ids, self.stop_token_ids)
         messages, text = len(self.messages), ""
         record = TurnRecord(start, start + len(ids))
         if len(ids):
@@ -243,15 +244,16 @@ class Conversation:
         return self._processor.parse_agent_output(turn.text)[1]
 
     def reply(self, messages: Sequence[Message] = ()) -> Written:
-        """Write what is said to the policy's last turn: what is missing of its end, and messages.
+        """Write the answer to the policy's last turn: what is missing at its end, and messages.
 
-        With them goes what was only noted since that turn.
+        Messages that were only noted since that turn are written first.
 
         Raises:
             TemplateError: the processor cannot append such messages.
         """
         said = [*self.messages[self._written :], *messages]
-        # Both before either is written: a conversation that cannot go on stays as it was.
+        # Make both before either is written, so that a conversation which cannot go on stays as it
+        # was.
         closing, increment = self._closing(said), self._processor.increment(said)
         self.note(messages, increment)
         if closing:
@@ -261,26 +263,27 @@ class Conversation:
         return self._write(increment, "env")
 
     def end_turn(self, messages: Sequence[Message]) -> Written | None:
-        """Write what is missing of the end of the last turn, which `messages` follow, if anything.
+        """Write what is missing at the end of the last turn before `messages`; None if nothing is.
 
-        Missing where it was cut by length, or ended on another stop token than the template's.
+        The end is missing if the turn was cut by length, or ended on another stop token than the
+        template's.
         """
         closing = self._closing(messages)
         return self._write(closing, "close") if closing else None
 
     def say(self, messages: Sequence[Message]) -> Written:
-        """Write messages behind a turn that is ended, with what asks for the next one.
+        """Write messages behind an ended turn, with the prompt for the next one.
 
-        Only that: they are not kept in `messages`, as those of `reply` are.
+        Unlike `reply`, it does not keep them in `messages`.
         """
         written = self._write(self._processor.increment(messages), "env")
         self._sampled = ()
         return written
 
     def fork(self, at: int) -> Self:
-        """A conversation of its own that was the same up to token `at`, see `Trajectory.fork`.
+        """Return another conversation that is the same up to token `at`, see `Trajectory.fork`.
 
-        What was said behind that is in neither its messages nor its counts.
+        Its messages and counts leave out everything behind that token.
         """
         other = type(self)(
             self._tokenizer,
@@ -289,7 +292,7 @@ class Conversation:
             budget=self.budget,
         )
         other.trajectory = self.trajectory.fork(at)
-        # Which of a turn's start and end `at` is, where it is both, the trajectory decides.
+        # Where `at` is the end of one turn and the start of the next, the trajectory decides.
         kept = len(other.trajectory.turns)
         last = self.turns[kept - 1] if kept else None
         messages, seams, sampled = len(self.messages), len(self.seams), self._sampled
@@ -305,7 +308,7 @@ class Conversation:
         other.note(self.messages[:messages])
         other.turns, other.seams = self.turns[:kept], self.seams[:seams]
         other._written = min(self._written, messages)
-        other._sampled, other._stops = sampled, places_of(sampled, self.stop_token_ids)
+        other._sampled, other._stops = sampled, positions_of(sampled, self.stop_token_ids)
         return other
 
     def _require_written(self) -> None:

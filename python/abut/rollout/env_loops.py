@@ -34,7 +34,7 @@ _MOVES = (
 
 
 class EnvLoops:
-    """The loops of one engine's environments; they stand still between batches, and are kept."""
+    """The event loops of one engine's environments; they are kept, and paused between batches."""
 
     def __init__(self) -> None:
         # Reentrant: a collection in the middle may end an engine, and with it a loop.
@@ -51,7 +51,7 @@ class EnvLoops:
         self._lost: list[WatchedLoop] = []
 
     def open(self) -> WatchedLoop:
-        """The loop that all share, which runs from now on."""
+        """Start the loop that all share, and return it."""
         with self._lock:
             self._others = True
             return self._open_shared()
@@ -75,7 +75,7 @@ class EnvLoops:
             return loop
 
     def close(self, seconds: float) -> None:
-        """Let them stand still; one that is blocked is replaced."""
+        """Pause the loops; one that is blocked is replaced."""
         with self._lock:
             loops = [self._shared, *self._own.values()]
             lost, self._lost = self._lost, []
@@ -98,7 +98,7 @@ class EnvLoops:
         return WatchedLoop(name, _weakly(self._blocked), _weakly(self._lose))
 
     def _lose(self, watch: LoopWatch) -> None:
-        """Have nothing begin any more on a loop that may be blocked for ever."""
+        """Begin nothing more on a loop that may be blocked for ever."""
         with self._lock:
             for loop in (self._shared, *self._own.values()):
                 if loop is not None and loop.watch is watch:
@@ -166,9 +166,9 @@ class EnvClosing:
     """The environments of one batch that are being closed, and how long they are waited for.
 
     Attributes:
-        hangs: whether environments that were closed have not returned.
-        interrupted: whether nobody is to wait long.
-        gives_up: whether the batch ends its rollouts.
+        hangs: whether `close` of some environment has not returned.
+        interrupted: whether waits have to be short, after a Ctrl-C.
+        gives_up: whether the batch is ending its rollouts.
     """
 
     def __init__(self, env_loop: EnvLoops, *, hangs: bool) -> None:
@@ -181,11 +181,11 @@ class EnvClosing:
         self._forget_at = _FORGET
 
     def on_thread(self, thread: CallQueue, env: Any, *, keep: bool, hangs: bool) -> None:
-        """Close an environment, if there is one, on its thread; give that back unless it is kept.
+        """Close an environment, if there is one, on its thread; give that back unless `keep`.
 
-        In the background, behind a call that still runs: what fails here concerns no rollout. One
-        that `hangs` is not waited for, since nothing says when it will return; but where the batch
-        gives up, that call is only one nobody waits for any more.
+        This happens in the background, behind a call that still runs, and its errors fail no
+        rollout. An environment that `hangs` is not waited for, because nobody knows when its call
+        returns. If the batch gives up, the call was only cancelled, and may return soon.
         """
         closed = thread.submit(lambda: close_env(env), last=not keep)
         self._note(self._hanging if hangs and not self.gives_up else self._closing, closed)
@@ -199,7 +199,7 @@ class EnvClosing:
         self._note(self._closing, closed)
 
     def wait(self) -> None:
-        """Give environments time to close: once. One that hangs would cost it in every batch."""
+        """Give environments time to close. Once some hang, every later batch waits only briefly."""
         brief = self.interrupted or self.hangs
         seconds = INTERRUPTED_CLOSE_S if brief else _CLOSE_S
         try:
@@ -232,7 +232,7 @@ class EnvClosing:
             )
 
     def close_loop(self) -> None:
-        """Let the loop of environments stand still."""
+        """Pause the loops of environments."""
         self._env_loop.close(INTERRUPTED_CLOSE_S if self.interrupted else _CLOSE_LOOP_S)
 
     def _note(self, futures: list[Future[Any]], closed: Future[Any]) -> None:

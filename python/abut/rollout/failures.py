@@ -17,7 +17,7 @@ from abut.rollout.rollout import Rollout
 logger = logging.getLogger(__name__)
 
 _KINDS = 8
-# Texts that hold what the policy said are all of other kinds.
+# A limit, because each text that quotes the policy is of a kind of its own.
 _LOGGED_KINDS = 32
 _ANY = re.compile(
     r"0x[0-9a-fA-F]+"  # an address
@@ -62,7 +62,7 @@ class Failures:
         return text, trace
 
     def cause_of(self, error: str | None) -> BaseException | None:
-        """The first error of the same kind."""
+        """Return the first error of the same kind."""
         return self._causes.get(_kind_of(error or ""))
 
     def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
@@ -80,8 +80,8 @@ class Failures:
 
         Args:
             tallies: one for each rank that has played a part of the batch.
-            max_failed_frac: the largest share that is no error.
-            logs: whether the warning is said; of several ranks, one says it.
+            max_failed_frac: the largest share that does not raise.
+            logs: whether to log the warning; of several ranks, one does.
 
         Raises:
             RolloutError: more failed than may; its cause is the first of the most frequent kind.
@@ -115,10 +115,10 @@ class Tally:
     """The failures of one rank, as it tells them to the others.
 
     Attributes:
-        rollouts: so many were played.
-        kinds: how many failed of each kind.
-        shown: each kind as all of its errors say it, where they say the same.
-        hints: the lines that say what to do about it.
+        rollouts: how many were played.
+        kinds: how many rollouts failed of each kind.
+        shown: the text of each kind: that of its errors if they are equal, else the kind.
+        hints: what to do about each kind.
     """
 
     rollouts: int
@@ -133,7 +133,7 @@ def _kind_of(error: str) -> str:
 
 
 def _shown(kind: str, errors: Sequence[str]) -> str:
-    """A kind as all of its errors say it, where they say the same."""
+    """Return the text of a kind: that of its errors if they are equal, else the kind."""
     texts = {error.partition("\n")[0] for error in errors if _kind_of(error) == kind}
     return texts.pop() if len(texts) == 1 else kind
 

@@ -24,7 +24,7 @@ _VEILS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0x10FFFE))
 
 
 def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
-    """The text of ids; a `Sampled` where it spells control tokens that are not among them.
+    """Return the text of ids: a `Sampled` if it spells control tokens that are not among them.
 
     Args:
         tokenizer: decodes them.
@@ -35,7 +35,7 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
     if not spelled:
         return text
     tokens = [tokenizer.token_to_id(token) for _, token in spelled]
-    places = places_of(ids, frozenset(tokens))
+    places = positions_of(ids, frozenset(tokens))
     if [int(ids[place]) for place in places] == tokens:
         return text
     # The runs between those that were sampled are text, whatever they spell.
@@ -52,9 +52,9 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
     return Sampled(veiled, {veil: first for first, veil in hide.items()})
 
 
-def places_of(ids: Ids, tokens: Collection[int | None]) -> list[int]:
-    """Where in a sample any of some tokens stand."""
-    # Half of what a comparison of arrays costs for each of a few tokens.
+def positions_of(ids: Ids, tokens: Collection[int | None]) -> list[int]:
+    """Return the positions in a sample at which any of some tokens stand."""
+    # A list takes half the time of comparing the array with each of a few tokens.
     sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
     return [place for place, token in enumerate(sampled) if token in tokens]
 

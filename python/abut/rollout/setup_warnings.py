@@ -1,6 +1,6 @@
 """Warnings of mistakes in the setup, rather than in a rollout: each once, with what to do.
 
-Each of these trains without an error, and to no purpose.
+Training goes on without an error in each of these cases, and learns nothing.
 """
 
 import logging
@@ -37,11 +37,11 @@ class SetupWarnings:
     def __init__(self) -> None:
         self._once = Once(logger)
         self._same: Counter[str] = Counter()
-        """So many rollouts did what a notice is about, and none did otherwise."""
+        """How many rollouts did what a warning is about."""
         self._refuted: set[str] = set()
 
     def nan_reward(self, env: str) -> None:
-        """Tell of an environment with a reward of NaN."""
+        """Warn of an environment with a reward of NaN."""
         self._once.warn(
             f"nan {env}",
             f"{env}.reward is NaN, which is taken as no score: what has none trains nothing\n"
@@ -56,7 +56,7 @@ class SetupWarnings:
         budget: Budget,
         max_turns: int,
     ) -> None:
-        """Tell of a limit that all rollouts run into, those of the batches before too."""
+        """Warn of a limit that all rollouts have reached, in this batch and all before."""
         for rollout, task in zip(rollouts, tasks, strict=True):
             if rollout.failed or not rollout.sampled_tokens:
                 continue
@@ -88,7 +88,7 @@ class SetupWarnings:
             self._once.warn(what, text)
 
     def cut(self, rollouts: Sequence[Rollout], *, budget: Budget) -> None:
-        """Tell of one token budget on which most scored rollouts of a batch end."""
+        """Warn if one token budget ends most scored rollouts of a batch."""
         scored = [one for one in rollouts if one.sampled_tokens and not one.failed and one.measured]
         for reason, limit, cure in (
             (
@@ -114,7 +114,7 @@ class SetupWarnings:
                 )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
-        """Tell of tokens that agents have sampled and that train nothing."""
+        """Warn of tokens that agents have sampled and that are not trained."""
         causes: Counter[str | None] = Counter()
         for rollout in rollouts:
             for branch in rollout.branches:

@@ -30,15 +30,15 @@ class Stream:
             makes them may take long. Where it ends, the stream ends with it.
         deliver: gets each group that has ended, on the loop of the batch; groups that end at once
             are delivered at once. While it waits, other rollouts go on.
-        at_once: so many rollouts are in flight at the most, where the config does not say.
-        judged: of so many rollouts together it is judged whether too many failed; None: the caller
-            judges them.
+        at_once: how many rollouts are in flight at most, if the config does not say.
+        judged: each time so many rollouts have ended, it is judged whether too many failed; None
+            leaves that to the caller.
         begin: called on the loop of the batch before anything is delivered; what it waits for
             holds nothing up.
         ended: gets each rollout when it has ended, on the loop of the batch.
-        version: of the weights that sample; None: nobody counts them.
-        max_staleness: a rollout whose oldest weights are more versions behind is ended; None: none
-            is.
+        version: of the weights that sample; None if nobody counts versions.
+        max_staleness: a rollout whose oldest weights are more versions behind is ended; None ends
+            none.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Stream:
     # ---- from any thread
 
     def stop(self) -> None:
-        """End it: what plays is cancelled."""
+        """End the stream, and cancel what plays."""
         self._stopped = True
         self._soon(self._end)
 
     def update_version(self, version: int) -> None:
-        """Say that other weights sample from now on; ends what is too old by then."""
+        """Note that other weights sample from now on, and end rollouts that are too old by then."""
         self.version = version
         self._soon(self._update)
 
@@ -200,7 +200,7 @@ class Stream:
             self._delivered.set()
 
     def _judge(self, batch: Batch, task: RolloutTask, rollout: Rollout) -> None:
-        """Raise where too many failed: of so many, not of all, which an early fault would hide in.
+        """Raise if too many failed: of the last ones, because a late fault would hide among all.
 
         Raises:
             RolloutError: more than may, or one where none may.

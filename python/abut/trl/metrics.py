@@ -1,7 +1,8 @@
-"""The `rollout/…` metrics: what a batch of rollouts cost and how it ended.
+"""The `rollout/…` metrics: the cost of a batch of rollouts, and how the rollouts ended.
 
 Invariant: every batch logs the same names, whatever happened in it. TRL up to 1.12 averages each
-name over all ranks without asking who has it: one that a rank leaves out hangs the others.
+name over all ranks without asking which ranks have it, so a name that one rank leaves out hangs the
+others.
 """
 
 import math
@@ -13,7 +14,7 @@ from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.rollout.rollout import Rollout, StopReason
 from abut.tools.toolbox import ToolCounts
 
-# Two at most: on 80 columns TRL's table gives each of its columns ten characters.
+# Only two: on a terminal of 80 columns, TRL's table has ten characters for each of its columns.
 _TABLE = ("num_turns", "stop_reason")
 
 
@@ -29,10 +30,10 @@ def rollout_stats(
     """Return the figures of one rollout that metrics are made of.
 
     Args:
-        rollout: what came of it.
-        agents: whether any of the batch could be an agent's; on all ranks the same.
-        tools: the calls of its environment; None: no environment of the batch has tools, on all
-            ranks the same.
+        rollout: has ended.
+        agents: whether any rollout of the batch could be an agent's; the same on all ranks.
+        tools: the calls of its environment. None if no environment of the batch has tools, which
+            is the same on all ranks.
     """
     of_tools = {"tool_calls": tools.calls, "tool_failures": tools.failures} if tools else {}
     of_agent = {
@@ -77,13 +78,13 @@ def log_batch(
     log_metric: Callable[[str, float], None] | None,
     log_extra: Callable[[str, list[Any]], None] | None,
 ) -> None:
-    """Log what there is to say of a batch, once, whichever reward function comes first.
+    """Log the metrics of a batch, once, whichever reward function comes first.
 
     Args:
         stats: the column `rollout_stats`.
         columns: the other ones, among them those of agents; the mean of each whose name has a slash
             is logged, and `num_turns` and `stop_reason` are for TRL's table of completions.
-        log_metric: as TRL hands it to reward functions, where it does.
+        log_metric: as TRL hands it to reward functions; None where TRL does not.
         log_extra: likewise.
     """
     first = stats[0] if stats else None
@@ -124,7 +125,7 @@ def log_rollout_metrics(
         ("rollout/seams/exact_frac", sum(row["exact_seams"] for row in stats)),
         ("rollout/seams/merged_frac", sum(row["seams"].get("merged", 0) for row in stats)),
     ):
-        # Where no rollout got as far as a seam, the share is unknown; TRL leaves NaN out of means.
+        # Without a seam the share is unknown, and NaN: TRL leaves NaN out of means.
         log_metric(name, count / seams if seams else math.nan)
     if "tool_calls" in stats[0]:
         _log_tools(stats, log_metric)
@@ -156,7 +157,7 @@ def log_extra_metrics(
 def _log_tools(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """TRL's metrics of its own tool loop: calls in a rollout, and the share of them that failed."""
+    """Log the metrics of TRL's own tool loop: calls in a rollout, and the share that failed."""
     calls = tool_calls(stats)
     failures = sum(row["tool_failures"] for row in stats)
     log_metric("tools/call_frequency", calls / len(stats))

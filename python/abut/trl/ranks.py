@@ -1,8 +1,8 @@
 """The ranks of a training run: what they exchange when they start, and after each batch.
 
-Invariant: every rank enters the exchange of what failed, whatever happened to it, so that no rank
-waits for one that has given up; and where one raises, all do. Only then comes what the rest of the
-batch takes.
+Invariant: every rank takes part in the exchange of failures, whatever happened to it, so that no
+rank waits for one that has given up. If one rank raises, all do. The other exchanges of a batch
+come after that.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ def judged(
     Args:
         accelerator: of the trainer.
         max_failed_frac: the largest share of failed rollouts that is no error.
-        play: returns what came of it, and what failed.
+        play: returns the result, and the failures.
 
     Raises:
         RolloutError: more failed than may, over all ranks, or another rank raised; it names that.
@@ -46,7 +46,7 @@ def judged(
     rank = accelerator.process_index
     error: Exception | None = None
     report = _Report(rank, None, None)
-    try:  # a Ctrl-C goes through: whoever is interrupted alone must not wait for the others
+    try:  # a Ctrl-C is not caught: a rank that is interrupted alone must not wait for the others
         played, failures, tally = play()
         report = _Report(rank, tally, None)
     except Exception as raised:
@@ -89,7 +89,7 @@ def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
     for another one here.
 
     Raises:
-        EnvError: the address cannot be had; on all ranks.
+        EnvError: a rank cannot listen at its address; raised on all ranks.
     """
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:

@@ -60,8 +60,9 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     other rollouts are scored by `reward_func`, also those whose environment has no reward of its
     own, and those that a budget cut. The column `measured` of `make_rollout_func` says which.
 
-    TRL leaves a row out only where *every* reward function returns None. What is asynchronous stays
-    so, as TRL sees it: a function, a `functools.partial`, or an object with such a `__call__`.
+    TRL leaves a row out only if *every* reward function returns None. The wrapper of an
+    asynchronous function is asynchronous too, also for a `functools.partial` of one, or an object
+    whose `__call__` is.
 
         brevity = scored_only(lambda completions, **_: [-len(c) for c in completions])
         brevity(["ab", "c"], measured=[True, False])  # [-2, None]
@@ -155,14 +156,14 @@ def is_async_reward(reward_func: Any) -> bool:
 
 
 def reward_name(reward_func: Any) -> str:
-    """Its name in logs, tables and errors."""
+    """Return the name of a reward function in logs, tables and errors."""
     called = _called(reward_func)
     return str(getattr(called, "__name__", type(called).__name__))
 
 
 def is_reward_model(reward_func: Any) -> bool:
     """Return whether it is a reward model, which TRL gives tokens."""
-    torch = sys.modules.get("torch")  # whoever has a module has imported it
+    torch = sys.modules.get("torch")  # a model exists only where torch was imported
     return torch is not None and isinstance(reward_func, torch.nn.Module)
 
 
@@ -177,8 +178,8 @@ def has_tools(kinds: Iterable[Any]) -> bool:
 def wrap_reward_functions(trainer: Any) -> None:
     """Wrap the reward functions of a trainer, each once.
 
-    TRL has read their names already, into `reward_func_names`. The list is another one afterwards,
-    since TRL keeps the list that the user has passed.
+    TRL has read their names already, into `reward_func_names`. The trainer gets a new list, because
+    TRL keeps the list that the user has passed.
     """
     trainer.reward_funcs = [
         _wrapped(function) if _can_be_wrapped(function) else function
@@ -238,7 +239,7 @@ class ModelMetrics:
 
 
 def _means(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the batches that have a number there."""
+    """Return the mean of each metric over the batches that have a number there."""
     names = dict.fromkeys(name for batch in batches for name in batch)
     means = {}
     for name in names:
@@ -260,7 +261,7 @@ def _wrapped(function: RewardFunction) -> RewardFunction:
 
 
 def _handed_over(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a batch as the function gets them; logs the batch, if nobody has."""
+    """Return the columns of a batch as a function gets them; log the batch, if nobody has."""
     handed = dict(columns)
     told = handed.pop(COMPLETIONS, None)
     if told is not None and "completions" in handed:

@@ -68,9 +68,9 @@ def make_rollout_func(
         sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
             vLLM samples with the trainer's model.
         system_prompt: for prompts that have no system message.
-        recorder: keeps every rollout, and what reward functions and TRL made of it. A path that
-            ends in `.jsonl` is that of JSON lines, any other one a folder of Parquet files.
-        gateway: where agents ask the policy; None: on the loopback, at a free port.
+        recorder: keeps every rollout, and its rewards and advantage. A path that ends in `.jsonl`
+            is a file of JSON lines, any other path a folder of Parquet files.
+        gateway: where agents ask the policy; None serves on the loopback, at a free port.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
@@ -124,7 +124,7 @@ class RolloutFunc:
             tasks, rows = judged(trainer.accelerator, self._arguments.config.max_failed_frac, play)
         except BaseException:
             self._end_batch()
-            self.flush()  # training ends here, or begins anew: nothing goes on beside it
+            self.flush()  # training ends or starts over here, so no later batch would write it
             raise
         self._end_batch()
         if self._tasks.route.agents:
@@ -141,12 +141,12 @@ class RolloutFunc:
     def _play(
         self, prompts: Sequence[Any], trainer: Any
     ) -> tuple[tuple[list[RolloutTask], dict[str, list[Any]]], Failures, Tally]:
-        """The tasks and the rows of this rank's prompts, and what failed of them."""
+        """Return the tasks and the rows of this rank's prompts, and the failures among them."""
         assert self._engine is not None
         mode = "train" if trainer.model.training else "eval"
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
         if self._scores is not None:
-            self._scores.collect()  # those of the batch before: TRL keeps no more than one
+            self._scores.collect()  # of the batch before: TRL keeps only one
         record = self._record(trainer, mode, tasks)
         rollouts, failures = self._engine.play(tasks, on_rollout=record)
         self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)

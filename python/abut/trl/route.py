@@ -1,7 +1,7 @@
-"""Which environment plays which row.
+"""The choice of the environment that plays a row.
 
-Invariant: a row is played by the environment that it names, or by the only one there is; a row
-that names none of several is an error, before anything is played.
+Invariant: the environment that a row names plays it, or the only one there is. A row that names
+none of several is an error before anything is played.
 """
 
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ class EnvRoute:
         Only the batch that draws such a row would find it, perhaps after hours.
 
         Args:
-            dataset: of `datasets`; one without columns that can be read, a stream say, is not
+            dataset: of `datasets`; one whose columns cannot be read, such as a stream, is not
                 checked.
 
         Raises:

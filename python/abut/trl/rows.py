@@ -1,7 +1,7 @@
 """The row of a rollout, as TRL takes it.
 
-Invariant: exactly what the engine saw and sampled, ending on a sampled token; a failed rollout is a
-row that carries no weight.
+Invariant: a row holds exactly what the engine saw and sampled, and ends on a sampled token. A
+failed rollout is a row without weight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from abut.tools.toolbox import ToolCounts
 from abut.trl.metrics import rollout_stats
 
 COMPLETIONS = "_abut_completions"
-"""The column of what `trl.reward_columns` hands to reward functions as `completions`."""
+"""A column that `trl.rewards` hands to reward functions as `completions`."""
 
 _TAKEN = frozenset(
     {"prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward", "env_step_rewards"}
@@ -60,7 +60,7 @@ def rows_of(
         "stop_reason": [rollout.stop_reason.value for rollout in rollouts],
         "error": [rollout.error for rollout in rollouts],
         "rollout_id": [rollout.rollout_id for rollout in rollouts],
-        # Their own: what a reward function does to them reaches no record and no other row.
+        # Copies: a reward function that changes them changes no record and no other row.
         "messages": [messages for messages, _ in told],
         "measured": [is_measured(rollout) for rollout in rollouts],
         "rollout_stats": [
@@ -81,10 +81,11 @@ def is_measured(rollout: Rollout) -> bool:
 
 
 def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:
-    """Its messages, and those behind the prompt, for reward functions.
+    """Return its messages for reward functions, and its completion as messages.
 
-    None: `completions` stays what TRL makes of the tokens, one message, since the environment has
-    no tools. Without its last answers, which are behind the last token.
+    The completion is None if the environment has no tools: `completions` then stays the one message
+    that TRL makes of the tokens. It ends without the tools' last answers, which stand behind the
+    last token of the row.
     """
     made = task_envs(task)
     spoken = None if made is None else made.spoken
@@ -144,7 +145,7 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     prompt_ids = rollout.prompt_ids
     if prompt_ids is None:
         prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
-    # What made it fail may be its length: TRL would pad all rows of the batch to that.
+    # It may have failed because of its length, and TRL would pad all rows of the batch to that.
     most = engine.budget.max_context_tokens
     kept = prompt_ids if most is None else prompt_ids[: max(1, most - 1)]  # and the stop token
     return {

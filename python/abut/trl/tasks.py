@@ -1,8 +1,8 @@
-"""The tasks of a batch: what each prompt that TRL passes stands for.
+"""The tasks of a batch: one for each prompt that TRL passes, in order.
 
-Invariant: one task for each prompt, in order. The rollouts of a group share number and seed, also
-where ranks share the group; no two batches of a `rollout_func` share a name. What is drawn in an
-evaluation follows from the place in it, never from the step: equal weights are judged equally.
+Invariant: the rollouts of a group share number and seed, also where ranks share the group; no two
+batches of a `rollout_func` share a name. The random draws of an evaluation follow from the position
+in it, never from the step, so that equal weights are judged equally.
 """
 
 import logging
@@ -42,8 +42,8 @@ class Tasks:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
 
         Raises:
-            ValueError: a prompt is none or holds more than text, its row names no environment, or
-                the trainer took a column out of it that abut reads.
+            ValueError: a prompt is of a wrong type or holds more than text, its row names no
+                environment, or the trainer removed a column that abut reads.
         """
         generations = trainer.num_generations
         if mode == "eval":
@@ -90,8 +90,8 @@ class Tasks:
     def of_group(self, row: Mapping[str, Any], group: int, generations: int) -> list[RolloutTask]:
         """Return the tasks of one group, of a run that has no batches; `run_id` must be set.
 
-        What is drawn follows from the number of the group, so that a resumed run goes on with the
-        same episodes.
+        The random draws follow from the number of the group, so that a resumed run goes on with
+        the same episodes.
 
         Args:
             row: of the dataset.
@@ -147,7 +147,7 @@ class Tasks:
         )
 
     def run_id_of(self, trainer: Any) -> str:
-        """The id of this run; all ranks ask for it together, the first time."""
+        """Return the id of this run; the first time, all ranks ask for it together."""
         self.run_id = self.run_id or _run_id(trainer)
         return self.run_id
 
@@ -175,12 +175,12 @@ class Tasks:
                 )
 
     def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
-        """The number of a batch's first group, on all ranks the same.
+        """Return the number of a batch's first group, the same on all ranks.
 
         In training the numbers go on from batch to batch, in a resumed run from about where they
-        were. Each evaluation begins at 0: it is compared with the others. `evaluate` logs at its
-        end, and `predict`, which does not, has a data loader of its own: the batches of one are
-        those between which neither changed.
+        were. Each evaluation begins at 0, so that it can be compared with the others. Where does
+        one evaluation end? `evaluate` logs at its end. `predict` does not, but has a data loader
+        of its own. So batches belong to one evaluation as long as neither changes.
         """
         step: int = trainer.state.global_step
         first = self._next_group.get(mode, step * groups)
@@ -197,7 +197,7 @@ class Tasks:
         """Name the batch by the trainer's step and how many this step has had, of any trainer.
 
         All ranks get their batches in the same order, so they agree on the name. A resumed run
-        takes steps again: only with the run's id is a rollout's name its own.
+        takes steps again, so a rollout's name is unique only together with the run's id.
         """
         name = f"{mode}-{step}"
         nth = self._batches[name]
@@ -236,7 +236,7 @@ class Tasks:
 
 
 def _run_id(trainer: Any) -> str:
-    """An id for this start of this run, on all ranks the same."""
+    """Return an id for this start of the run, the same on all ranks."""
     run_id = uuid.uuid4().hex[:8]
     if trainer.accelerator.num_processes > 1 and _ranks_can_talk():
         from accelerate.utils import broadcast_object_list
@@ -252,9 +252,9 @@ def _ranks_can_talk() -> bool:
 
 
 def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of both; what stands in the prompt is nearer to it, and wins.
+    """Return the columns of both; those in the prompt win, because they are nearer to it.
 
-    Arrow fills a key that a row does not have with None: that is no value.
+    Arrow fills keys that a row does not have with None, so None there is not a value.
     """
     said = {name: value for name, value in row.items() if value is not None}
     return {**row, **dataset_row, **said}
@@ -286,7 +286,7 @@ def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, A
     A row belongs to the prompt at the same position of the same batch.
 
     Raises:
-        ValueError: there are not as many rows as prompts, so none can be told to be a prompt's.
+        ValueError: there are not as many rows as prompts, so no row is known to be a prompt's.
     """
     frame = _frame_of(trainer)
     if frame is None:

@@ -1,7 +1,7 @@
 """The `TrainerCallback` of a rollout worker: saves the position in the dataset in checkpoints.
 
-TRL does that for its own worker alone. The state goes the way that transformers has for callbacks,
-into the `trainer_state.json` of a checkpoint, so that both are there or neither.
+TRL does that for its own worker alone. The state goes into the `trainer_state.json` of a
+checkpoint, as transformers has it for callbacks, so a checkpoint always has both or neither.
 """
 
 import logging
@@ -26,7 +26,7 @@ class Followed(Protocol):
     step: int | None
 
     def meets(self, model: Any) -> None:
-        """Learn of the trainer's model what ends its turns, and how much it holds."""
+        """Take the limits of the trainer's model."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Followed(Protocol):
 
 
 def position_callback(worker: Followed) -> Any:
-    """The callback of one worker; a class of its own, since transformers makes it anew by class."""
+    """Return the callback of one worker, of its own class: transformers restores them by class."""
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 
@@ -75,7 +75,7 @@ def position_callback(worker: Followed) -> Any:
             """The last micro-batch of a step was trained."""
             worker.position.trained()
             worker.step = state.global_step
-            # TRL counts the groups of this run alone, so a resumed one would train them all again.
+            # TRL counts only the groups of this run, so a resumed run would train all groups again.
             goal = worker.epoch_groups
             if goal is not None and _on_all_ranks(args, worker.position.groups_trained >= goal):
                 control.should_training_stop = True
@@ -87,7 +87,7 @@ def position_callback(worker: Followed) -> Any:
 
         @classmethod
         def from_state(cls, state: Any) -> "AbutRollouts":
-            """The callback itself: what it restores, it finds when training begins."""
+            """Return the callback itself, which restores its state when training begins."""
             return callback
 
     callback = AbutRollouts()

@@ -1,14 +1,14 @@
 """How far training has come in its dataset, exact to the row.
 
-Invariant: a group is done when all of its rows were trained, or can never be: dropped by the
-trainer as too old, or never made since nothing of it was scored. What is not done when a checkpoint
-is written is played again after it; of a group that was trained in part, the other rows are kept in
-the checkpoint. So no row of the dataset is trained twice, and none is lost.
+Invariant: a group is done when each of its rows was trained or can never be, because the trainer
+dropped it as too old, or nothing of the group was scored. A resumed run plays the groups that were
+not done when the checkpoint was written; of a group that was trained in part, the checkpoint keeps
+the other rows. So no row of the dataset is trained twice, and none is lost.
 
-Rows are numbered as they are pushed. The trainer takes them in that order and packs them in that
-order, so one number says which of them were trained: that of the last row of the last micro-batch
-that it trained. It says so nowhere: the micro-batches are seen where they are collated, which is
-one or more ahead of training, and counted where training says that it has done one.
+Rows are numbered as they are pushed. The trainer takes and packs them in that order, so one number
+says which rows were trained: that of the last row in the last micro-batch that was trained. The
+trainer does not report that number. So the micro-batches are seen when they are collated, which is
+one or more ahead of training, and counted when training reports that one is done.
 """
 
 import base64
@@ -52,7 +52,7 @@ class DatasetPosition:
             return self._groups_trained
 
     def begin(self) -> int:
-        """The number of the group that is played next."""
+        """Return the number of the group to play next."""
         with self._lock:
             while self._next in self._done or self._next in self._left:
                 self._next += 1
@@ -73,7 +73,7 @@ class DatasetPosition:
                 self._end(group)
 
     def collated(self, examples: Any) -> None:
-        """Note what the trainer has made a micro-batch of."""
+        """Note the rows of a micro-batch that the trainer has made."""
         numbers = [metrics.number for metrics in _metrics_in(examples)]
         with self._lock:
             self._batches.append(max(numbers, default=0))
@@ -114,7 +114,7 @@ class DatasetPosition:
     def restore(
         self, state: Mapping[str, Any], version: int, *, as_lists: bool
     ) -> list[RolloutRow]:
-        """Go on where a checkpoint was; returns the rows that it has kept, which are to be pushed.
+        """Go on where a checkpoint was; returns the rows that it has kept, which must be pushed.
 
         Args:
             state: what `state` has returned.
@@ -127,7 +127,7 @@ class DatasetPosition:
             self._first = self._next = int(state["first"])
             self._done = set(map(int, state["done"])) - kept
             self._groups_trained = int(state["groups_trained"])
-            # They count as begun: a further checkpoint keeps them, and none plays them again.
+            # They count as begun, so the next checkpoint keeps them, and nobody plays them again.
             self._begun |= kept
             for group in kept:
                 self._left[group] = 0
@@ -145,7 +145,7 @@ class DatasetPosition:
 
 
 def _metrics_in(examples: Any) -> Iterator[RowMetrics]:
-    """The metrics of all rows in what a collator gets, however a version of TRL has nested them."""
+    """Yield the metrics of all rows that a collator gets, however TRL's version nests them."""
     if isinstance(examples, Mapping):
         if isinstance(metrics := examples.get("metrics"), RowMetrics):
             yield metrics
@@ -229,10 +229,10 @@ class DatasetGroups:
         return self
 
     def __next__(self) -> Sequence[RolloutTask]:
-        """The tasks of the next group.
+        """Return the tasks of the next group.
 
         Raises:
-            ValueError: the dataset is empty, or a row is none that can be played.
+            ValueError: the dataset is empty, or a row cannot be played.
         """
         group = self._position.begin()
         tasks = self._tasks.of_group(self._row(group), group, self._generations)

@@ -1,7 +1,7 @@
-"""A group that was played: scored, recorded, and pushed as rows for the trainer.
+"""The delivery of groups that were played: scored, recorded, and pushed as rows for the trainer.
 
-Invariant: what is pushed has a score, a token that is trained and weights that are fresh enough; of
-all else there is a metric.
+Invariant: a row that is pushed has a score, a token that is trained, and weights that are fresh
+enough. Metrics count all other rows.
 """
 
 import asyncio
@@ -45,19 +45,19 @@ class RolloutBuffer(queue.Queue[Any]):
     """
 
     def __init__(self, maxsize: int) -> None:
-        """Args: `maxsize`: so many rows at the most; 0: any number."""
+        """Make a buffer for at most `maxsize` rows; 0 is no limit."""
         super().__init__(maxsize)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Event | None = None
 
     def belongs_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Say which loop pushes; None: none does any more."""
+        """Set the loop that pushes; None after the last push."""
         self._loop, self._room = loop, asyncio.Event()
 
     def push(self, row: Any) -> bool:
         """Put a row, if there is room for it."""
         assert self._room is not None
-        self._room.clear()  # before: what is taken after a failing put sets it again
+        self._room.clear()  # first: a row that is taken after the put has failed sets it again
         try:
             self.put_nowait(row)
         except queue.Full:
@@ -70,11 +70,11 @@ class RolloutBuffer(queue.Queue[Any]):
         await self._room.wait()
 
     def wake(self) -> None:
-        """Have who waits for room look again; from any thread."""
+        """Have the loop that waits for room try again; from any thread."""
         if self._loop is not None and self._room is not None:
             try:
                 self._loop.call_soon_threadsafe(self._room.set)
-            except RuntimeError:  # it is closed, and nobody waits
+            except RuntimeError:  # it is closed, so nobody waits
                 self._loop = None
 
     def _get(self) -> Any:
@@ -110,7 +110,7 @@ class GroupRecords:
         """Keep a group. What was kept is flushed when the trainer has made a step.
 
         Raises:
-            OSError: what was handed over before could not be written.
+            OSError: a group before could not be written.
         """
         with self._lock:
             step = self._step()
@@ -154,7 +154,7 @@ class RowRules:
 
     Attributes:
         max_staleness: a row whose weights are more versions behind is not pushed.
-        max_tokens: longer rows are not pushed; None: all are.
+        max_tokens: longer rows are not pushed; None pushes all.
         as_lists: whether the trainer takes lists instead of arrays.
     """
 
@@ -169,7 +169,7 @@ class TrainerQueues:
 
     Attributes:
         rows: the trainer takes them, and trains them.
-        metrics: the trainer logs them; they are dropped where nobody takes them.
+        metrics: the trainer logs them; they are dropped if nobody takes them.
         position: is told which rows are pushed.
     """
 
@@ -186,7 +186,7 @@ class Delivery:
         route: says which environments there are.
         functions: the reward functions.
         queues: take rows and metrics.
-        records: keeps rollouts and scores; None: nobody does.
+        records: keeps rollouts and scores; None if nobody does.
         rules: say which rows are pushed.
         version: of the weights that sample now.
     """
@@ -236,7 +236,7 @@ class Delivery:
         self._say(metrics)
 
     async def push_restored(self) -> None:
-        """Push what a checkpoint has kept, without a group to wait for."""
+        """Push the rows of a checkpoint, before any group has ended."""
         async with self._pushing:
             await self._push_restored()
 
@@ -312,7 +312,7 @@ class Delivery:
     async def _push(
         self, group: int, rows: Sequence[RolloutRow], metrics: Metrics, *, sampled: int
     ) -> None:
-        """Push the rows of a group, one behind the other; what gets too old meanwhile is not."""
+        """Push the rows of a group in order, except those that get too old meanwhile."""
         began, waited_s, trained, stale, oversize = 0.0, 0.0, 0, 0, 0
         rules, buffer = self._rules, self._queues.rows
         self._queues.position.deliver(group, rows)
@@ -338,10 +338,10 @@ class Delivery:
     def _say(self, metrics: Mapping[str, float | tuple[float, float]]) -> None:
         try:
             self._queues.metrics.put_nowait(dict(metrics))
-        except queue.Full:  # nobody logs: the newest ones are lost, and nothing else
+        except queue.Full:  # nobody logs them, so only the newest metrics are lost
             return
 
 
 def _sampled_tokens(rollouts: Sequence[Rollout]) -> int:
-    """All that was sampled for a group, in rows, branches and what failed."""
+    """Count the tokens sampled for a group, in rows, in branches and in failed rollouts."""
     return sum(rollout.sampled_tokens + rollout.dropped_tokens for rollout in rollouts)

@@ -1,6 +1,6 @@
 """The scores of a group: the rewards, and the advantages that follow from them.
 
-Invariant: an advantage is finite, and is that of TRL's own worker: over the scored rollouts of a
+Invariant: an advantage is finite and equals that of TRL's own worker: over the scored rollouts of a
 group, (reward - mean) / (std + 1e-8) with the population's standard deviation.
 """
 
@@ -33,11 +33,11 @@ class GroupScores(NamedTuple):
 
 
 def reward_functions(reward_funcs: Any) -> list[RewardFunction]:
-    """The reward functions of a worker.
+    """Return the reward functions of a worker as a list.
 
     Raises:
-        TypeError: one is none, or a reward model.
-        ValueError: there is none.
+        TypeError: one is not a function, or is a reward model.
+        ValueError: the list is empty.
     """
     functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for function in functions:
@@ -61,9 +61,9 @@ async def scores_of(
 
     Args:
         functions: each is called once, with the columns; a synchronous one on a thread.
-        columns: what they are called with, and `completions`, which says how many rollouts it are.
-        can_be_scored: of each rollout; the others get no reward, whatever a function says.
-        on_loop: runs what is asynchronous, on the loop of environments.
+        columns: the arguments of each call, one value for each rollout.
+        can_be_scored: whether each rollout can; the others get no reward, whatever a function says.
+        on_loop: runs asynchronous functions, on the loop of environments.
 
     Raises:
         RolloutError: a function raised, or did not return one reward for each rollout.
@@ -94,11 +94,12 @@ async def scores_of(
 
 
 def advantages_of(rewards: Sequence[float | None]) -> tuple[list[float], float, float]:
-    """The advantage of each, and the mean and standard deviation of those that have a reward."""
+    """Return the advantage of each rollout, and the mean and standard deviation of the rewards."""
     scored = np.array([reward for reward in rewards if reward is not None], np.float64)
     if not len(scored):
         return [0.0] * len(rewards), math.nan, math.nan
-    # What is as large as no sum of squares may be is made small first, which changes no ratio.
+    # The square of a reward above 1e154 would overflow, so rewards are scaled down to at most
+    # `_LARGEST`, which changes no ratio.
     scale = max(1.0, float(np.abs(scored).max()) / _LARGEST)
     mean, std = float((scored / scale).mean()), float((scored / scale).std())
     advantages = [

@@ -1,7 +1,7 @@
 """The rows that `AsyncGRPOTrainer` trains: one for each branch of a rollout.
 
-Invariant: over the rows of a rollout each token that was sampled and heard is trained once, with
-the logprob that it was drawn with; a row has a token that is trained, and bears the version of the
+Invariant: over the rows of a rollout, each token that was sampled and delivered is trained once,
+with the logprob that it was drawn with. A row has a token that is trained, and the version of the
 oldest weights that sampled one.
 """
 
@@ -20,7 +20,7 @@ from abut.trl.rows import conversation_of
 
 
 class RowMetrics(dict[str, float]):
-    """The metrics of a row; the trainer hands them on as they are, so they tell the row again."""
+    """The metrics of a row. The trainer passes the object on unchanged, so it identifies the row."""
 
     number = 0
     """The position of the row in the order in which rows were pushed, from 1."""
@@ -46,13 +46,13 @@ class RolloutRow:
     """Seconds since 1970, when it was pushed."""
 
     def enqueued(self) -> "RolloutRow":
-        """The same, pushed now."""
+        """Return the same row, marked as pushed now."""
         self.enqueued_at = time.time()
         return self
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens the loss is taken over."""
+        """The number of tokens that the loss is taken over."""
         return int(np.sum(self.completion_mask))
 
 
@@ -72,7 +72,7 @@ def rows_of_rollout(
     version: int,
     as_lists: bool,
 ) -> list[RolloutRow]:
-    """Return its rows; none where nothing of it can be trained.
+    """Return the rows of a rollout; none if nothing of it can be trained.
 
     Args:
         rollout: that has a score.
@@ -90,7 +90,7 @@ def rows_of_rollout(
     rows = []
     for columns, versions in branches:
         ids, mask, logprobs = _joined(columns)
-        if not mask[1:].any():  # the first token of all has nothing that predicts it
+        if not mask[1:].any():  # nothing predicts the first token of a row
             continue
         trained = np.asarray(versions)[columns.env_mask == 1] if len(versions) else ()
         rows.append(
@@ -112,7 +112,7 @@ def rows_of_rollout(
 def _joined(
     columns: Columns,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Prompt and completion in one: ids, mask and logprobs."""
+    """Return ids, mask and logprobs of prompt and completion together."""
     before = len(columns.prompt_ids)
     ids = np.concatenate([columns.prompt_ids, columns.completion_ids]).astype(np.int64)
     mask, logprobs = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.float32)

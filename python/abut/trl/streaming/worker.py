@@ -1,7 +1,7 @@
 """The `rollout_worker` of TRL's `AsyncGRPOTrainer`: rollouts that stream, beside training.
 
-Invariant: neither waits for the other but where it must: the trainer for rows where there are none,
-rollouts for room where the buffer is full.
+Invariant: the trainer waits only while there are no rows, and rollouts only while the buffer is
+full.
 """
 
 import asyncio
@@ -58,9 +58,9 @@ from abut.trl.version import (
 logger = logging.getLogger(__name__)
 
 _STOP_S = 15.0
-# So many dicts of metrics wait to be logged; a trainer that logs each step takes a few.
+# How many dicts of metrics may wait to be logged; a trainer takes a few with each step.
 _METRICS = 4096
-# Of fewer rollouts one could not say that too many fail.
+# Fewer rollouts are not enough to tell that too many fail.
 _JUDGED = 32
 
 
@@ -89,20 +89,20 @@ def make_rollout_worker(
     Args:
         env: as of `make_rollout_func`.
         args: the trainer's `AsyncGRPOConfig`, the same object.
-        train_dataset: its rows are played in their order, for ever; with the column `prompt`.
+        train_dataset: has the column `prompt`; its rows are played in order, again and again.
         processing_class: the trainer's tokenizer, or a processor that holds one.
         config: limits and policies; None takes the defaults, and `args.request_timeout` for a turn.
         reward_funcs: one or several, called with each group as `GRPOTrainer` calls them with a
             batch; their rewards are added.
         processor: None derives one from the tokenizer's chat template.
         sampler: "auto" asks the vLLM servers that get the trainer's weights.
-        base_urls: of these, with "auto"; None: `args.vllm_server_base_url`.
+        base_urls: of these servers, with "auto"; None takes `args.vllm_server_base_url`.
         system_prompt: for prompts that have no system message.
         recorder: as of `make_rollout_func`.
         gateway: as of `make_rollout_func`.
 
     Raises:
-        TypeError: an argument is none of what it may be.
+        TypeError: an argument has a wrong type.
         ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
             given what writes conversations.
         MissingExtraError: TRL is not installed, or older than 1.11.
@@ -221,7 +221,7 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End all rollouts, and write what was recorded; nothing where it does not play."""
+        """End all rollouts, and write their records; does nothing if the worker does not run."""
         thread, self._thread = self._thread, None
         if thread is None or self._stream is None:
             return
@@ -244,13 +244,13 @@ class RolloutWorker:
         self.rollout_buffer.wake()  # a row that waits may be too old now
 
     def check_health(self, stale_after_s: float) -> None:
-        """See whether it plays; the trainer asks while it has no rows.
+        """Check that the worker still plays; the trainer asks while it has no rows.
 
         Args:
-            stale_after_s: for so long its loop may not answer.
+            stale_after_s: how long the worker's loop may take to answer.
 
         Raises:
-            RolloutError: it failed, which is the cause; or it hangs.
+            RolloutError: the worker failed, with the error as the cause; or it hangs.
         """
         if self._error is not None:
             raise RolloutError(
@@ -271,11 +271,11 @@ class RolloutWorker:
     # ---- what its callback calls
 
     def meets(self, model: Any) -> None:
-        """Learn of the trainer's model what ends its turns, and how much it holds."""
+        """Take the limits of the trainer's model."""
         self._model_limits = ModelLimits.of(model)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was, from `start` on."""
+        """Keep the state of a checkpoint, from which `start` goes on."""
         self._restored = state
 
     # ---- playing
@@ -296,7 +296,7 @@ class RolloutWorker:
             self._error = error
 
     def _build(self) -> tuple[Engine, Stream]:
-        """The engine, and what it plays."""
+        """Return the engine, and the stream that it plays."""
         args, route = self._args, self._tasks.route
         if isinstance(self._arguments.sampler, str):
             for source in route.agents:
@@ -366,7 +366,7 @@ class RolloutWorker:
 
 
 def _at_once(args: Any) -> int:
-    """Rollouts in flight: as `args` says, or as the trainer would have it say."""
+    """Return how many rollouts are in flight: as `args` says, or as many as TRL's default."""
     if args.max_inflight_tasks > 0:
         return int(args.max_inflight_tasks)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
