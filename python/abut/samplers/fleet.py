@@ -1,7 +1,7 @@
-"""A fleet: servers that serve the same model; which one gets a request, and what if it is not well.
+"""A fleet of servers of the same model: which one gets a request, and what if it fails.
 
-Invariant: of one request at most one answer is returned. So it may be sent again, and nothing is
-ever sampled twice into a row.
+Invariant: at most one answer to a request is returned. So a request may be sent again, and no row
+ever gets two samples for one turn.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 OnRestart: TypeAlias = Literal["resume", "raise"]
 
-# A server that has work is asked for its health this often; it hangs after so many silences.
+# How often a server that has work is asked for its health, and how many misses mean that it hangs.
 _WATCH_S = 10.0
 _MISSED_WATCHES = 3
-# An internal error may be the request's own doing: it is not sent for ever.
+# The request itself may cause an internal error, so it is not sent for ever.
 _INTERNAL_ERRORS = 3
 
 
@@ -85,13 +85,13 @@ class Fleet:
     async def ask(
         self, rollout_id: str, path: str, body: bytes, *, tokens: int
     ) -> tuple[FleetServer, bytes]:
-        """POST a JSON body; return the answer, of so many tokens, and whose it is.
+        """POST a JSON body; return the server that answers, and its answer.
 
         Requests of a rollout go to one server, which has its prefix in the cache, for as long as
         that server is well.
 
         Raises:
-            Refused: by an answer that would be the same next time.
+            Refused: the answer would be the same next time.
             SamplerError: no server has been well for `give_up_s`.
         """
         if self._session is None:
@@ -111,7 +111,7 @@ class Fleet:
                 content = await self.send(server, path, body, tokens=tokens)
             except Unavailable as error:
                 if error.stale and not stale:
-                    stale += 1  # an idle connection that the server had closed: take a new one
+                    stale += 1  # the server had closed an idle connection, so a new one is tried
                     continue
                 internal += error.internal
                 if internal == _INTERNAL_ERRORS:
@@ -122,7 +122,7 @@ class Fleet:
             return server, content
 
     def forget(self, rollout_id: str) -> None:
-        """Note that a rollout asks no more: its server has one fewer."""
+        """Note that a rollout asks no more, so its server has one rollout fewer."""
         home = self._homes.pop(rollout_id, None)
         if home is not None:
             home.rollouts -= 1
@@ -134,7 +134,7 @@ class Fleet:
         return await server.send(self._session, path, body, tokens=tokens)
 
     def _pick(self, rollout_id: str) -> FleetServer | None:
-        """The rollout's own server, or another one while that rests; None while all do."""
+        """Return the rollout's own server, or another while that one rests; None while all rest."""
         now = time.monotonic()
         home = self._homes.get(rollout_id)
         if home is not None and home.rests_until <= now:
@@ -144,7 +144,8 @@ class Fleet:
             return None
 
         def order(server: FleetServer) -> tuple[int, int]:
-            # Among equals another one for each rollout: many ranks may share the servers.
+            # Equals are chosen by a hash: many ranks may share the servers, and all would take the
+            # first one.
             return server.rollouts, zlib.crc32(f"{rollout_id} {server.url}".encode())
 
         server = min(awake, key=order)
@@ -173,7 +174,7 @@ class Fleet:
         await asyncio.sleep(max(0.0, wakes - now))
 
     async def _all_well(self) -> list[bool]:
-        """Check all at once; one that is wrong is an error, once all have answered."""
+        """Check all servers at once; raise the error of a wrong one when all have answered."""
         found = await asyncio.gather(*map(self._is_well, self._servers), return_exceptions=True)
         wrong = [one for one in found if isinstance(one, BaseException)]
         if wrong:
@@ -207,7 +208,7 @@ class Fleet:
 
     def _note(self, server: FleetServer, error: Unavailable) -> None:
         if server.rests_until > time.monotonic():
-            return  # another request has said so
+            return  # another request has noted it
         server.failed(error)
         if server.gone and self._on_restart == "raise":
             raise SamplerError(
@@ -220,7 +221,7 @@ class Fleet:
         await asyncio.gather(*map(self._watch_one, self._servers))
 
     async def _watch_one(self, server: FleetServer) -> None:
-        """End what waits for a server that hangs: a connection alone would never tell."""
+        """Fail the requests to a server that hangs: its connections alone would never tell."""
         missed = 0
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -230,7 +231,7 @@ class Fleet:
                 continue
             try:
                 async with asyncio.timeout(_WATCH_S):
-                    with suppress(Refused):  # it answers, though not this
+                    with suppress(Refused):  # it answers, even if it refuses this path
                         await self.send(server, "/health")
                 missed = 0
             except (TimeoutError, Unavailable):

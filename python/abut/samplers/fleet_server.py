@@ -1,4 +1,4 @@
-"""One server of a fleet: what became of a request, and how the server has been lately.
+"""One server of a fleet: its answers, and whether it has been well lately.
 
 Invariant: an answer is read whole or not at all.
 """
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 _KEEPALIVE_S = 3.0
 _CONNECT_S = 10.0
 _FIRST_REST_S, _LONGEST_REST_S = 0.1, 5.0
-# An answer has tokens' ids, logprobs and texts: 84 bytes for each from vLLM.
+# An answer has the id, logprob and text of each token, which take vLLM 84 bytes.
 _BYTES, _BYTES_PER_TOKEN = 2**20, 2**10
 _KEEPS_METHOD = (307, 308)
 _REDIRECTS = 5
-# For how long a server is not asked after each failure in a row.
+# How long a server is left alone after each failure in a row.
 _rests_s = functools.partial(backoff, _FIRST_REST_S, _LONGEST_REST_S)
 
 
 def open_session(headers: dict[str, str]) -> Any:
-    """Open a session for any number of requests at once; nothing but connecting is timed."""
+    """Open a session for any number of requests at once; only connecting has a time limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -48,7 +48,7 @@ def open_session(headers: dict[str, str]) -> Any:
 
 @dataclass(eq=False)
 class Unavailable(Exception):
-    """A server did not answer this time. Says how; another time or another server may do."""
+    """A server did not answer this time, but may next time, or another server may."""
 
     trouble: str
     rest_s: float | None = None  # how long it wants to be left alone
@@ -59,7 +59,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """An answer that will be the same next time."""
+    """The server refused a request, and would refuse it next time as well."""
 
     def __init__(self, message: str, *, path: str, status: int, said: str = "") -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class FleetServer:
-    """One server of an engine, and how it has been lately."""
+    """One server, and its state since the batch began."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -95,7 +95,7 @@ class FleetServer:
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def forget(self) -> None:
-        """Begin a batch: whatever runs at its address now may have been started meanwhile."""
+        """Begin a batch: another server may have been started at this address meanwhile."""
         self.checked, self.rests_until = False, 0.0
         self.checking = asyncio.Lock()
         self.answered()
@@ -125,17 +125,17 @@ class FleetServer:
     ) -> bytes:
         """Send one request (GET without a body) and read its answer.
 
-        Redirects are followed within the server's origin; POST where it stays POST.
+        Redirects are followed within the server's origin, and for POST only if it stays POST.
 
         Args:
             session: from `open_session`.
             path: of the request.
             body: JSON.
-            tokens: of how many the answer is: it has 1 MiB and 1 KiB for each at the most.
+            tokens: how many the answer has at most; it may have 1 MiB, and 1 KiB for each token.
 
         Raises:
             Unavailable: no answer, or not this time.
-            Refused: an answer that will be the same next time.
+            Refused: the answer would be the same next time.
         """
         most = _BYTES + _BYTES_PER_TOKEN * tokens
         try:
@@ -184,7 +184,7 @@ class FleetServer:
     async def _exchange(
         self, session: Any, path: str, body: bytes | None, most: int
     ) -> tuple[Any, bytes]:
-        """An answer and its body, of which one byte more than `most` is read."""
+        """Return an answer and its body, of which at most one byte more than `most` is read."""
         method = "GET" if body is None else "POST"
         headers = dict(self.headers)
         if body is not None:

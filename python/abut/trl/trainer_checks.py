@@ -1,4 +1,4 @@
-"""Warnings of a setup under which training goes on, and to no purpose."""
+"""Warnings of a setup under which training goes on and learns nothing useful."""
 
 import logging
 import warnings
@@ -27,7 +27,7 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
         for task, rollout in zip(tasks, rollouts, strict=True)
         if isinstance(prompt := task.columns.get("prompt"), str)
         and player_of(task) is None
-        and rollout.turns  # else it may have failed before its opening was there
+        and rollout.turns  # without a turn, it may have failed before its prompt was there
     ]
     prompts = {prompt for prompt, _ in played}
     if len(prompts) < 2 or any(len(prompt.split()) < _WORDS for prompt in prompts):
@@ -62,7 +62,7 @@ def check_end_tokens(
     """Warn where TRL would take each row for one that was cut, because of its EOS tokens.
 
     Raises:
-        ValueError: there is no token to fill rows up with.
+        ValueError: there is no token to pad rows with.
     """
     name, eos = hf_tokenizer.name_or_path, hf_tokenizer.eos_token_id
     if hf_tokenizer.pad_token_id is None:
@@ -71,7 +71,7 @@ def check_end_tokens(
             "token to take its place\n"
             "hint: set tokenizer.eos_token to the token that ends a turn, and tokenizer.pad_token"
         )
-    # From TRL 1.14 on those of the model's generation config, too.
+    # TRL 1.14 and later also take the EOS tokens of the model's generation config.
     ends = [i for i in getattr(trainer, "eos_token_ids", [eos]) if i is not None]
     end = hf_tokenizer.convert_ids_to_tokens(end_token_id)
     if eos is None:

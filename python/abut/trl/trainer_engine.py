@@ -36,7 +36,7 @@ class Arguments:
     Attributes:
         tasks: makes the tasks, and has the route of `env` and `gateway`.
         config: limits and policies.
-        processor: None: derived from the tokenizer's chat template.
+        processor: None derives one from the tokenizer's chat template.
         sampler: one, or "auto".
         recorder: keeps the rollouts.
     """
@@ -66,7 +66,7 @@ def checked_arguments(
     """Check the arguments of `make_rollout_func`, which has their documentation.
 
     Raises:
-        TypeError: one is none of what it may be.
+        TypeError: an argument has a wrong type.
         ValueError: `sampler` is an unknown name, `env` is empty, or agents are given what writes
             conversations.
     """
@@ -84,9 +84,9 @@ class TrainerSide:
     Attributes:
         hf_tokenizer: the trainer's.
         model_limits: of the trained model.
-        max_completion_tokens: where the config has none.
+        max_completion_tokens: used if the config has none.
         sampler: makes the sampler that "auto" stands for.
-        chat_template: of the trainer, where that has its own.
+        chat_template: the trainer's own, if it has one.
         chat_template_kwargs: variables for the chat template.
         progress: show a bar.
     """
@@ -109,10 +109,10 @@ class ModelLimits:
 
     @classmethod
     def of(cls, model: Any) -> "ModelLimits":
-        """The limits that the configs of a Hugging Face model say."""
+        """Read the limits from the configs of a Hugging Face model."""
         eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         config = model.config
-        if hasattr(config, "get_text_config"):  # of the part that reads text
+        if hasattr(config, "get_text_config"):  # the config of the part that reads text
             config = config.get_text_config()
         return cls(
             [eos] if isinstance(eos, int) else eos or [],
@@ -157,11 +157,11 @@ def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForT
 
 
 def _check_sampler(sampler: Any) -> None:
-    """Refuse what is neither "auto" nor a sampler.
+    """Refuse an argument that is neither "auto" nor a sampler.
 
     Raises:
         ValueError: it is another name.
-        TypeError: it is no object that samples.
+        TypeError: it cannot sample.
     """
     if isinstance(sampler, str) and sampler != "auto":
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
@@ -174,10 +174,10 @@ def _check_sampler(sampler: Any) -> None:
 
 
 def _checked_recorder(recorder: Any) -> Recorder | None:
-    """The recorder that is given, or one at the path that is.
+    """Return the recorder, or one at the path.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither a recorder nor a path.
     """
     if isinstance(recorder, str | os.PathLike):
         recorder = BackgroundRecorder(recorder_at(recorder))
@@ -190,10 +190,10 @@ def _checked_recorder(recorder: Any) -> Recorder | None:
 
 
 def _checked_config(config: Any) -> RolloutConfig:
-    """The config; None takes the defaults.
+    """Return the config; None takes the defaults.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a `RolloutConfig`.
     """
     if config is not None and not isinstance(config, RolloutConfig):
         raise TypeError(
@@ -209,7 +209,7 @@ def _route_of(
     """Return the route, which says what plays which row.
 
     Raises:
-        TypeError: `env` or `gateway` is none of what it may be.
+        TypeError: `env` or `gateway` has a wrong type.
         ValueError: `env` is empty, or agents are given what writes conversations.
     """
     if gateway is not None and not isinstance(gateway, Gateway):
@@ -224,7 +224,7 @@ def _route_of(
 
 
 def _refuse_writers(system_prompt: str | None, processor: Any) -> None:
-    """Refuse what would write into an agent's conversations, which are its own."""
+    """Refuse arguments that would write into conversations which an agent writes itself."""
     if system_prompt is not None:
         raise ValueError(
             "system_prompt= with an agent: an agent writes its messages itself\n"

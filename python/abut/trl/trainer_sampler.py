@@ -1,6 +1,6 @@
-"""Which sampler the settings of a trainer ask for.
+"""The sampler that the settings of a trainer ask for.
 
-Invariant: it samples what TRL would sample itself: the trainer's own weights, under all of the
+Invariant: it samples as TRL would itself: from the trainer's own weights, under all of the
 trainer's sampling settings.
 """
 
@@ -14,9 +14,9 @@ from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.settings import NAMED
 
-# From here on TRL asks `vllm serve`; before, a server of its own.
+# This TRL and later ones ask `vllm serve`; earlier ones a server of their own.
 _ASKS_VLLM = (1, 11)
-# From here on TRL gives an engine that wakes the trainer's weights; before, those from the disk.
+# This TRL and later ones wake an engine with the trainer's weights, earlier ones with the disk's.
 _WAKES_WITH_WEIGHTS = (1, 10)
 
 
@@ -26,8 +26,7 @@ def sampler_of(
     """Return the sampler for `sampler="auto"`.
 
     Raises:
-        ValueError: with sleep mode, where TRL is too old for it; settings under which nothing can
-            be trained.
+        ValueError: TRL is too old for sleep mode; or nothing could be learned under the settings.
     """
     settings = {name: getattr(trainer, name) for name in NAMED}
     settings["generation_kwargs"] = trainer.args.generation_kwargs
@@ -43,25 +42,25 @@ def sampler_of(
 
 
 def client_settings(trainer: Any) -> dict[str, Any]:
-    """The trainer's settings of sampling by the names that chat clients know, neutral ones too."""
+    """Return the trainer's sampling settings, also neutral ones, as chat clients name them."""
     settings = {name: getattr(trainer, name) for name in NAMED}
     return _for_clients(settings) | (trainer.args.generation_kwargs or {})
 
 
 def async_client_settings(args: Any) -> dict[str, Any]:
-    """The same of an `AsyncGRPOConfig`."""
+    """Return the sampling settings of an `AsyncGRPOConfig`, as chat clients name them."""
     return _for_clients({name: getattr(args, name) for name in NAMED})
 
 
 def async_sampler_of(
     args: Any, base_urls: str | Sequence[str] | None, adapter: Callable[[], str]
 ) -> Sampler:
-    """The servers to which an `AsyncGRPOTrainer` sends its weights.
+    """Return a sampler for the servers to which an `AsyncGRPOTrainer` sends its weights.
 
     Args:
         args: its `AsyncGRPOConfig`.
-        base_urls: where they are; None: where `args` says.
-        adapter: the name under which a trainer of adapters publishes the one of now.
+        base_urls: where they are; None takes them from `args`.
+        adapter: returns the name under which the trainer has published its current adapter.
     """
     from abut.samplers.vllm import VLLMServerSampler
 
@@ -95,7 +94,7 @@ def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> Ba
 
 @contextmanager
 def _plain_model(trainer: Any) -> Iterator[Any]:
-    """The model as TRL itself generates with it."""
+    """Yield the model as TRL itself generates with it."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from trl.models import unwrap_model_for_generation
 
@@ -117,7 +116,7 @@ def _plain_model(trainer: Any) -> Iterator[Any]:
 def _colocate(
     generation: Any, settings: dict[str, Any], trl_version: tuple[int, ...]
 ) -> StreamSampler:
-    """The engine in this process, which TRL gives the weights before each batch."""
+    """Return a sampler for the engine in this process, which gets the weights before each batch."""
     from abut.samplers.vllm_colocate import VLLMColocateSampler
 
     if generation.enable_sleep_mode and trl_version < _WAKES_WITH_WEIGHTS:
@@ -140,7 +139,7 @@ def _awake(generation: Any) -> Iterator[None]:
     if not generation.enable_sleep_mode:
         yield
         return
-    # Sleep has thrown the weights away; where TRL has synced them for this batch, they are awake.
+    # Sleep has discarded the weights. If TRL has synced them for this batch, they are awake by now.
     if generation._llm_weights_sleeping:
         generation.sync_weights()
     generation.llm.wake_up(tags=["kv_cache"])
@@ -152,7 +151,7 @@ def _awake(generation: Any) -> Iterator[None]:
 
 
 def _server(args: Any, settings: dict[str, Any], trl_version: tuple[int, ...]) -> Sampler:
-    """The server that TRL sends the weights; every rank asks it for its own rollouts."""
+    """Return a sampler for the server that gets the weights; each rank asks it for its rollouts."""
     base_url = args.vllm_server_base_url
     if base_url is None:
         base_url = f"http://{args.vllm_server_host}:{args.vllm_server_port}"

@@ -20,7 +20,7 @@ from abut.trl.rows import conversation_of
 
 
 class RowMetrics(dict[str, float]):
-    """The metrics of a row. The trainer passes the object on unchanged, so it identifies the row."""
+    """The metrics of a row, which also identify it: the trainer passes the object on unchanged."""
 
     number = 0
     """The position of the row in the order in which rows were pushed, from 1."""
