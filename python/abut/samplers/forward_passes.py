@@ -18,7 +18,7 @@ _TOKENS = 6
 
 
 class Batches(StrEnum):
-    """Which prompts a model can sample together."""
+    """The prompts that a model can sample together."""
 
     ANY = "prompts of any lengths"
     EQUAL = "prompts of equal length only"
@@ -34,7 +34,7 @@ def batches_of(model: Any, pad_token_id: int, *, in_step: bool = False) -> tuple
         in_step: whether all ranks do this together, with a sharded model.
 
     Returns:
-        The most that goes, and how many nats logprobs are apart where more is tried.
+        The most that is exact, and by how many nats logprobs differ where more was tried.
     """
     import torch
 
@@ -49,7 +49,7 @@ def batches_of(model: Any, pad_token_id: int, *, in_step: bool = False) -> tuple
 
     one = prompt[None]
     alone = next_logits(model, one, torch.ones_like(one), pad_token_id, in_step)
-    # Both in any case: ranks in step make the same passes.
+    # Try both in any case, because ranks in step must make the same passes.
     padded = apart(torch.stack([torch.cat([padding, prompt]), other]), mask)
     equal = apart(torch.stack([prompt, other[:_TOKENS]]), mask[:, _TOKENS:])
     if equal > _MOST_NATS:
@@ -64,7 +64,7 @@ def next_logits(model: Any, ids: Any, mask: Any, pad_token_id: int, in_step: boo
 
     config = GenerationConfig(
         do_sample=False,
-        # What is None here would be taken from the model's own generation config.
+        # A None here would be replaced by the model's own generation config.
         num_beams=1,
         repetition_penalty=1.0,
         temperature=1.0,
@@ -132,7 +132,7 @@ def any_rank_samples(samples: bool, device: Any) -> bool:
 
     Args:
         samples: whether this rank has.
-        device: where the ranks' collectives take tensors.
+        device: of the tensors that the ranks exchange.
     """
     import torch
 

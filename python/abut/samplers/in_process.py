@@ -1,9 +1,9 @@
-"""Samplers of this process, which draw on the thread that called the engine; and one for all kinds.
+"""Samplers of this process, which draw on the thread that called the engine, and `EngineSampler`.
 
-Invariant: samplers of this process are called on that thread alone, which is what frameworks with a
-state for each thread (CUDA's device, inference mode) and collectives between processes want. A turn
-is answered at most once, and one that its rollout has given up is not handed out any more; an
-answer that comes too late is thrown away.
+Invariant: samplers of this process run on that thread alone. Frameworks that keep state for each
+thread (CUDA's device, inference mode) and collectives between processes need that. A turn is
+answered at most once. A turn that its rollout has given up is not handed out any more, and an
+answer that comes too late is dropped.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class PendingTurn:
         self._settle(sample, None)
 
     def fail(self, error: BaseException) -> None:
-        """Say why nothing was sampled, which ends the whole batch."""
+        """Fail the turn, and with it the whole batch."""
         self._settle(None, error)
 
 
@@ -68,16 +68,16 @@ class PendingTurns:
         return await future
 
     def close(self, error: BaseException | None = None) -> None:
-        """Say that no turn comes any more."""
+        """Note that no turn comes any more."""
         self.error = error
         self._queue.put(None)
 
     def take(self, wait_s: float | None, at_most: int | None = None) -> list[PendingTurn]:
-        """Return the turns that wait; where none does, those that come first.
+        """Return the turns that wait; if none does, wait for the first.
 
         Args:
-            wait_s: how long the first one is waited for; None: until it comes, or none will.
-            at_most: how many.
+            wait_s: how long to wait for the first; None waits until one comes, or none ever will.
+            at_most: how many turns; None returns all.
         """
         turns: list[PendingTurn] = []
         if self.closed and wait_s is None:
@@ -89,7 +89,7 @@ class PendingTurns:
                     turns.append(turn)
                 if len(turns) == at_most:
                     return turns
-                # Those that come first may have been given up by now, all of them.
+                # All turns so far may have been given up by now.
                 waits = wait_s is None and not turns
                 turn = self._queue.get() if waits else self._queue.get_nowait()
             self.closed = True
@@ -108,14 +108,14 @@ class StreamSampler(Protocol):
     def sample_stream(self, turns: "PendingTurns") -> None:
         """Sample until no turn comes any more.
 
-        `turns.take` gives those that wait, `turn.answer` hands over a sample. A turn that is
-        `given_up` is dropped, whatever was sampled of it. What is raised here ends the batch.
+        `turns.take` returns waiting turns, `turn.answer` hands over a sample. Drop a turn that is
+        `given_up`, whatever was sampled of it. An error that is raised here ends the batch.
         """
         ...
 
 
-# After the first waiting turn, how long further ones are waited for, while rollouts are still
-# stepping: a batch of one costs the model nearly what a batch of all does.
+# How long to wait for more turns after the first, while rollouts are still stepping: a batch of one
+# turn costs the model nearly as much as a batch of all.
 _GATHER_S = 0.02
 
 AnySampler: TypeAlias = Sampler | BatchSampler | StreamSampler

@@ -37,7 +37,7 @@ class SampleRequest:
 
     @property
     def where(self) -> str:
-        """Which turn it is, for errors: `rollout r0, turn 3`."""
+        """The turn, for errors: `rollout r0, turn 3`."""
         return f"rollout {self.rollout_id}, turn {self.turn}"
 
 
@@ -81,8 +81,8 @@ class Sampler(Protocol):
 class BatchSampler(Protocol):
     """Draws many turns in one call, on the thread that called the engine (in-process models).
 
-    This and `StreamSampler`: one that is also a context manager is entered for each batch of
-    rollouts.
+    If it is also a context manager, as a `StreamSampler` may be too, it is entered for each batch
+    of rollouts.
     """
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -110,10 +110,10 @@ class ForgettingSampler(Protocol):
 
 
 def check_sample(sample: object, request: SampleRequest) -> Sample:
-    """Return the sample, or say what is wrong with it.
+    """Return the sample if it is a valid answer to the request.
 
     Raises:
-        SamplerError: it is no `Sample`, or longer than was asked for.
+        SamplerError: it is not a `Sample`, or is longer than was asked for.
     """
     said = f"{request.where}: the sampler returned"
     if not isinstance(sample, Sample):

@@ -1,4 +1,4 @@
-"""A sampler that says what a script tells it: for tests and benchmarks."""
+"""A sampler that answers by a script, for tests and benchmarks."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ def _falling(index: int) -> float:
 
 
 class ScriptedSampler:
-    """A sampler that says what a script tells it: a tool for tests and benchmarks.
+    """A sampler that answers by a script, for tests and benchmarks.
 
     Args:
         script: gives the ids for a request; cut at `max_tokens`.

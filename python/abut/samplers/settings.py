@@ -1,7 +1,8 @@
 """The settings under which tokens are drawn, the same for every sampler.
 
-Invariant: each is said in one place. What `generation_kwargs` says of a named setting wins, as in
-TRL, and is in its field; what is left there are other settings, and named ones that are None.
+Invariant: each setting stands in one place. If `generation_kwargs` has a named setting, its value
+wins, as in TRL, and moves to the field; only other settings, and named ones that are None, stay
+there.
 """
 
 from collections.abc import Mapping

@@ -49,10 +49,10 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-# What would make the drawn distribution another one than the logprobs say, or draw more than one; 1
-# or True is what this sampler does anyhow.
+# With these, the logprobs would not be those of the drawn distribution, or `generate` would draw
+# more than one sample. The value 1 or True is allowed: this sampler does that anyway.
 _REFUSED = ("num_beams", "num_return_sequences", "do_sample", "penalty_alpha", "assistant_model")
-# What this sampler decides for each request, or could not apply before the draw.
+# This sampler decides these for each request, or could not apply them before the draw.
 _NOT_TAKEN = (
     "max_new_tokens",
     "max_length",
@@ -80,7 +80,7 @@ class TransformersSampler:
     Args:
         model: a causal language model, on its device.
         pad_token_id: fills the left of shorter prompts; masked out.
-        max_batch: at most so many requests in one `generate`.
+        max_batch: how many requests share one `generate` at most.
         unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
             (as `GRPOTrainer` does it for sharded models).
         tokenizer: finds the stop strings of requests; without it those are refused.
