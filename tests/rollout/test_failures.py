@@ -101,6 +101,7 @@ def test_a_step_that_hangs_leaves_where_it_hangs(stage: Stage, twin: Any) -> Non
     assert f'File "{HERE}"' in trace
     assert ("in waits_for_ever" in trace) is (twin is not asynced)
     assert "live_env.py" not in trace
+    assert "guarded.py" not in trace
 
 
 def test_the_first_failure_of_each_kind_is_logged_in_full(

@@ -8,11 +8,13 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
-from abut.concurrency.threads import CallQueue
+from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, text_of, trace_of
@@ -61,6 +63,11 @@ def placed(error: EnvError, trace: str) -> EnvError:
     return error
 
 
+def placed_in(env: Any, method: str, what: str, hint: str | None = None) -> EnvError:
+    """Return an error about what a method returned or left behind, with the place of the method."""
+    return placed(EnvError(what + f"\nhint: {hint}" * (hint is not None)), place_of(env, method))
+
+
 def place_of(env: Any, method: str) -> str:
     """Return file and line of a method, without running any of the environment's code."""
     made = env if inspect.isclass(env) else type(env)
@@ -75,16 +82,16 @@ def place_of_code(function: Any) -> str:
     return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_qualname}'
 
 
-def stands_at(thread: CallQueue | None, *, behind: str) -> str | None:
-    """Where foreign code stands that a thread runs; None where it runs none.
+def stands_at(calls: CallQueue | None, *, behind: Collection[Path]) -> str | None:
+    """Return where the foreign code stands that the thread of a queue runs; None if it runs none.
 
     Args:
-        thread: runs it.
-        behind: the file of ours that has called it.
+        calls: the queue.
+        behind: our files that call foreign code.
     """
-    frame = None if thread is None else thread.frame()
+    frame = None if calls is None else calls.frame()
     frames = traceback.extract_stack(frame) if frame is not None else []
-    ours = [at for at, frame in enumerate(frames) if frame.filename == behind]
+    ours = [at for at, frame in enumerate(frames) if Path(frame.filename) in behind]
     theirs = frames[ours[-1] + 1 :] if ours else []
     if not theirs:
         return None
@@ -109,12 +116,37 @@ async def lent_by(pool: Any, task: "RolloutTask") -> Any:
 
 
 def close_env(env: Any) -> None:
-    """Close an environment that no loop runs, where it has a `close`."""
+    """Close an environment that no loop runs, if it has a `close`."""
     close = getattr(env, "close", None)
     if inspect.iscoroutinefunction(close):
         asyncio.run(close())
     elif close is not None:
         close()
+
+
+async def close_async_env(env: Any) -> None:
+    """Close an environment on its loop, if it has a `close`; a synchronous one runs on a thread."""
+    if (close := getattr(env, "close", None)) is not None:
+        await call_anywhere(close)
+
+
+async def call_anywhere(
+    function: Callable[..., Any], /, *args: Any, calls: CallQueue | None = None, **keywords: Any
+) -> Any:
+    """Call the user's function where it holds up nothing, and return its result.
+
+    Args:
+        function: a coroutine function is called on the running loop, any other one on a thread.
+        args: its arguments by position.
+        calls: the queue of the thread; None: any thread.
+        keywords: its arguments by name.
+    """
+    call = partial(function, *args, **keywords)
+    if inspect.iscoroutinefunction(function):
+        returned = call()
+    else:
+        returned = await (calls or THREADS).ask(call)
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def is_async(env: Any) -> bool:
@@ -160,7 +192,9 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
             hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
-        raise _wrong(env, method, f"{name} must return (env, reply), got {_shape(returned)}", hint)
+        raise placed_in(
+            env, method, f"{name} must return (env, reply), got {_shape(returned)}", hint
+        )
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
         if not _has(following, attribute):
@@ -168,7 +202,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
             hint = _SET.get(attribute, "")
             if not hint or not _has(following, "step"):
                 hint = "the first of the pair is the environment that goes on, usually self"
-            raise _wrong(env, method, what, hint)
+            raise placed_in(env, method, what, hint)
     if isinstance(reply, str):
         return following, reply
     if isinstance(reply, list) and reply and all(map(_is_block, reply)):
@@ -176,14 +210,14 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     for message in reply if isinstance(reply, list) else ():
         block = strange_block(message.get("content") if isinstance(message, dict) else None)
         if block is not None:
-            raise _wrong(
+            raise placed_in(
                 env,
                 method,
                 f"{name} replied with content of the type {block!r}, and abut is text only",
                 "reply with text, or with blocks of the type 'text' alone",
             )
     if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
-        raise _wrong(env, method, *_no_reply(name, reply))
+        raise placed_in(env, method, *_no_reply(name, reply))
     # A copy: the environment may use its message again for the next turn.
     try:
         return following, [json_copy(message) for message in reply]
@@ -203,7 +237,7 @@ def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
         return
     if inspect.iscoroutine(returned):
         returned.close()
-    raise _wrong(
+    raise placed_in(
         env,
         method,
         f"{type(env).__name__}.{method} returned an awaitable",
@@ -223,7 +257,7 @@ def env_alive(env: Any) -> bool:
             return bool(alive)
         except BaseException as error:  # an array of several values
             raise raised_by_env(f"{type(env).__name__}.alive", error) from error
-    raise _wrong(
+    raise placed_in(
         env,
         "step",
         f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}",
@@ -231,12 +265,8 @@ def env_alive(env: Any) -> bool:
     )
 
 
-def env_reward_value(env: Any, on_nan: Callable[[], None] | None = None) -> float | None:
-    """Return the env's reward; None where it is None or NaN: no score.
-
-    Args:
-        env: has the reward.
-        on_nan: called where it is NaN, which few mean.
+def env_reward_value(env: Any) -> float | None:
+    """Return the env's reward; None and NaN are no score.
 
     Raises:
         EnvError: the reward is no number, or infinite.
@@ -250,19 +280,15 @@ def env_reward_value(env: Any, on_nan: Callable[[], None] | None = None) -> floa
         value = math.inf
     except BaseException:
         what = f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
-        raise _wrong(env, "step", what) from None
+        raise placed_in(env, "step", what) from None
     if math.isinf(value):
-        raise _wrong(
+        raise placed_in(
             env,
             "step",
             f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
             "set it to None for an episode without a score",
         )
-    if not math.isnan(value):
-        return value
-    if on_nan is not None:
-        on_nan()
-    return None
+    return value
 
 
 def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
@@ -286,11 +312,6 @@ def _has(env: Any, attribute: str) -> bool:
         return hasattr(env, attribute)
     except BaseException as error:
         raise raised_by_env(f"{type(env).__name__}.{attribute}", error) from error
-
-
-def _wrong(env: Any, method: str, what: str, hint: str | None = None) -> EnvError:
-    """An error about what a method returned or left behind, which says where that stands."""
-    return placed(EnvError(what + f"\nhint: {hint}" * (hint is not None)), place_of(env, method))
 
 
 def _no_reply(name: str, reply: Any) -> tuple[str, str]:

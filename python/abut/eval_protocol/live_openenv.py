@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from abut.concurrency.threads import THREADS
+from abut.envs.foreign import call_anywhere
 
 
 class LiveOpenEnv:
@@ -56,8 +57,7 @@ class LiveOpenEnv:
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         if self._is_async:
             return await method(*args)
-        result = await self._thread.ask(lambda: method(*args))
-        return await result if inspect.isawaitable(result) else result
+        return await call_anywhere(method, *args, calls=self._thread)
 
 
 def _nothing() -> None: ...

@@ -17,22 +17,17 @@ from typing import Any, NamedTuple
 
 from abut.agents.protocol import name_of
 from abut.concurrency.mailbox import settles_on_loop
-from abut.envs.env import Reply
+from abut.envs.guarded import EnvState
 from abut.errors import text_of
 from abut.ray.cluster import the_ray
 
 
 class Said(NamedTuple):
-    """What an environment said, and how it is then."""
+    """The state of an environment after one of its calls."""
 
-    reply: Reply
-    alive: bool
-    reward: float | None
-    """NaN as it is, so that it is noticed where the training runs."""
-    scores_episode: bool
-    """Whether it wants the whole episode at its end."""
+    state: EnvState
     is_over: bool = False
-    """Whether it has ended, and nothing of it is there any more to close."""
+    """True if the episode has ended, and the environment has nothing to close."""
 
 
 class Finished(NamedTuple):

@@ -9,7 +9,6 @@ actor's CPU.
 """
 
 import asyncio
-import inspect
 import math
 import pickle
 import socket
@@ -24,23 +23,19 @@ from abut.agents.protocol import Endpoint, name_of, result_of
 from abut.concurrency.loop import KeptLoop
 from abut.envs.foreign import (
     AGENT,
-    check_reply,
+    close_async_env,
     close_env,
-    env_alive,
     env_attribute,
-    env_reward_value,
     is_async,
     make_env,
     placed,
     raised_by_env,
 )
+from abut.envs.guarded import EnvState, GuardedEnv
 from abut.envs.signatures import (
     UnplayableRow,
-    accepted_keywords,
-    check_removed,
-    lacks_column,
 )
-from abut.envs.task import EnvFactory, RolloutTask
+from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
 from abut.ray.calls import Failed, Finished, Said, is_exhausted, packed, wired
@@ -57,10 +52,10 @@ class ActorHost:
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
         self.made: Any = None
-        """It, once this has begun."""
+        """The user's class, factory or agent, once `begin` has unpickled it."""
 
     def begin(self) -> str | None:
-        """Unpickle it; returns what is wrong with that, None for nothing."""
+        """Unpickle what the pool was made with; return what is wrong with it, None for nothing."""
         try:
             self.made = pickle.loads(self._pickled)
         except BaseException as error:  # the user's modules are imported
@@ -69,49 +64,85 @@ class ActorHost:
 
 
 T = TypeVar("T")
-Answer: TypeAlias = Said | Failed
 
 
 class EnvHost(ActorHost):
-    """An actor's class: the environments of one actor."""
+    """An actor's class: the environments of one actor.
+
+    A synchronous environment is used on the thread of its slot, asynchronous ones share a loop.
+    """
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(pickled)
-        self._seats: dict[int, _Seat] = {}
+        self._envs: dict[int, GuardedEnv] = {}
+        """By lease."""
         self._loop = KeptLoop("abut-env-host")
 
     @wired
-    def reset(self, lease: int, task: RolloutTask, seed: str) -> Answer:
+    def reset(self, lease: int, task: RolloutTask, seed: str) -> Said | Failed:
         """Make an environment for this lease, and begin its episode."""
-        seat = self._seats[lease] = _Seat(self.made, self._loop)
-        return self._unless_over(lease, _answer(lambda: seat.begin(task, seed)))
+        env = self._envs[lease] = GuardedEnv(task)
+
+        def begin() -> Said:
+            env.env = make_env(self.made)
+            return self._said(lease, "reset", seed, **env.reset_keywords())
+
+        return _answer(begin)
 
     @wired
-    def step(self, lease: int, action: str) -> Answer:
+    def step(self, lease: int, action: str) -> Said | Failed:
         """Take an action of the policy."""
-        seat = self._seats[lease]
-        return self._unless_over(lease, _answer(lambda: seat.say("step", action)))
+        return _answer(lambda: self._said(lease, "step", action))
 
     @wired
-    def score_episode(self, lease: int, messages: list[Message]) -> Answer:
-        """Show it the whole episode."""
-        seat = self._seats[lease]
-        return _answer(lambda: seat.score(messages))
+    def score_episode(self, lease: int, messages: list[Message]) -> Said | Failed:
+        """Show it the whole episode; the reward is then that of the episode."""
+        env = self._envs[lease]
+
+        async def score_async() -> EnvState:
+            await env.call_async("score_episode", messages)
+            return env.scored()
+
+        def score() -> Said:
+            if is_async(env.env):
+                return Said(self._await(score_async))
+            return Said(env.scored(env.call("score_episode", messages)))
+
+        return _answer(score)
 
     def close(self, lease: int) -> None:
         """End an episode; returns when its environment is closed, whatever that raised."""
-        if (seat := self._seats.pop(lease, None)) is not None:
-            seat.close()
+        guarded = self._envs.pop(lease, None)
+        if guarded is None or guarded.env is None:
+            return
+        env = guarded.env
+        with suppress(BaseException):  # what fails now concerns no rollout
+            if is_async(env):
+                self._await(lambda: close_async_env(env))
+            else:
+                close_env(env)
 
-    def _unless_over(self, lease: int, answer: Answer) -> Answer:
-        """The answer; where the episode has ended with it, its seat is empty."""
-        if isinstance(answer, Said) and answer.is_over:
-            del self._seats[lease]
-        return answer
+    def _said(self, lease: int, method: str, /, *args: Any, **keywords: Any) -> Said:
+        env = self._envs[lease]
+
+        async def call_async() -> EnvState:
+            return env.said(method, await env.call_async(method, *args, **keywords))
+
+        if is_async(env.env):
+            state = self._await(call_async)
+        else:
+            state = env.said(method, env.call(method, *args, **keywords))
+        is_over = not (state.alive or state.scores_episode or env_attribute(env.env, "close"))
+        if is_over:  # so the call that would say so is spared
+            del self._envs[lease]
+        return Said(state, is_over)
+
+    def _await(self, call: Callable[[], Awaitable[T]]) -> T:
+        return self._loop.open().submit(call).result()
 
 
-def _answer(call: Callable[[], Said]) -> Answer:
-    """What an environment says; what fails becomes an answer as well."""
+def _answer(call: Callable[[], Said]) -> Said | Failed:
+    """Make the call; an error becomes an answer as well."""
     try:
         return call()
     except UnplayableRow as error:
@@ -119,92 +150,6 @@ def _answer(call: Callable[[], Said]) -> Answer:
     except EnvError as error:
         trace = error.trace or trace_of(error)
         return Failed(str(error), trace, is_exhausted=is_exhausted(error), may_pass=error.may_pass)
-
-
-class _Seat:
-    """One environment; a synchronous one is used on the thread that calls, others share a loop."""
-
-    def __init__(self, make: EnvFactory, loop: KeptLoop) -> None:
-        self._make = make
-        self._loop = loop
-        self._env: Any = None
-
-    def begin(self, task: RolloutTask, seed: str) -> Said:
-        self._env = make_env(self._make)
-        reset, name = env_attribute(self._env, "reset"), f"{type(self._env).__name__}.reset"
-        check_removed(reset, name, task)
-        keywords = accepted_keywords(self._env, task.columns, task.episode_seed)
-        try:
-            return self.say("reset", seed, **keywords)
-        except EnvError as error:
-            cause = error.__cause__
-            if cause is not None and (lacks := lacks_column(reset, name, task, cause)):
-                raise lacks from cause
-            raise
-
-    def say(self, method: str, /, *args: Any, **keywords: Any) -> Said:
-        """Call a method that returns `(env, reply)`."""
-
-        def look(returned: Any) -> Said:
-            self._env, reply = check_reply(self._env, method, returned)
-            return self._said(reply)
-
-        return self._call(method, look, *args, **keywords)
-
-    def score(self, messages: list[Message]) -> Said:
-        """Call `score_episode`; the reward is then that of the episode."""
-        return self._call("score_episode", lambda _: self._said(""), messages)
-
-    def close(self) -> None:
-        """Close it; what fails then concerns no rollout."""
-        if self._env is None:
-            return
-        with suppress(BaseException):
-            if is_async(self._env):
-                self._await(self._close_async)
-            else:
-                close_env(self._env)
-
-    def _call(
-        self, method: str, look: Callable[[Any], Said], /, *args: Any, **keywords: Any
-    ) -> Said:
-        def raised(error: BaseException) -> EnvError:
-            return raised_by_env(f"{type(self._env).__name__}.{method}", error)
-
-        async def call_async() -> Said:
-            try:
-                returned = getattr(self._env, method)(*args, **keywords)
-                if inspect.isawaitable(returned):
-                    returned = await returned
-            except BaseException as error:
-                raise raised(error) from error
-            return look(returned)
-
-        if is_async(self._env):
-            return self._await(call_async)
-        try:
-            returned = getattr(self._env, method)(*args, **keywords)
-        except BaseException as error:  # SystemExit of an environment ends no host
-            raise raised(error) from error
-        return look(returned)
-
-    def _said(self, reply: Any) -> Said:
-        nan: list[None] = []
-        reward = env_reward_value(self._env, lambda: nan.append(None))
-        alive, reward = env_alive(self._env), math.nan if nan else reward
-        scores = env_attribute(self._env, "score_episode") is not None
-        is_over = not (alive or scores or env_attribute(self._env, "close"))
-        if is_over:  # so the call that would say so is spared
-            self._env = None
-        return Said(reply, alive, reward, scores, is_over)
-
-    async def _close_async(self) -> None:
-        close = getattr(self._env, "close", None)
-        if close is not None and inspect.isawaitable(closing := close()):
-            await closing
-
-    def _await(self, call: Callable[[], Awaitable[T]]) -> T:
-        return self._loop.open().submit(call).result()
 
 
 Ended: TypeAlias = Finished | Failed
@@ -219,7 +164,7 @@ class AgentHost(ActorHost):
         super().__init__(pickled)
         self._loop = KeptLoop("abut-agent-host")
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        """Those of asynchronous agents, by their leases; seen on their loop alone."""
+        """The tasks of asynchronous agents, by lease; used on their loop alone."""
 
     @wired
     def play(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Ended:

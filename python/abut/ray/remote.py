@@ -92,9 +92,10 @@ class RemoteEnv(RemoteLoan, LoopBound):
         assert isinstance(answer, Said)
         if answer.is_over and self.item is not None:
             self.item.closes = False
-        self.reward, self.alive = answer.reward, answer.alive
-        self.score_episode = self._score if answer.scores_episode else None
-        return answer.reply
+        state = answer.state
+        self.reward, self.alive = state.reward, state.alive
+        self.score_episode = self._score if state.scores_episode else None
+        return state.reply
 
 
 def travelling(task: RolloutTask) -> RolloutTask:

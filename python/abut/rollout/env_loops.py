@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from inspect import iscoroutinefunction
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from abut.concurrency.loop_watch import BLOCKS_S, LoopWatch, WatchedCall, WatchedLoop
-from abut.concurrency.threads import THREADS, CallQueue
-from abut.envs.foreign import close_env
+from abut.concurrency.threads import CallQueue
+from abut.envs.foreign import close_async_env, close_env
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +194,7 @@ class EnvClosing:
         cls = type(env)
         loop = loop or self._env_loop.of(cls, cls.__name__)
         loop.open()
-        closed = loop.submit_call(cls, f"{cls.__name__}.close", lambda: _close_async(env))
+        closed = loop.submit_call(cls, f"{cls.__name__}.close", lambda: close_async_env(env))
         self._note(self._closing, closed)
 
     def wait(self) -> None:
@@ -241,11 +240,3 @@ class EnvClosing:
             for some in (self._closing, self._hanging):
                 some[:] = [future for future in some if not future.done()]
             self._forget_at = _FORGET + 2 * (len(self._closing) + len(self._hanging))
-
-
-async def _close_async(env: Any) -> None:
-    close = getattr(env, "close", None)
-    if iscoroutinefunction(close):
-        await close()
-    elif close is not None:
-        await THREADS.ask(close)

@@ -9,23 +9,20 @@ Invariant: none of its code runs on the loop of the batch, and whatever it raise
 """
 
 import asyncio
-import inspect
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from abut.concurrency.loop_watch import WatchedCall, WatchedLoop
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS, CallQueue
+from abut.envs import guarded
 from abut.envs.env import Reply
 from abut.envs.foreign import (
-    check_no_awaitable,
-    check_reply,
     close_env,
-    env_alive,
-    env_attribute,
-    env_reward_value,
     is_async,
     is_surely_async,
     lend_env,
@@ -33,16 +30,9 @@ from abut.envs.foreign import (
     own_loop,
     place_of,
     placed,
-    raised_by_env,
     stands_at,
 )
-from abut.envs.lent_threads import thread_of
-from abut.envs.signatures import (
-    UnplayableRow,
-    accepted_keywords,
-    check_removed,
-    lacks_column,
-)
+from abut.envs.guarded import EnvState, GuardedEnv, queue_of
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError, TemplateError
 from abut.messages import Message
@@ -50,17 +40,19 @@ from abut.rollout.batch import Batch
 
 T = TypeVar("T")
 
+_CALLERS = (Path(__file__), Path(guarded.__file__))
+"""Our files that call an environment."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Answer(NamedTuple):
-    """What an environment says, and how it is then."""
+    """The reply of an environment to a step, and its attributes after it."""
 
     messages: Sequence[Message]
     alive: bool
     reward: float | None
     seconds: float
-    """How long the step took."""
+    """Of the step."""
 
 
 class LiveEnv:
@@ -69,13 +61,13 @@ class LiveEnv:
     def __init__(self, batch: Batch, task: RolloutTask) -> None:
         self._batch = batch
         self._task = task
-        self._env: Any = None
+        self._guarded = GuardedEnv(task)
         self._claimed: Any = None
         self._scores_episode = False
-        self._thread: CallQueue | None = None
-        """That of a synchronous environment, or on which one is made."""
+        self._calls: CallQueue | None = None
+        """The calls on the thread on which it is made; it stays there if it is synchronous."""
         self._call: asyncio.Future[Any] | None = None
-        """The last one on that thread."""
+        """The last call on that thread."""
         self._turn: CallTurn | None = None
         """The turn of its last call."""
         self._loop: WatchedLoop | None = None
@@ -92,8 +84,8 @@ class LiveEnv:
     @property
     def name(self) -> str:
         """What errors call it."""
-        if self._env is not None:
-            return type(self._env).__name__
+        if self._guarded.env is not None:
+            return type(self._guarded.env).__name__
         return getattr(self._task.source, "__name__", "the environment")
 
     def waited_s(self) -> float:
@@ -127,7 +119,7 @@ class LiveEnv:
     @property
     def has_thread(self) -> bool:
         """Whether it is synchronous."""
-        return self._thread is not None
+        return self._calls is not None
 
     @property
     def scores_episode(self) -> bool:
@@ -142,9 +134,9 @@ class LiveEnv:
         """
         env = await lend_env(pool, self._task)
         self._claim(env)
-        self._env = env
+        self._guarded.env = env
         if not is_surely_async(env) and not await THREADS.ask(lambda: is_async(env)):
-            self._thread, self._keeps_thread = thread_of(env), True
+            self._calls, self._keeps_thread = queue_of(env), True
 
     async def reset(self, begin: Callable[[Sequence[Message]], None]) -> None:
         """Make it where it was not lent, and reset it; `begin` gets what it says, on a thread.
@@ -154,14 +146,12 @@ class LiveEnv:
             ValueError: it is synchronous, and so many at once need too many threads; or `reset`
                 takes a column that the row does not have.
         """
-        if self._thread is None:
-            self._thread = THREADS.call_queue()
+        if self._calls is None:
+            self._calls = THREADS.call_queue()
         keywords = await self._on_own_thread(lambda: self._start(begin))
         if keywords is not None:
-            self._thread = None
-            said = await self._on_loop(
-                "reset", lambda: self._env.reset(self._task.seed, **keywords), self._first_said
-            )
+            self._calls = None
+            said = await self._on_loop("reset", self._first_said, self._task.seed, **keywords)
             await THREADS.ask(lambda: begin(said))
 
     def step_between(
@@ -180,7 +170,7 @@ class LiveEnv:
             if (action := before()) is None:
                 return None
             began = time.monotonic()
-            returned = self._call_env("step", action)
+            returned = self._guarded.call("step", action)
             return after(self._answered(returned, time.monotonic() - began))
 
         return self._on_own_thread(step)
@@ -191,7 +181,7 @@ class LiveEnv:
         Raises:
             EnvError: it failed.
         """
-        return self._on_loop("step", lambda: self._env.step(action), self._answered)
+        return self._on_loop("step", self._answered, action)
 
     def score_episode(self, messages: list[Message]) -> Awaitable[float | None]:
         """Show it the whole episode, and ask for its reward.
@@ -201,25 +191,21 @@ class LiveEnv:
         """
 
         def score() -> float | None:
-            returned = self._call_env("score_episode", messages)
-            check_no_awaitable(self._env, "score_episode", returned)
-            return self._reward()
+            return self._reward(self._guarded.scored(self._guarded.call("score_episode", messages)))
 
-        if self._thread is not None:
+        if self._calls is not None:
             return self._on_own_thread(score)
         return self._on_loop(
-            "score_episode",
-            lambda: self._env.score_episode(messages),
-            lambda *_: self._reward(),
+            "score_episode", lambda *_: self._reward(self._guarded.scored()), messages
         )
 
     def where(self, method: str) -> str:
         """Where its thread stands in this call, or else where the method does."""
-        if (at := stands_at(self._thread, behind=__file__)) is not None:
+        if (at := stands_at(self._calls, behind=_CALLERS)) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
             return at
-        return place_of(self._env, method) if self._env is not None else ""
+        return place_of(self._guarded.env, method) if self._guarded.env is not None else ""
 
     def wrote(self, method: str, error: TemplateError, messages: Sequence[Message]) -> Exception:
         """Return what says that the template cannot write what a method of it replied.
@@ -228,16 +214,16 @@ class LiveEnv:
         template's, and its error stands as it is.
         """
         strange = [m["role"] for m in messages if m["role"] not in _ROLES]
-        if not strange or self._env is None:
+        if not strange or self._guarded.env is None:
             return error
-        name = f"{type(self._env).__name__}.{method}"
+        name = f"{type(self._guarded.env).__name__}.{method}"
         what, _, _ = str(error).partition("\nhint: ")
         return placed(
             EnvError(
                 f"{name} replied with the role {strange[0]!r}, and {what}\n"
                 "hint: an environment's messages have the role 'user' or 'tool'"
             ),
-            place_of(self._env, method),
+            place_of(self._guarded.env, method),
         )
 
     def end(self) -> None:
@@ -245,12 +231,12 @@ class LiveEnv:
         with self._lock:
             self._over = True
             self._batch.release(self._claimed)
-            env = self._env
+            env = self._guarded.env
         if self._turn is not None:
             self._turn.forget_owner()
-        if self._thread is not None:
+        if self._calls is not None:
             hangs = self._call is not None and self._call.cancelled()
-            self._batch.closing.on_thread(self._thread, env, keep=self._keeps_thread, hangs=hangs)
+            self._batch.closing.on_thread(self._calls, env, keep=self._keeps_thread, hangs=hangs)
         elif env is not None:
             self._batch.closing.on_loop(env, self._loop)
 
@@ -266,81 +252,53 @@ class LiveEnv:
             late = self._over
             if not late:
                 self._claim(env)
-                self._env = env
+                self._guarded.env = env
         if late:  # the attempt timed out meanwhile, and nobody else knows this environment
             close_env(env)
         return not late
 
     def _start(self, begin: Callable[[Sequence[Message]], None]) -> Mapping[str, Any] | None:
         """Make it and begin; what `reset` gets where it is an asynchronous one."""
-        if self._env is None and not self._make():
+        if self._guarded.env is None and not self._make():
             return None
-        check_removed(env_attribute(self._env, "reset"), self._reset_name, self._task)
-        keywords = accepted_keywords(self._env, self._task.columns, self._task.episode_seed)
-        if is_async(self._env):
+        keywords = self._guarded.reset_keywords()
+        if is_async(self._guarded.env):
             # Not only when the loop hears of it: thousands that begin would need a thread each.
-            self._thread.end_with_call()  # type: ignore[union-attr]
+            self._calls.end_with_call()  # type: ignore[union-attr]
             return keywords
         if not self._keeps_thread:
             self._batch.check_thread_limit()
-        begin(self._first_said(self._call_env("reset", self._task.seed, **keywords)))
+        begin(self._first_said(self._guarded.call("reset", self._task.seed, **keywords)))
         return None
 
     def _first_said(self, returned: Any, seconds: float = 0.0) -> Sequence[Message]:
-        """What `reset` said."""
-        self._env, reply = check_reply(self._env, "reset", returned)
-        if not env_alive(self._env):
-            raise placed(
-                EnvError(
-                    f"{type(self._env).__name__}.alive is False after reset\nhint: reset must set "
-                    "alive to True, also on an environment that was used before"
-                ),
-                place_of(self._env, "reset"),
-            )
-        return _messages_of(reply)
+        """Return the messages of what `reset` returned."""
+        return _messages_of(self._guarded.first_reply(returned))
 
     def _answered(self, returned: Any, seconds: float) -> Answer:
-        """What `step` said, asked of the environment where it lives."""
-        self._env, reply = check_reply(self._env, "step", returned)
-        self._scores_episode = env_attribute(self._env, "score_episode") is not None
-        reward = self._reward()
-        return Answer(_messages_of(reply), env_alive(self._env), reward, seconds)
+        """Return what `step` returned and left, asked of the environment where it lives."""
+        state = self._guarded.said("step", returned)
+        self._scores_episode = state.scores_episode
+        return Answer(_messages_of(state.reply), state.alive, self._reward(state), seconds)
 
-    def _reward(self) -> float | None:
-        env = type(self._env).__name__
-        return env_reward_value(self._env, lambda: self._batch.warnings.nan_reward(env))
-
-    def _call_env(self, method: str, /, *args: Any, **keywords: Any) -> Any:
-        try:
-            return getattr(self._env, method)(*args, **keywords)
-        except BaseException as error:  # SystemExit of an environment does not end training
-            raise self._env_raised(method, error) from error
-
-    @property
-    def _reset_name(self) -> str:
-        return f"{type(self._env).__name__}.reset"
-
-    def _env_raised(self, method: str, error: BaseException) -> Exception:
-        if isinstance(error, UnplayableRow):
-            return error
-        if method == "reset":
-            reset = env_attribute(self._env, "reset")
-            if lacks := lacks_column(reset, self._reset_name, self._task, error):
-                return lacks
-        return raised_by_env(f"{type(self._env).__name__}.{method}", error)
+    def _reward(self, state: EnvState) -> float | None:
+        if state.reward is None or not math.isnan(state.reward):
+            return state.reward
+        self._batch.warnings.nan_reward(type(self._guarded.env).__name__)
+        return None
 
     def _kind(self) -> Any:
-        return self._task.source if self._env is None else type(self._env)
+        return self._task.source if self._guarded.env is None else type(self._guarded.env)
 
     def _on_own_thread(self, call: Callable[[], T]) -> Awaitable[T]:
-        assert self._thread is not None
+        assert self._calls is not None
         self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
-        self._call = self._thread.ask(turn.around(call))
+        self._call = self._calls.ask(turn.around(call))
         self._call.add_done_callback(lambda _: turn.end())  # also where it was given up
         return self._call
 
     def _on_loop(
-        self, method: str, call: Callable[[], Any], then: Callable[[Any, float], T]
+        self, method: str, then: Callable[[Any, float], T], /, *args: Any, **keywords: Any
     ) -> Awaitable[T]:
         """Call the environment on its loop, and look at it there: `then` gets seconds as well."""
         self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
@@ -348,29 +306,21 @@ class LiveEnv:
         async def run() -> T:
             began = time.monotonic()
             try:
-                returned = call()
-                awaited = inspect.isawaitable(returned)
-                if awaited:
-                    returned = await turn.on_loop(lambda: returned)
-            except BaseException as error:
-                raise self._env_raised(method, error) from error
+                returned = await self._guarded.call_async(
+                    method, *args, wait=turn.on_loop, **keywords
+                )
             finally:
                 turn.end()
-            if not awaited:
-                raise EnvError(
-                    f"{type(self._env).__name__}.{method} is not async, but step is\n"
-                    "hint: make reset and step both `async def`"
-                )
             return then(returned, time.monotonic() - began)
 
-        if (bound := own_loop(self._env)) is not None:
+        if (bound := own_loop(self._guarded.env)) is not None:
             return bound.ask(run)
+        env = type(self._guarded.env)
         if self._loop is None:
-            self._loop = self._batch.env_loop.of(type(self._env), type(self._env).__name__)
+            self._loop = self._batch.env_loop.of(env, env.__name__)
             self._stood_before_s = self._loop.watch.stood_s()
         if self._watched is not None:
             self._blocked_s += self._watched.blocked_s
-        env = type(self._env)
         self._watched = self._loop.call(env, f"{env.__name__}.{method}", run)
         return self._watched.future
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.loop_watch import wait_sparing
 from abut.concurrency.threads import THREADS, CallQueue
-from abut.envs.foreign import no_signals_hint, raised_by_env
+from abut.envs.foreign import call_anywhere, no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
 from abut.messages import Message
 from abut.notices import Once
@@ -223,11 +223,9 @@ class Toolbox:
         Raises:
             EnvError: it raises; `what` names it.
         """
-        call = partial(function, *args, **kwargs)
         try:
-            is_async = inspect.iscoroutinefunction(function)
-            returned = call() if is_async else await (self.thread or THREADS).ask(call)
-            return await returned if inspect.isawaitable(returned) else returned
+            returned: T = await call_anywhere(function, *args, calls=self.thread, **kwargs)
+            return returned
         except EnvError:
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ Its exceptions become `EnvError`s. When the attempt is over, its ledger answers 
 
 import asyncio
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from abut.agents import function_agent
@@ -119,7 +120,7 @@ class AgentEpisode:
 
     def where(self) -> str:
         """Return the line that its agent is at, or else the one where its code begins."""
-        if (at := stands_at(self._thread, behind=function_agent.__file__)) is not None:
+        if (at := stands_at(self._thread, behind=[Path(function_agent.__file__)])) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
             return at
