@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import abut
-from abut import Content, Part, Scaffold
+from abut import Content, Scaffold
 from abut.demo.model import ASSETS
+from abut.parts import Part
+from abut.trajectory import PROVENANCE
 
 # What an engine might answer: the text of its tokens.
 ANSWERS = [
@@ -82,7 +84,7 @@ def main() -> None:
     control = tokenizer.token_to_id("<|im_end|>")
     closes = int(np.count_nonzero(trajectory.ids == control))
     assert closes == 6, "three turns of two sides, each closed once, and none by the door"
-    for code, name in enumerate(abut.PROVENANCE):
+    for code, name in enumerate(PROVENANCE):
         print(f"{name:>9}: {np.count_nonzero(trajectory.provenance == code)} tokens")
     print(f"{columns.env_mask.sum()} of {len(columns.env_mask)} completion tokens are trained")
 

@@ -32,7 +32,7 @@ TREE = {
 
 @pytest.mark.parametrize(("name", "builtin"), TREE.items())
 def test_each_error_is_ours_and_the_builtin_and_can_be_pickled(name: str, builtin: type) -> None:
-    error = getattr(abut, name)("text\nhint: cure")
+    error = getattr(abut.errors, name)("text\nhint: cure")
     assert isinstance(error, abut.AbutError)
     assert isinstance(error, builtin)
     copy = pickle.loads(pickle.dumps(error))
@@ -183,9 +183,9 @@ def test_a_traceback_is_told_without_parsing_its_lines(
         try:
             [int(word) for word in ("1", "x")]
         except ValueError as cause:
-            raise abut.EnvError("worse" + "") from ExceptionGroup("some", [cause])
+            raise abut.errors.EnvError("worse" + "") from ExceptionGroup("some", [cause])
 
-    with pytest.raises(abut.EnvError) as raised:
+    with pytest.raises(abut.errors.EnvError) as raised:
         fail()
     told = trace_of(raised.value, own=own)
     assert "worse" in told

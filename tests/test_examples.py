@@ -301,7 +301,7 @@ def test_the_asynchronous_example_trains_and_goes_on(
             monkeypatch.setattr(sys, "argv", ["async_grpo.py", *words])
             runpy.run_path(str(EXAMPLES / "async_grpo.py"), run_name="__main__")
     assert [trainer.state.global_step for trainer in trainers] == [1, 2]
-    records = list(abut.read_records(tmp_path / "async-grpo" / "rollouts"))
+    records = list(abut.records.read_records(tmp_path / "async-grpo" / "rollouts"))
     assert {record["stop_reason"] for record in records} <= {"max_turns", "env_done", "stale"}
     groups = [{r["group"] for r in records if r["run_id"] == run} for run in _runs(records)]
     assert len(groups) == 2

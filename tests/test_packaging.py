@@ -303,7 +303,7 @@ USES = {
         env = OpenEnv("http://127.0.0.1:9", connect_timeout_s=0.1)
         try:
             asyncio.run(env.lend(RolloutTask(0, "r0", env, [], "seed", 0)))
-        except abut.EnvError as error:
+        except abut.errors.EnvError as error:
             assert "127.0.0.1:9" in str(error), error
         else:
             raise AssertionError
@@ -311,10 +311,10 @@ USES = {
     "parquet": """
         import abut
         from abut.rollout.rollout import Rollout
-        recorder = abut.ParquetRecorder("rollouts")
+        recorder = abut.records.ParquetRecorder("rollouts")
         recorder.write(Rollout("r0", 0))
         recorder.flush()
-        (record,) = abut.read_records("rollouts")
+        (record,) = abut.records.read_records("rollouts")
         assert record["rollout_id"] == "r0"
     """,
     "ray": """
@@ -323,7 +323,7 @@ USES = {
 
         try:
             RayPool(EchoEnv, size=1, address="127.0.0.1:9")
-        except abut.EnvError as error:
+        except abut.errors.EnvError as error:
             assert "127.0.0.1:9" in str(error), error
         else:
             raise AssertionError

@@ -209,13 +209,13 @@ def values() -> dict[str, Any]:
         "RolloutTask": RolloutTask(0, "id", abut.gym.GymEnv(dict), NEXT, "seed", 1),
         "GymEnv": abut.gym.GymEnv(dict),
         "Sample": abut.Sample(ids, ids.astype(np.float32), "stop"),
-        "SampleRequest": abut.SampleRequest(ids, 3, (1,), 0, "id", 0),
+        "SampleRequest": abut.samplers.SampleRequest(ids, 3, (1,), 0, "id", 0),
         "SamplingSettings": SamplingSettings(temperature=0.5),
-        "ScriptedSampler": abut.ScriptedSampler(len),
-        "JsonlRecorder": abut.JsonlRecorder("r.jsonl"),
-        "StopReason": abut.StopReason.ENV_DONE,
+        "ScriptedSampler": abut.samplers.ScriptedSampler(len),
+        "JsonlRecorder": abut.records.JsonlRecorder("r.jsonl"),
+        "StopReason": abut.rollout.rollout.StopReason.ENV_DONE,
         "ToolCall": abut.ToolCall("f", {}),
-        "MalformedCall": abut.MalformedCall(0, 1, "x", "y"),
+        "MalformedCall": abut.tool_calls.MalformedCall(0, 1, "x", "y"),
         "ParsedCalls": abut.parse_tool_calls("x", format="hermes"),
         "AgentResult": abut.AgentResult(0.5, {"moves": 2}),
         "Endpoint": abut.Endpoint("http://host/v1", "key", "policy", "id"),
@@ -312,7 +312,7 @@ STAYS = {
         "VLLMColocateSampler is not pickled: its engine is in this process\n"
         "hint: make it where the LLM is; VLLMServerSampler asks a server from anywhere"
     ),
-    abut.ParquetRecorder: (
+    abut.records.ParquetRecorder: (
         "ParquetRecorder is not pickled: it holds rollouts that wait for their file\n"
         "hint: make one there, of the same path"
     ),

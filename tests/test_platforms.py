@@ -51,7 +51,7 @@ def test_without_process_groups_no_server_is_started(
     monkeypatch: pytest.MonkeyPatch, target: str | Serve | Docker, name: str
 ) -> None:
     monkeypatch.delattr(os, "killpg")  # as on Windows
-    with pytest.raises(abut.EnvError) as raised:
+    with pytest.raises(abut.errors.EnvError) as raised:
         OpenEnv(target)
     assert str(raised.value) == (
         f"{name} cannot be started here: this system has no process groups, so nothing would end a "

@@ -31,6 +31,7 @@ from abut.samplers.settings import SamplingSettings
 
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
+    **{module.removeprefix("abut."): names for module, names in abut._MOVED.items()},
     "audit": ("Audit", "audit"),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
@@ -64,7 +65,6 @@ OPTIONAL = (
 
 # A class is its constructor where it has one, then its members; a dataclass is its fields.
 TABLE = """
-PROVENANCE = ('prompt', 'env', 'scaffold', 'sampled', 'close')
 AbutError(Exception)
 Agent (protocol)
   run(endpoint, task)
@@ -78,8 +78,6 @@ AsyncEnv (protocol)
   reset(seed)
   reward
   step(action)
-BatchSampler (protocol)
-  sample_batch(requests)
 ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
   append_user_input(prompt)
   close_thinking(completion)
@@ -103,7 +101,6 @@ Columns(*, prompt_ids, completion_ids, logprobs, env_mask)
   logprobs
   prompt_ids
 Content(str)
-ControlTokenError(AbutError, ValueError)
 Endpoint
   base_url
   api_key
@@ -116,36 +113,9 @@ Env (protocol)
   reset(seed)
   reward
   step(action)
-EnvError(AbutError, RuntimeError)
 EnvPool (protocol)
   lend(task)
 InvalidAction(AbutError, ValueError)
-JsonlRecorder(path)
-  write(rollout, /, **extra)
-  write_scores(records)
-MalformedCall
-  start
-  end
-  error
-  text
-Merge
-  left_ids
-  left_text
-  merged_ids
-  right_ids
-  right_text
-MissingExtraError(AbutError, ImportError)
-Page(text, rollouts, troubles=())
-  save(path)
-ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
-  flush()
-  write(rollout, /, **extra)
-  write_scores(records)
-ParsedCalls
-  content
-  calls
-  malformed
-Part
 PartsProcessor (protocol)
   close_token_id
   closing(messages=(), *, after=None)
@@ -213,21 +183,10 @@ Sample
   model_version = None
   versions = None
   newest_version = None
-SampleRequest
-  prompt_ids
-  max_tokens
-  stop_token_ids
-  seed
-  rollout_id
-  turn
-  stop = ()
-  where
 Sampler (protocol)
   sample(request)
 SamplerError(AbutError, RuntimeError)
 Scaffold(str)
-ScriptedSampler(script, *, logprob=..., delay_s=None)
-  sample(request)
 Seam
   canonical_ids
   drop
@@ -240,17 +199,6 @@ Stitched
   chains
   dropped
   transitions
-StopReason
-  ENV_DONE = 'env_done'
-  MAX_TURNS = 'max_turns'
-  MAX_COMPLETION_TOKENS = 'max_completion_tokens'
-  MAX_CONTEXT_TOKENS = 'max_context_tokens'
-  EMPTY_SAMPLE = 'empty_sample'
-  DEADLINE = 'deadline'
-  STALE = 'stale'
-  ERROR = 'error'
-StreamSampler (protocol)
-  sample_stream(turns)
 TemplateError(AbutError, ValueError)
 Tokenizer
   control_spellings(text)
@@ -284,8 +232,70 @@ Trajectory(tokenizer)
   request()
   sampled_mask
   turns
-TrajectoryError(AbutError, ValueError)
-Transition
+__version__
+agent(function)
+collate(columns, *, pad_id)
+parse_tool_calls(text, *, format, tools=None)
+stitch(calls, *, on_drift='error', tokenizer=None)
+tool_env(functions, *, reward, on_malformed='feed_back', timeout_s=30.0, max_calls=16, \
+max_result_chars=20000, format=None)
+errors.ControlTokenError(AbutError, ValueError)
+errors.EnvError(AbutError, RuntimeError)
+errors.MissingExtraError(AbutError, ImportError)
+errors.TrajectoryError(AbutError, ValueError)
+parts.Part
+records.JsonlRecorder(path)
+  write(rollout, /, **extra)
+  write_scores(records)
+records.Page(text, rollouts, troubles=())
+  save(path)
+records.ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
+  flush()
+  write(rollout, /, **extra)
+  write_scores(records)
+records.read_records(path)
+records.view(records, *, where='', without=(), tokenizer=None)
+rollout.rollout.StopReason
+  ENV_DONE = 'env_done'
+  MAX_TURNS = 'max_turns'
+  MAX_COMPLETION_TOKENS = 'max_completion_tokens'
+  MAX_CONTEXT_TOKENS = 'max_context_tokens'
+  EMPTY_SAMPLE = 'empty_sample'
+  DEADLINE = 'deadline'
+  STALE = 'stale'
+  ERROR = 'error'
+samplers.BatchSampler (protocol)
+  sample_batch(requests)
+samplers.SampleRequest
+  prompt_ids
+  max_tokens
+  stop_token_ids
+  seed
+  rollout_id
+  turn
+  stop = ()
+  where
+samplers.ScriptedSampler(script, *, logprob=..., delay_s=None)
+  sample(request)
+samplers.StreamSampler (protocol)
+  sample_stream(turns)
+tool_calls.MalformedCall
+  start
+  end
+  error
+  text
+tool_calls.ParsedCalls
+  content
+  calls
+  malformed
+trajectory.PROVENANCE = ('prompt', 'env', 'scaffold', 'sampled', 'close')
+trajectory.Merge
+  left_ids
+  left_text
+  merged_ids
+  right_ids
+  right_text
+trajectory.Transition
   call
   cause
   chain
@@ -294,18 +304,9 @@ Transition
   parent
   right
   token
-Turn
+trajectory.Turn
   end
   start
-__version__
-agent(function)
-collate(columns, *, pad_id)
-parse_tool_calls(text, *, format, tools=None)
-read_records(path)
-stitch(calls, *, on_drift='error', tokenizer=None)
-tool_env(functions, *, reward, on_malformed='feed_back', timeout_s=30.0, max_calls=16, \
-max_result_chars=20000, format=None)
-view(records, *, where='', without=(), tokenizer=None)
 audit.Audit
   source
   profile

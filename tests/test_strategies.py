@@ -73,7 +73,7 @@ def test_bytes_are_cut_inside_characters() -> None:
 
 
 def test_parts_cut_a_control_token_between_scaffold_and_content() -> None:
-    def cut(parts: list[abut.Part]) -> bool:
+    def cut(parts: list[abut.parts.Part]) -> bool:
         kinds = {type(part) for part in parts}
         return "<|im_end|>" in "".join(parts) and kinds == {abut.Content, abut.Scaffold}
 

@@ -11,47 +11,35 @@ import typing
 
 from abut._native import (
     Columns,
-    Merge,
     Seam,
     Stitched,
     Tokenizer,
     Trajectory,
-    Transition,
-    Turn,
     __version__,
     collate,
     stitch,
 )
 from abut.errors import (
     AbutError,
-    ControlTokenError,
-    EnvError,
     InvalidAction,
-    MissingExtraError,
     RolloutError,
     SamplerError,
     SeamError,
     TemplateError,
     TokenizerError,
-    TrajectoryError,
 )
-from abut.parts import PROVENANCE, Content, Part, Scaffold
+from abut.parts import Content, Scaffold
 
 if typing.TYPE_CHECKING:
     from abut.agents import Agent, AgentResult, Endpoint, agent
     from abut.envs.env import AsyncEnv, Env
     from abut.envs.task import EnvPool
     from abut.processor import PartsProcessor, Processor
-    from abut.records.read import read_records
-    from abut.records.recorder import JsonlRecorder, ParquetRecorder
-    from abut.records.viewer.page import Page, view
     from abut.rollout.config import RolloutConfig
-    from abut.rollout.rollout import Rollout, StopReason
-    from abut.samplers.in_process import StreamSampler
-    from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
-    from abut.samplers.scripted import ScriptedSampler
+    from abut.rollout.rollout import Rollout
+    from abut.samplers import Sample, Sampler
     from abut.template.processor import ChatTemplateProcessor
-    from abut.tool_calls.parse import MalformedCall, ParsedCalls, ToolCall, parse_tool_calls
+    from abut.tool_calls import ToolCall, parse_tool_calls
     from abut.tools.tool_env import tool_env
 
 # The same as above, for when the program runs.
@@ -60,91 +48,79 @@ _MODULES = {
     "abut.envs.env": ("AsyncEnv", "Env"),
     "abut.envs.task": ("EnvPool",),
     "abut.processor": ("PartsProcessor", "Processor"),
-    "abut.records.read": ("read_records",),
-    "abut.records.recorder": ("JsonlRecorder", "ParquetRecorder"),
-    "abut.records.viewer.page": ("Page", "view"),
     "abut.rollout.config": ("RolloutConfig",),
-    "abut.rollout.rollout": ("Rollout", "StopReason"),
-    "abut.samplers.sampler": ("BatchSampler", "Sample", "SampleRequest", "Sampler"),
-    "abut.samplers.scripted": ("ScriptedSampler",),
-    "abut.samplers.in_process": ("StreamSampler",),
+    "abut.rollout.rollout": ("Rollout",),
+    "abut.samplers": ("Sample", "Sampler"),
     "abut.template.processor": ("ChatTemplateProcessor",),
-    "abut.tool_calls.parse": ("MalformedCall", "ParsedCalls", "ToolCall", "parse_tool_calls"),
+    "abut.tool_calls": ("ToolCall", "parse_tool_calls"),
     "abut.tools.tool_env": ("tool_env",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
+# Names that `abut` had before 0.3.0, by the module that has them now.
+_MOVED = {
+    "abut.errors": ("ControlTokenError", "EnvError", "MissingExtraError", "TrajectoryError"),
+    "abut.parts": ("Part",),
+    "abut.records": ("JsonlRecorder", "Page", "ParquetRecorder", "read_records", "view"),
+    "abut.rollout.rollout": ("StopReason",),
+    "abut.samplers": ("BatchSampler", "SampleRequest", "ScriptedSampler", "StreamSampler"),
+    "abut.tool_calls": ("MalformedCall", "ParsedCalls"),
+    "abut.trajectory": ("PROVENANCE", "Merge", "Transition", "Turn"),
+}
+
 __all__ = [
-    "PROVENANCE",
     "AbutError",
     "Agent",
     "AgentResult",
     "AsyncEnv",
-    "BatchSampler",
     "ChatTemplateProcessor",
     "Columns",
     "Content",
-    "ControlTokenError",
     "Endpoint",
     "Env",
-    "EnvError",
     "EnvPool",
     "InvalidAction",
-    "JsonlRecorder",
-    "MalformedCall",
-    "Merge",
-    "MissingExtraError",
-    "Page",
-    "ParquetRecorder",
-    "ParsedCalls",
-    "Part",
     "PartsProcessor",
     "Processor",
     "Rollout",
     "RolloutConfig",
     "RolloutError",
     "Sample",
-    "SampleRequest",
     "Sampler",
     "SamplerError",
     "Scaffold",
-    "ScriptedSampler",
     "Seam",
     "SeamError",
     "Stitched",
-    "StopReason",
-    "StreamSampler",
     "TemplateError",
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
     "Trajectory",
-    "TrajectoryError",
-    "Transition",
-    "Turn",
     "__version__",
     "agent",
     "collate",
     "parse_tool_calls",
-    "read_records",
     "stitch",
     "tool_env",
-    "view",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for the first time."""
-    module = _MODULE_OF.get(name)
-    if module is None:
-        # As a folder whose modules hold names of the table: `abut.records`.
-        module = f"{__name__}.{name}"
-        if not any(f"{other}.".startswith(f"{module}.") for other in _MODULES):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    if module := _MODULE_OF.get(name):
+        value: object = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+    # A module that the tables name, or a folder of such modules: `abut.records`.
+    module = f"{__name__}.{name}"
+    if any(f"{other}.".startswith(f"{module}.") for other in (*_MODULES, *_MOVED)):
         return importlib.import_module(module)
-    value: object = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+    message = f"module {__name__!r} has no attribute {name!r}"
+    for module, names in _MOVED.items():
+        if name in names:
+            message += f"\nhint: since 0.3.0: from {module} import {name}"
+    raise AttributeError(message, name=name)
 
 
 def __dir__() -> list[str]:

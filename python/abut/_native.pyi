@@ -381,7 +381,7 @@ class Trajectory:
 
     @property
     def provenance(self) -> NDArray[np.uint8]:
-        """`(T,)` uint8: the code of each token's author; `abut.PROVENANCE` has the names."""
+        """`(T,)` uint8: each token's author, as an index of `abut.trajectory.PROVENANCE`."""
 
     @property
     def turns(self) -> list[Turn]:

@@ -247,7 +247,7 @@ def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
 def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert audit(DEMO_ASSETS / "tokenizer.json").profile["vocab_size"] == 512
-    with pytest.raises(abut.MissingExtraError) as raised:
+    with pytest.raises(abut.errors.MissingExtraError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", template=template())
     assert str(raised.value) == (
         "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"

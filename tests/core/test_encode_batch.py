@@ -64,9 +64,9 @@ def test_of_several_texts_that_fail_the_first_is_named() -> None:
     tokenizer = abut.Tokenizer.from_str(word_level("<e>"))
     # The first that fails is the longest, so the other threads meet theirs before it.
     several = [LONG, LONG * 4 + "<e>", *[LONG[:100] + "<e>"] * 50]
-    with pytest.raises(abut.ControlTokenError) as raised:
+    with pytest.raises(abut.errors.ControlTokenError) as raised:
         tokenizer.encode_batch(several, added="raise")
-    with pytest.raises(abut.ControlTokenError) as alone:
+    with pytest.raises(abut.errors.ControlTokenError) as alone:
         tokenizer.encode(several[1], added="raise")
     assert str(raised.value) == f"text 1: {alone.value}"
 

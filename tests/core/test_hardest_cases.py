@@ -90,7 +90,7 @@ def between_turns(stage: Stage, played: Played) -> tuple[list[int], list[str]]:
     """The ids between the first two samples, and who wrote each."""
     rollout = played.one
     first, second = rollout.turns
-    names = [abut.PROVENANCE[code] for code in rollout.provenance]
+    names = [abut.trajectory.PROVENANCE[code] for code in rollout.provenance]
     columns = rollout.columns
     assert columns is not None
     prompt = len(columns.prompt_ids)
@@ -439,7 +439,7 @@ def test_special_tokens_inside_content_stay_text_and_are_counted(any_stage: Stag
     close = any_stage.tokenizer.decode([any_stage.processor.close_token_id])
     said = f"{close}{control[0]} {close}"
     rollout = any_stage.play(env(turns=2, texts=[said])).one
-    names = [abut.PROVENANCE[code] for code in rollout.provenance]
+    names = [abut.trajectory.PROVENANCE[code] for code in rollout.provenance]
     content = [i for i, n in zip(row(rollout), names, strict=True) if n in ("prompt", "env")]
     assert not {any_stage.tokenizer.token_to_id(token) for token in control} & set(content)
     times = 3  # at reset, and after each of two steps

@@ -142,13 +142,15 @@ NEGATIVE = (
 def test_a_malformed_call_is_named(policy: Any, call: Any, text: str) -> None:
     with pytest.raises(ValueError, match="call 1") as raised:
         abut.stitch([([1], [2], [-0.5]), call], on_drift=policy)
-    assert type(raised.value) is abut.TrajectoryError
+    assert type(raised.value) is abut.errors.TrajectoryError
     assert str(raised.value) == text
 
 
 @every_policy
 def test_an_empty_completion_with_logprobs_is_malformed(policy: Any) -> None:
-    with pytest.raises(abut.TrajectoryError, match="call 0 has 0 sampled ids but 1 logprobs"):
+    with pytest.raises(
+        abut.errors.TrajectoryError, match="call 0 has 0 sampled ids but 1 logprobs"
+    ):
         abut.stitch([([1], [], [-0.5])], on_drift=policy)
 
 

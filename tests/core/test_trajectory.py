@@ -398,7 +398,7 @@ def test_provenance_says_who_wrote_each_token() -> None:
     trajectory.append_sampled([1], [-1.0])
     trajectory.append_parts([Scaffold("<e>")], provenance="close")
     trajectory.append_parts([Scaffold("<e>"), Content("b")], provenance="env")
-    names = [abut.PROVENANCE[code] for code in trajectory.provenance]
+    names = [abut.trajectory.PROVENANCE[code] for code in trajectory.provenance]
     assert names == ["scaffold", "prompt", "sampled", "close", "scaffold", "env"]
 
 

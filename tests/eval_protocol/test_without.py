@@ -29,7 +29,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         lambda: create_openenv_vllm_rollout_func(None, None, None),
         lambda: prune_logs(keep_steps=1),
     ):
-        with pytest.raises(abut.MissingExtraError) as raised:
+        with pytest.raises(abut.errors.MissingExtraError) as raised:
             call()
         assert str(raised.value) == (
             "abut.eval_protocol needs eval_protocol: pip install 'abut[eval_protocol]'"

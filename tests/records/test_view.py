@@ -39,7 +39,7 @@ def a_record(*args: Any, **extra: Any) -> dict[str, Any]:
     return of(a_played_rollout(TOKENIZER, *args), **extra)
 
 
-def blocks(page: abut.Page) -> dict[str, tuple[dict[str, Any], bytes]]:
+def blocks(page: abut.records.Page) -> dict[str, tuple[dict[str, Any], bytes]]:
     block = r'<script type="application/octet-stream" id="(.*?)">(.*?)</script>'
     found = re.findall(block, page.html)
     unpacked = {}
@@ -55,7 +55,7 @@ TALK = ("Say something that is long enough", [("Yes, and this is it", "And then?
 
 def test_the_tokens_come_back_as_they_were_recorded() -> None:
     record = a_record(*TALK)
-    page = abut.view([record, a_record("x", [("y", None)])])
+    page = abut.records.view([record, a_record("x", [("y", None)])])
     data = blocks(page)
     chunk, columns = data["chunk-0"]
     facts, texts = data["pieces-0"]
@@ -79,7 +79,7 @@ def test_the_tokens_come_back_as_they_were_recorded() -> None:
 
 def test_a_message_that_the_tokens_say_is_kept_as_its_place() -> None:
     record = a_record(*TALK)
-    chunk, _ = blocks(abut.view([record]))["chunk-0"]
+    chunk, _ = blocks(abut.records.view([record]))["chunk-0"]
     messages = chunk["rollouts"][0]["messages"]
     text = TOKENIZER.decode_bytes([*record["prompt_ids"], *record["completion_ids"]])
     prompt, answer, short, _ = messages
@@ -91,7 +91,7 @@ def test_a_message_that_the_tokens_say_is_kept_as_its_place() -> None:
 
 def test_the_list_has_what_the_filter_asks_for() -> None:
     record = {**a_record(*TALK), "rewards": {"f": 0.5}, "advantage": -1.0}
-    rows = blocks(abut.view([record]))["head"][0]["rollouts"]
+    rows = blocks(abut.records.view([record]))["head"][0]["rollouts"]
     assert rows["rewards"] == [{"f": 0.5}]
     assert (rows["turns"], rows["seams"], rows["inexact_seams"]) == ([2], [4], [0])
     assert rows["sampled_tokens"] == [sum(record["env_mask"])]
@@ -99,7 +99,7 @@ def test_the_list_has_what_the_filter_asks_for() -> None:
 
 def test_infinity_and_nan_are_unknown_on_the_page() -> None:
     record = {**a_record(*TALK), "reward": float("nan"), "seconds": float("inf")}
-    rows = blocks(abut.view([record]))["head"][0]["rollouts"]
+    rows = blocks(abut.records.view([record]))["head"][0]["rollouts"]
     assert (rows["reward"], rows["seconds"]) == ([None], [None])
 
 
@@ -107,7 +107,7 @@ def test_infinity_and_nan_are_unknown_on_the_page() -> None:
 
 
 def test_the_policy_lets_run_what_the_page_has_and_nothing_else() -> None:
-    page = abut.view([a_record(HOSTILE, [(HOSTILE, None)])])
+    page = abut.records.view([a_record(HOSTILE, [(HOSTILE, None)])])
     (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)">', page.html)
     scripts = re.findall(r"<script>(.*?)</script>", page.html, flags=re.DOTALL)
     styles = re.findall(r"<style>(.*?)</style>", page.html, flags=re.DOTALL)
@@ -121,8 +121,8 @@ def test_the_policy_lets_run_what_the_page_has_and_nothing_else() -> None:
 
 
 def test_nothing_that_a_record_says_stands_in_the_markup() -> None:
-    plain = abut.view([a_record("p", [("a", None)])]).html
-    hostile = abut.view([a_record(HOSTILE, [(HOSTILE, None)], error=None)]).html
+    plain = abut.records.view([a_record("p", [("a", None)])]).html
+    hostile = abut.records.view([a_record(HOSTILE, [(HOSTILE, None)], error=None)]).html
     tags = re.compile(r"<(?!script type=\"application/octet-stream\")[^>]*>")
     assert tags.findall(plain) == tags.findall(hostile)
     assert "alert(1)" not in hostile
@@ -130,8 +130,8 @@ def test_nothing_that_a_record_says_stands_in_the_markup() -> None:
 
 def test_a_name_of_a_file_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "<b>&.jsonl"
-    abut.JsonlRecorder(path).write(a_rollout())
-    assert "<title>&lt;b&gt;&amp;.jsonl · abut view</title>" in abut.view(path).html
+    abut.records.JsonlRecorder(path).write(a_rollout())
+    assert "<title>&lt;b&gt;&amp;.jsonl · abut view</title>" in abut.records.view(path).html
 
 
 def test_the_scripts_never_parse_markup_nor_ask_a_network() -> None:
@@ -149,7 +149,7 @@ def test_the_scripts_never_parse_markup_nor_ask_a_network() -> None:
 
 
 def test_a_notebook_shows_it_in_a_frame_that_may_run_scripts_only() -> None:
-    page = abut.view([a_record(*TALK)])
+    page = abut.records.view([a_record(*TALK)])
     frame = page._repr_html_()
     (sandbox,) = re.findall(r' sandbox="(.*?)"', frame)
     assert sandbox == "allow-scripts"
@@ -162,7 +162,7 @@ def test_a_notebook_shows_it_in_a_frame_that_may_run_scripts_only() -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    recorder = abut.JsonlRecorder(tmp_path / "r.jsonl")
+    recorder = abut.records.JsonlRecorder(tmp_path / "r.jsonl")
     for k in range(4):
         rollout = a_played_rollout(TOKENIZER, *TALK, f"r{k}", reward=k / 4)
         rollout.attempt_tracebacks = ["/home/ann/env.py"]
@@ -170,56 +170,58 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path / "r.jsonl"
 
 
-def ids_of(page: abut.Page) -> list[str]:
+def ids_of(page: abut.records.Page) -> list[str]:
     return blocks(page)["head"][0]["rollouts"].get("rollout_id", [])
 
 
 def test_a_path_several_and_records_make_the_same_page(recorded: Path) -> None:
     everything = ["r0", "r1", "r2", "r3"]
-    assert ids_of(abut.view(recorded)) == everything
-    assert ids_of(abut.view([str(recorded)])) == everything
-    assert ids_of(abut.view(abut.read_records(recorded))) == everything
-    assert abut.view([]).rollouts == 0
+    assert ids_of(abut.records.view(recorded)) == everything
+    assert ids_of(abut.records.view([str(recorded)])) == everything
+    assert ids_of(abut.records.view(abut.records.read_records(recorded))) == everything
+    assert abut.records.view([]).rollouts == 0
 
 
 def test_only_those_that_are_wanted_are_in_the_page(recorded: Path) -> None:
-    assert ids_of(abut.view(recorded, where="reward>0.3 step<3")) == ["r2"]
+    assert ids_of(abut.records.view(recorded, where="reward>0.3 step<3")) == ["r2"]
 
 
 def test_what_is_left_out_is_not_in_the_page(recorded: Path) -> None:
-    def said(page: abut.Page) -> str:
+    def said(page: abut.records.Page) -> str:
         return json.dumps([facts for facts, _ in blocks(page).values()])
 
-    assert "secret 2" in said(abut.view(recorded))
-    assert "/home/ann" in said(abut.view(recorded))
-    shared = said(abut.view(recorded, without=["columns", "traceback"]))
+    assert "secret 2" in said(abut.records.view(recorded))
+    assert "/home/ann" in said(abut.records.view(recorded))
+    shared = said(abut.records.view(recorded, without=["columns", "traceback"]))
     assert "secret" not in shared
     assert "/home/ann" not in shared
-    without = abut.view(recorded, without=["turns", "messages", "seams", "logprobs", "provenance"])
+    without = abut.records.view(
+        recorded, without=["turns", "messages", "seams", "logprobs", "provenance"]
+    )
     (rollout, *_) = blocks(without)["chunk-0"][0]["rollouts"]
     assert (rollout["messages"], rollout["seams"], rollout["has_logprobs"]) == ([], [], False)
 
 
 def test_what_the_page_is_made_of_cannot_be_left_out(recorded: Path) -> None:
     with pytest.raises(ValueError, match="a page cannot be without 'env_mask'"):
-        abut.view(recorded, without=["env_mask"])
+        abut.records.view(recorded, without=["env_mask"])
     with pytest.raises(ValueError, match="a record has no field 'colums'"):
-        abut.view(recorded, without=["colums"])
+        abut.records.view(recorded, without=["colums"])
 
 
 def test_without_its_tokenizer_a_page_has_ids_and_says_why() -> None:
-    page = abut.view([{**a_record(*TALK), "tokenizer": "/nowhere/at-all"}])
+    page = abut.records.view([{**a_record(*TALK), "tokenizer": "/nowhere/at-all"}])
     assert len(page.troubles) == 1
     facts, texts = blocks(page)["pieces-0"]
     assert (facts["source"], facts["trouble"], texts) == ("/nowhere/at-all", page.troubles[0], b"")
     with pytest.raises((OSError, ValueError)):
-        abut.view([a_record(*TALK)], tokenizer="/nowhere/at-all")
-    named = abut.view([{**a_record(*TALK), "tokenizer": None}], tokenizer=str(DEMO))
+        abut.records.view([a_record(*TALK)], tokenizer="/nowhere/at-all")
+    named = abut.records.view([{**a_record(*TALK), "tokenizer": None}], tokenizer=str(DEMO))
     assert named.troubles == []
 
 
 def test_a_page_is_written_again_and_other_files_are_not(tmp_path: Path) -> None:
-    page = abut.view([a_record(*TALK)])
+    page = abut.records.view([a_record(*TALK)])
     path = page.save(tmp_path / "new" / "page.html")
     assert path.read_text(encoding="utf-8") == page.html
     assert page.save(path) == path
@@ -229,7 +231,7 @@ def test_a_page_is_written_again_and_other_files_are_not(tmp_path: Path) -> None
 
 
 def test_the_same_records_make_the_same_tokens_byte_for_byte() -> None:
-    first, second = (blocks(abut.view([a_record(*TALK)])) for _ in range(2))
+    first, second = (blocks(abut.records.view([a_record(*TALK)])) for _ in range(2))
     assert first["pieces-0"] == second["pieces-0"]
 
 
@@ -310,7 +312,7 @@ def test_the_command_writes_the_page_beside_the_records(
     chosen = recorded.with_name("chosen.html")
     words = ["--where", "step:2", "--without", "columns,traceback", "--output", str(chosen)]
     assert main(["view", str(recorded), "--no-open", *words]) == 0
-    assert "r2" in ids_of(abut.Page(chosen.read_text(encoding="utf-8"), 1))
+    assert "r2" in ids_of(abut.records.Page(chosen.read_text(encoding="utf-8"), 1))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="$BROWSER is of Unix")

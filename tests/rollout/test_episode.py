@@ -109,7 +109,7 @@ def test_the_exact_check_notices_a_rotation(stage: Stage, wrong: str) -> None:
 def test_text_of_an_env_mints_no_control_token(stage: Stage, text: str, twin: Any) -> None:
     control = [stage.tokenizer.token_to_id(t) for t in stage.tokenizer.profile()["control_tokens"]]
     rollout = stage.play(twin(env(texts=[text]))).one
-    codes = [abut.PROVENANCE[code] for code in rollout.provenance]
+    codes = [abut.trajectory.PROVENANCE[code] for code in rollout.provenance]
     assert len(codes) == len(row(rollout))
     said = [id for id, code in zip(row(rollout), codes, strict=True) if code in ("prompt", "env")]
     assert stage.tokenizer.decode(said) == text * 3
@@ -125,7 +125,7 @@ def test_a_cut_turn_is_closed_and_a_closed_one_is_not_closed_again(stage: Stage)
 
 def test_tokens_say_where_they_come_from(stage: Stage) -> None:
     rollout = stage.play(env(turns=2), script=stage.says("yes", stop=False)).one
-    names = [abut.PROVENANCE[code] for code in rollout.provenance]
+    names = [abut.trajectory.PROVENANCE[code] for code in rollout.provenance]
     assert list(dict.fromkeys(names)) == ["scaffold", "prompt", "sampled", "close", "env"]
     assert names.count("close") == 1
 

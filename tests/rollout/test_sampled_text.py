@@ -40,7 +40,7 @@ def heard(qwen: tuple[Any, Any], *pieces: tuple[str, bool]) -> Any:
 
 def test_a_call_counts_where_its_tags_were_sampled(qwen: Any) -> None:
     assert heard(qwen, (CALL, True)).calls == (F,)
-    assert heard(qwen, (CALL, False)) == abut.ParsedCalls(CALL, (), ())
+    assert heard(qwen, (CALL, False)) == abut.tool_calls.ParsedCalls(CALL, (), ())
 
 
 def test_an_answer_about_calls_is_no_call(qwen: Any) -> None:
@@ -52,7 +52,7 @@ def test_inner_tags_that_are_no_tokens_are_text_behind_a_spelled_outer_one() -> 
     text = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
     veiled = Sampled(text.replace("<tool", "\ufdd0tool"), {"\ufdd0": "<"})
     parsed = abut.parse_tool_calls(veiled, format="qwen3_coder")
-    assert parsed == abut.ParsedCalls(text, (), ())
+    assert parsed == abut.tool_calls.ParsedCalls(text, (), ())
 
 
 def test_a_tag_that_is_spelled_in_an_argument_stays_there(qwen: Any) -> None:

@@ -260,7 +260,9 @@ def test_a_turn_that_calls_is_closed_by_the_policy_or_else_by_abut(name: str) ->
         _, (request, _) = played.sampler.calls
         tail = tokenizer.decode(request.prompt_ids).partition("call it")[2]
         assert tail == verdict.stop + verdict.scaffold.replace("{}", "found")
-        closed_by_abut = played.one.provenance.tolist().count(abut.PROVENANCE.index("close"))
+        closed_by_abut = played.one.provenance.tolist().count(
+            abut.trajectory.PROVENANCE.index("close")
+        )
         assert closed_by_abut == (0 if stop else 1)
 
 

@@ -522,7 +522,7 @@ def test_a_loop_that_is_blocked_is_said_to_hang(begin: Any) -> None:
 
 def test_what_is_recorded_is_read_again(begin: Any, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
-    ours = begin(recorder=abut.JsonlRecorder(path))
+    ours = begin(recorder=abut.records.JsonlRecorder(path))
     ours.take(8)
     ours.worker.stop()
     records = list(read_records(path))

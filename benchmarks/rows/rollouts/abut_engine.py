@@ -47,7 +47,7 @@ def _play(script: Script, env: type[ScriptEnv], messages: list[Message]) -> List
 class _Sampler:
     """Says what the script says.
 
-    Not `abut.ScriptedSampler`: that makes the arrays of each sample from lists, token by token, and
+    Not `ScriptedSampler`: that makes the arrays of each sample from lists, token by token, and
     a server's replies come as arrays already, read by Rust.
     """
 

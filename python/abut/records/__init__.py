@@ -1,1 +1,7 @@
 """Rollouts kept on disk, and shown."""
+
+from abut.records.read import read_records
+from abut.records.recorder import JsonlRecorder, ParquetRecorder
+from abut.records.viewer.page import Page, view
+
+__all__ = ["JsonlRecorder", "Page", "ParquetRecorder", "read_records", "view"]

@@ -112,7 +112,7 @@ class Rollout:
     columns: Columns | None = None
     """None where nothing was sampled."""
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
-    """One code per token of `columns`, prompt and completion; see `abut.PROVENANCE`."""
+    """One code per token of `columns`, prompt and completion; see `abut.trajectory.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The first request, where there was one."""
     branches: Sequence[Branch] = field(default=(), compare=False)

@@ -80,7 +80,7 @@ impl PySeam {
 }
 
 /// The tokens around a merged seam, from the first that differs to the last.
-#[pyclass(name = "Merge", module = "abut", frozen, eq)]
+#[pyclass(name = "Merge", module = "abut.trajectory", frozen, eq)]
 #[derive(PartialEq, Eq)]
 pub struct PyMerge(Merge);
 

@@ -13,7 +13,7 @@ use crate::pickle::{Reduced, Written, read, reduce, written};
 use crate::tokenizer::PyTokenizer;
 
 /// How one recorded call follows another.
-#[pyclass(name = "Transition", module = "abut", frozen)]
+#[pyclass(name = "Transition", module = "abut.trajectory", frozen)]
 pub struct PyTransition(Transition);
 
 #[pymethods]

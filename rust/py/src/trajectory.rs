@@ -16,7 +16,7 @@ use crate::seam::PySeam;
 use crate::tokenizer::PyTokenizer;
 
 /// The position of one sample in its trajectory.
-#[pyclass(name = "Turn", module = "abut", frozen, eq, hash)]
+#[pyclass(name = "Turn", module = "abut.trajectory", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyTurn(abut_core::Turn);
 
@@ -246,7 +246,7 @@ impl PyTrajectory {
         Ok(PyArray1::from_vec(slf.py(), copy))
     }
 
-    /// `(T,)` uint8: the code of each token's author; `abut.PROVENANCE` has the names.
+    /// `(T,)` uint8: each token's author, as an index of `abut.trajectory.PROVENANCE`.
     #[getter]
     fn provenance<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let this = reading(slf)?;

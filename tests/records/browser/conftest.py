@@ -46,7 +46,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
-    """Opens a page: of a file, or of what `abut.view` returns."""
+    """Opens a page: of a file, or of what `abut.records.view` returns."""
     opened: list[tuple[Shown, Any]] = []
 
     def open_(
@@ -73,7 +73,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     """Writes the page of records."""
 
     def save(records: Any, **options: Any) -> Path:
-        return abut.view(records, **options).save(tmp_path / "page.html")
+        return abut.records.view(records, **options).save(tmp_path / "page.html")
 
     return save
 
@@ -100,7 +100,7 @@ def demo_page(demo: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_records(demo: Path) -> dict[str, Any]:
-    return {record["rollout_id"]: record for record in abut.read_records(demo)}
+    return {record["rollout_id"]: record for record in abut.records.read_records(demo)}
 
 
 @pytest.fixture(scope="session")

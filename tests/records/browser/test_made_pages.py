@@ -166,7 +166,7 @@ def test_no_rollouts_make_a_page_that_says_so(show: Show, saved: Save) -> None:
 def test_a_frame_without_origin_shows_it(
     show: Show, tokenizer: abut.Tokenizer, tmp_path: Path
 ) -> None:
-    page = abut.view([of(a_played_rollout(tokenizer, "begin", [("one", None)]))])
+    page = abut.records.view([of(a_played_rollout(tokenizer, "begin", [("one", None)]))])
     notebook = tmp_path / "notebook.html"
     notebook.write_text(
         f"<!doctype html><meta charset=utf-8>{page._repr_html_()}<script>ready = true</script>",
@@ -210,7 +210,7 @@ def a_long_record(number: int, tokens: int, tokenizer: str, vocabulary: int) -> 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [a_long_record(k, 8192, str(DEMO), 500) for k in range(64)]
-    return abut.view(records).save(tmp_path_factory.mktemp("large") / "large.html")
+    return abut.records.view(records).save(tmp_path_factory.mktemp("large") / "large.html")
 
 
 def test_half_a_million_tokens_load_in_two_seconds_and_200_mb(show: Show, large: Path) -> None:

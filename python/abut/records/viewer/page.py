@@ -40,7 +40,7 @@ Records: TypeAlias = Path_ | Iterable[Path_] | Iterable[Mapping[str, Any]]
 
 
 class Page:
-    """A page of rollouts, as `abut.view` makes it; a notebook shows it as its cell's output.
+    """A page of rollouts, as `abut.records.view` makes it; a notebook shows it.
 
     Attributes:
         html: the whole file.
@@ -69,7 +69,7 @@ class Page:
         return path
 
     def __repr__(self) -> str:
-        return f"<abut.view: {self.rollouts} rollouts, {len(self.html):,} characters>"
+        return f"<abut.records.view: {self.rollouts} rollouts, {len(self.html):,} characters>"
 
     def _repr_html_(self) -> str:
         # Without an origin of its own, the page reaches neither the notebook nor its cookies.

@@ -124,7 +124,7 @@ class Recorded:
 
     def close(self):
         if ERROR is not None:
-            raise abut.EnvError(ERROR)
+            raise abut.errors.EnvError(ERROR)
 
 
 ENVIRONMENT = Recorded
