@@ -14,13 +14,13 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is wrong with the servers that training is going to ask",
-        description="Look at a NeMo Gym: its head, its agents, what they ask for the policy, and "
-        "one rollout of each agent with a policy that says a script. Each thing that is wrong says "
-        "what to change. Exit status: 0 all is well, warnings aside, 1 something is not.",
+        help="say what is wrong with the servers that training will use",
+        description="Check a NeMo Gym: its head, its agents, their model servers, and one rollout "
+        "of each agent with a scripted policy. Each error says what to change. Exit status: 0 no "
+        "errors, 1 errors.",
     )
     parser.add_argument(
-        "--nemo-gym", required=True, metavar="URL", help="of the head, http://HOST:11000"
+        "--nemo-gym", required=True, metavar="URL", help="the head, http://HOST:11000"
     )
     parser.add_argument(
         "--dataset",
@@ -28,9 +28,9 @@ def add_to(commands: Commands) -> None:
         default=(),
         type=Path,
         metavar="FILE",
-        help="JSON lines that are to be trained: their agents are looked at, with rows of theirs",
+        help="JSON lines that you will train on: their agents are checked, with rows of theirs",
     )
-    parser.add_argument("--agent", metavar="NAME", help="of rows that name none")
+    parser.add_argument("--agent", metavar="NAME", help="the agent of rows that name none")
     parser.add_argument(
         "--host",
         help="where to listen for the rollouts; default: the host of Gym's policy_base_url",
@@ -41,13 +41,13 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="of the model that is to be trained, a name or a folder: what agents ask must be "
-        "written with its chat template",
+        help="the model that you will train, a name or a folder: its chat template must be able "
+        "to write what agents ask",
     )
     parser.add_argument(
         "--judge",
         choices=["policy"],
-        help='what training is given as NemoGym(judge="policy"): the policy answers such a judge',
+        help='as in NemoGym(judge="policy"): the policy answers a judge that asks it',
     )
     parser.add_argument(
         "--no-play",

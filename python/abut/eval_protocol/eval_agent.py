@@ -4,9 +4,11 @@ Invariant: a rollout is scored once: alone if the test scores rows one by one, e
 when the whole batch has ended. A body sees the same row as in evaluation.
 """
 
+import asyncio
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal
 
 from abut._native import Tokenizer
@@ -102,6 +104,7 @@ class EvalTest:
         self._log, self._model, self._row_of = log, model, row_of
         self._rows: dict[str, Any] = {}
         self._scores: dict[str, Score] = {}
+        self._slots: AbstractAsyncContextManager[Any] = nullcontext()
 
     def dataset(self) -> Any:
         """Return the test's rows as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
@@ -120,6 +123,8 @@ class EvalTest:
         """Prepare scorer and player for a batch."""
         self._rows.clear()
         self._scores.clear()
+        most = self._player.max_rollouts
+        self._slots = nullcontext() if most is None else asyncio.Semaphore(most)
         if self._scorer is not None:
             await self._scorer.start()
         await self._player.start()
@@ -148,7 +153,8 @@ class EvalTest:
         row = self._prepared(self._row_of(task, self.name), task)
         self._rows[task.rollout_id] = row
         self._log.running(row, task)
-        played = await self._player.play(row, endpoint, task)
+        async with self._slots:
+            played = await self._player.play(row, endpoint, task)
         played.execution_metadata.rollout_id = task.rollout_id
         self._restore(played)
         if played.rollout_status.is_running():

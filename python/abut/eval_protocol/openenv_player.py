@@ -59,8 +59,7 @@ class OpenEnvPlayer:
         self._system_prompt = completion_params.get("system_prompt")
         self._max_tokens = max_tokens
         self._max_steps = max_steps
-        self._max_rollouts = max_rollouts
-        self._slots: asyncio.Semaphore | None = None
+        self.max_rollouts = max_rollouts
         self._client: Any = None
         self._has_imported = False
         self._closing: list[asyncio.Future[Any]] = []
@@ -74,7 +73,6 @@ class OpenEnvPlayer:
             self._has_imported = True
             theirs = (source.env_factory, source.prompt_builder, source.action_parser)
             await THREADS.ask(lambda: import_for(theirs))
-        self._slots = None if self._max_rollouts is None else asyncio.Semaphore(self._max_rollouts)
         self._client = openai.AsyncOpenAI(
             base_url="http://each.rollout.has.its.own",
             api_key="too",
@@ -100,12 +98,6 @@ class OpenEnvPlayer:
 
     async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
         """Play one episode."""
-        if self._slots is None:
-            return await self._played(row, endpoint, task)
-        async with self._slots:
-            return await self._played(row, endpoint, task)
-
-    async def _played(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
         env = LiveOpenEnv()
         try:
             await env.open(lambda: self._source.make(task.group))

@@ -44,9 +44,11 @@ class Player(Protocol):
 
     Attributes:
         has_steps: whether its rows have a reward for each step of an environment.
+        max_rollouts: the most rollouts at once; None: the whole batch.
     """
 
     has_steps: bool
+    max_rollouts: int | None
 
     async def start(self) -> None:
         """Prepare for a batch."""
@@ -111,12 +113,12 @@ class ProcessorPlayer:
     has_steps = False
 
     def __init__(self, test: LoadedTest) -> None:
+        self.max_rollouts: int | None = test.parameters.max_concurrent_rollouts
         self._test = test
         self._processor = test.parameters.rollout_processor
         names = {cls.__name__ for cls in type(self._processor).__mro__}
         shared = (test.parameters.rollout_processor_kwargs or {}).get("server_mode") == "shared"
         self._is_alone = _ONE_AT_A_TIME in names and not shared
-        self._slots = asyncio.Semaphore()
         self._alone = asyncio.Lock()
         self._kept = KeptLoop("abut-processors")
         self._loop: DaemonLoop | None = None
@@ -124,7 +126,6 @@ class ProcessorPlayer:
 
     async def start(self) -> None:
         """Call the processor's `setup`."""
-        self._slots = asyncio.Semaphore(self._test.parameters.max_concurrent_rollouts)
         self._alone = asyncio.Lock()
         await THREADS.ask(self._processor.setup)
 
@@ -147,16 +148,12 @@ class ProcessorPlayer:
             Exception: what the processor raises.
         """
         if not self._is_alone:
-            return await self._in_slot(row, endpoint)
+            return await self._ask(lambda: self._routed(row, endpoint))
         async with self._alone:
             try:
-                return await self._in_slot(row, endpoint)
+                return await self._ask(lambda: self._routed(row, endpoint))
             finally:
                 await THREADS.ask(self._processor.cleanup)
-
-    async def _in_slot(self, row: Any, endpoint: Endpoint) -> Any:
-        async with self._slots:
-            return await self._ask(lambda: self._routed(row, endpoint))
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Run a coroutine on the loop that processors share, or on its own if that was blocked."""
@@ -222,7 +219,7 @@ class ProcessorPlayer:
         config = RolloutProcessorConfig(
             completion_params=own,
             mcp_config_path=p.mcp_config_path or "",
-            semaphore=asyncio.Semaphore(),  # `_slots` limits rollouts, and belongs to another loop
+            semaphore=asyncio.Semaphore(),  # `max_rollouts` limits them already
             server_script_path=p.server_script_path,
             steps=p.steps,
             logger=default_logger,
