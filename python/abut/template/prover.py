@@ -19,6 +19,7 @@ from abut.template.turn_layout import (
     CALLING,
     NO_NAME,
     PLAIN,
+    REASONING_KEYS,
     WITH_TEMPLATE,
     TurnLayout,
     assistant,
@@ -277,7 +278,7 @@ class Prover:
         # Tool messages without a call before them, and thinking in a key of its own.
         yield _History([*turn, _EARLIER])
         yield _History([*turn, _EARLIER, _EARLIER], thought)
-        for key in ("reasoning_content", "reasoning", "thinking"):
+        for key in REASONING_KEYS:
             yield _History([user()], keys={key: _BESIDE})
         if self._calling is not None:
             call, _ = self._calling.turn([_EARLIER], "abut")

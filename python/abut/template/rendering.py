@@ -13,7 +13,8 @@ from abut.errors import MissingExtraError, TemplateError
 from abut.messages import Message, texts_of, with_arguments
 from abut.parts import Part
 from abut.template.mask import free_stem
-from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, roles, user
+from abut.template.thinking import render_or_none
+from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, roles, tool_call, user
 from abut.template.veiled_tools import VeiledTools
 
 _OTHERWISE = (
@@ -217,15 +218,11 @@ class Rendering:
 
     def _with_call(self, arguments: Any) -> str | None:
         """Return the text of a call; None if the template does not write its arguments."""
-        function = {"name": "abutCalled", "arguments": arguments}
-        calls = [{"id": "abutCall0", "type": "function", "function": function}]
+        calls = [tool_call("abutCalled", arguments)]
         for content in ("", None, "abutBeside"):
             message = {"role": "assistant", "content": content, "tool_calls": calls}
-            try:
-                text = self([user(), message], add_generation_prompt=False)
-            except TemplateError:
-                continue
-            if "abutWritten" in text:
+            text = render_or_none(self, [user(), message], add_generation_prompt=False)
+            if text is not None and "abutWritten" in text:
                 return text
         return None
 
@@ -238,10 +235,8 @@ class Rendering:
         """
 
         def written(content: Any, *words: str) -> bool:
-            try:
-                text = self([*before, {"role": role, "content": content}, *after])
-            except TemplateError:
-                return False
+            message = {"role": role, "content": content}
+            text = render_or_none(self, [*before, message, *after]) or ""
             return all(word in text for word in words) and not re.search(r"[\"']text\\?[\"']", text)
 
         first, second = (_block(word) for word in _WORDS)

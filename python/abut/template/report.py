@@ -3,17 +3,15 @@
 Changes of the past are reported and never refused, because a trajectory is append-only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.increment import Increment
 from abut.template.mask import Masked
 from abut.template.rendering import Rendering
-from abut.template.thinking import CLOSE, OPEN
-from abut.template.turn_layout import assistant, quote_difference, user
+from abut.template.thinking import CLOSE, OPEN, render_or_none
+from abut.template.turn_layout import REASONING_KEYS, assistant, quote_difference, user
 
 
 def _tool(name: str, call_id: str) -> Message:
@@ -145,15 +143,14 @@ def probe(
     kept = {"user": True}
     for role in ("user", "tool"):
         follow: Message = {"role": role, "content": "abutEarlier"}
-        try:
-            past = render([user(), assistant(thinking + "abutAnswer"), follow])
-        except TemplateError:
+        after = render_or_none(render, [user(), assistant(thinking + "abutAnswer"), follow])
+        if after is None:
             continue
-        kept[role] = "abutReasoning" in past
-        if kept[role] and head == prompt and not past.startswith(sampled):
+        kept[role] = "abutReasoning" in after
+        if kept[role] and head == prompt and not after.startswith(sampled):
             notes.append(
                 f"thinking before a {role} message is written otherwise: "
-                f"{quote_difference(sampled, past)}"
+                f"{quote_difference(sampled, after)}"
             )
     stripped = not kept["user"] or _strips_reasoning(render)
     if stripped:
@@ -162,7 +159,7 @@ def probe(
         notes.append(f"the thinking of an answer is stripped from earlier turns{but}")
 
     system = [{"role": "system", "content": "abutEarlier"}, user()]
-    if not _writes(render, system):
+    if "abutEarlier" not in (render_or_none(render, system) or ""):
         notes.append("the template takes no system messages")
     if no_tools is not None:
         because = f" that can be appended: {no_tools}" if no_tools else ""
@@ -184,23 +181,13 @@ def probe(
 
 def _strips_reasoning(render: Rendering) -> bool:
     """Return whether a reasoning key is written in a last turn, and not in an earlier one."""
-    for key in ("reasoning_content", "reasoning", "thinking"):
+    for key in REASONING_KEYS:
         thought = {**assistant(), key: "abutReasoning"}
-        try:
-            last = render([user(), thought], add_generation_prompt=False)
-            past = render([user(), thought, user()])
-        except TemplateError:
-            continue
-        if "abutReasoning" in last and "abutReasoning" not in past:
+        last = render_or_none(render, [user(), thought], add_generation_prompt=False)
+        past = render_or_none(render, [user(), thought, user()])
+        if last and past and "abutReasoning" in last and "abutReasoning" not in past:
             return True
     return False
-
-
-def _writes(render: Rendering, messages: Sequence[Message]) -> bool:
-    try:
-        return "abutEarlier" in render(messages)
-    except TemplateError:
-        return False
 
 
 def _separator(render: Rendering, increment: Increment) -> str:

@@ -13,13 +13,15 @@ from os.path import commonprefix
 from typing import Any, Protocol
 
 from abut.errors import TemplateError
-from abut.template.turn_layout import assistant, user
+from abut.messages import Message
+from abut.template.turn_layout import assistant, thinks, tool_call, user
 
 OPEN = "<think>"
 CLOSE = "</think>"
 
 _REASONING = "abutReasoning"
 _ANSWER = "abutAnswer"
+_CALLING = {**assistant(""), "tool_calls": [tool_call(_ANSWER, {})]}
 _SPACE = re.compile(r"\s*+")
 _FIRST_TAG = re.compile(r"\s*[<\[][^<>\[\]]*[>\]]\s*")
 _BEGUN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
@@ -33,6 +35,16 @@ class Render(Protocol):
     ) -> str:
         """The text of the whole conversation."""
         ...
+
+
+def render_or_none(
+    render: Render, messages: Sequence[Message], *, add_generation_prompt: bool = True
+) -> str | None:
+    """Return the text of a conversation; None if the template does not render it."""
+    try:
+        return render(messages, add_generation_prompt=add_generation_prompt)
+    except TemplateError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -194,25 +206,16 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
 
 
 def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]:
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
     thinking, text = {"type": "thinking", "thinking": _REASONING}, {"type": "text", "text": _ANSWER}
-    function = {"name": _ANSWER, "arguments": {}}
-    calls = [{"id": "abutCall0", "type": "function", "function": function}]
+    prompt = _behind_user(render)
     for thoughtful, plain in (
-        ({**fields, "content": _ANSWER}, {"content": _ANSWER}),
-        ({"content": [thinking, text]}, {"content": [text]}),
+        ({**assistant(_ANSWER), **thinks(_REASONING)}, assistant(_ANSWER)),
+        ({"role": "assistant", "content": [thinking, text]}, {**assistant(), "content": [text]}),
         # Gemma 4 keeps the thinking before a call only.
-        ({**fields, "content": "", "tool_calls": calls}, {"content": "", "tool_calls": calls}),
+        ({**_CALLING, **thinks(_REASONING)}, _CALLING),
     ):
-        try:
-            prompt = after_user(render([user()]))
-            written, without = (
-                after_user(
-                    render([user(), {"role": "assistant", **message}], add_generation_prompt=False)
-                )
-                for message in (thoughtful, plain)
-            )
-        except TemplateError:
+        written, without = _behind_user(render, thoughtful), _behind_user(render, plain)
+        if prompt is None or written is None or without is None:
             continue
         head, _, tail = written.partition(_REASONING)
         between, answered, _ = tail.partition(_ANSWER)
@@ -242,14 +245,7 @@ def _formats(render: Render, generation_prompt: str) -> Iterator[ThinkingFormat]
 
 def _act(render: Render, format: ThinkingFormat) -> str:
     """Return the tag that ends thinking before calls, if the template does not write `close`."""
-    function = {"name": _ANSWER, "arguments": {}}
-    calls = [{"id": "abutCall0", "type": "function", "function": function}]
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _REASONING)
-    message = {"role": "assistant", "content": "", "tool_calls": calls, **fields}
-    try:
-        written = after_user(render([user(), message], add_generation_prompt=False))
-    except TemplateError:
-        return ""
+    written = _behind_user(render, {**_CALLING, **thinks(_REASONING)}) or ""
     head, _, tail = written.partition(_REASONING)
     between, called, _ = tail.partition(_ANSWER)
     tag = _FIRST_TAG.match(between)
@@ -261,10 +257,7 @@ def _act(render: Render, format: ThinkingFormat) -> str:
 
 def _drops_past_thinking(render: Render, format: ThinkingFormat) -> bool:
     content = f"{format.open}\n{_REASONING}{format.between}{_ANSWER}"
-    try:
-        past = render([user(), assistant(content), user()])
-    except TemplateError:
-        return False
+    past = render_or_none(render, [user(), assistant(content), user()]) or ""
     return _ANSWER in past and _REASONING not in past
 
 
@@ -275,14 +268,19 @@ def _answer_header(render: Render, empty: str = "") -> str:
         render: renders with the template.
         empty: thinking without thoughts, which a generation prompt may end with (Command R7B).
     """
-    try:
-        prompt = after_user(render([user()]))
-        written = after_user(render([user(), assistant(_ANSWER)], add_generation_prompt=False))
-    except TemplateError:
+    prompt, written = _behind_user(render), _behind_user(render, assistant(_ANSWER))
+    if prompt is None or written is None:
         return ""
     begun = after_common_prefix(prompt, written).strip() in ("", empty)
     header = after_common_prefix(written, prompt).partition(_ANSWER)[0] if begun else ""
     return header if header.strip() and OPEN not in header and CLOSE not in header else ""
+
+
+def _behind_user(render: Render, turn: Message | None = None) -> str | None:
+    """Return the text behind a user message: the turn, or what asks for one; None if refused."""
+    messages = [user()] if turn is None else [user(), turn]
+    text = render_or_none(render, messages, add_generation_prompt=turn is None)
+    return None if text is None else after_user(text)
 
 
 def after_user(rendered: str) -> str:

@@ -16,8 +16,8 @@ from abut.errors import TemplateError
 from abut.messages import Message
 from abut.template.calls.written import common_suffix
 from abut.template.rendering import Rendering
-from abut.template.thinking import after_common_prefix, after_user
-from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, user
+from abut.template.thinking import after_common_prefix, after_user, render_or_none
+from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, thinks, user
 from abut.tool_calls.patterns import TAG
 
 _HINT = f"hint: such a template cannot be appended to; pass another one: {WITH_TEMPLATE}"
@@ -121,12 +121,11 @@ _THOUGHT, _BESIDE = "abutReasoning", "abutBeside"
 
 def _thoughtful(calls: Sequence[Message]) -> list[Message]:
     """Return turns that think, with the thinking in each field from which templates read it."""
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
     blocks = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "abutAssistant"}]
     return [
-        {**assistant(), **fields},
+        {**assistant(), **thinks(_THOUGHT)},
         {"role": "assistant", "content": blocks},
-        *({**call, **fields} for call in calls),
+        *({**call, **thinks(_THOUGHT)} for call in calls),
     ]
 
 
@@ -139,11 +138,8 @@ def _inside(
     follow: Sequence[Message] = (),
 ) -> Iterator[str]:
     for turn in turns:
-        try:
-            messages = [user(), turn, *follow]
-            written = after_user(rendering(messages, add_generation_prompt=False))
-        except TemplateError:
-            continue
+        messages = [user(), turn, *follow]
+        written = after_user(render_or_none(rendering, messages, add_generation_prompt=False) or "")
         last = "abutcall" if turn.get("tool_calls") else "abutAssistant"
         before = written[: max(written.rfind(last), 0)]
         if thinking:

@@ -18,6 +18,21 @@ def assistant(content: str = "abutAssistant") -> Message:
     return {"role": "assistant", "content": content}
 
 
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""The keys of a message from which templates read its thinking."""
+
+
+def thinks(thought: str) -> Message:
+    """Return the keys of a message that thinks, whichever key the template reads."""
+    return dict.fromkeys(REASONING_KEYS, thought)
+
+
+def tool_call(name: str, arguments: Any, call_id: str = "abutCall0") -> dict[str, Any]:
+    """Return a call for a probe; the id has nine characters, as Mistral's templates demand."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 NO_NAME = "abutNoName"  # the function of a call whose tool message has no name
 
 
@@ -67,11 +82,8 @@ class TurnLayout:
         arguments = (
             {"abutKey": value} if self.arguments == "object" else f'{{"abutKey": "{value}"}}'
         )
-        return {
-            "type": "function",
-            "id": message.get("tool_call_id") or f"abutCall{k}",  # Mistral's have 9 characters
-            "function": {"name": message.get("name") or NO_NAME, "arguments": arguments},
-        }
+        call_id = message.get("tool_call_id") or f"abutCall{k}"
+        return tool_call(message.get("name") or NO_NAME, arguments, call_id)
 
 
 PLAIN = TurnLayout()

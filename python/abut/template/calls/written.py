@@ -9,8 +9,14 @@ from itertools import product
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.template.thinking import Render, ThinkingFormat, after_common_prefix, after_user
-from abut.template.turn_layout import assistant, user
+from abut.template.thinking import (
+    Render,
+    ThinkingFormat,
+    after_common_prefix,
+    after_user,
+    render_or_none,
+)
+from abut.template.turn_layout import assistant, tool_call, user
 from abut.tool_calls.patterns import TAG
 
 NAME, OTHER_NAME = "abutName", "abutOther"
@@ -73,10 +79,7 @@ class CallProbe:
 
     def end_of_user(self) -> str:
         """Return the text behind the content of a user message; `""` if that is not known."""
-        try:
-            return after_user(self.render([user()], add_generation_prompt=False))
-        except TemplateError:
-            return ""
+        return after_user(render_or_none(self.render, [user()], add_generation_prompt=False) or "")
 
     @cached_property
     def asking(self) -> str:
@@ -101,9 +104,7 @@ class CallProbe:
 
     def _call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         given: Any = json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments
-        function = {"name": name, "arguments": given}
-        id_ = f"functions.{name}:{k}" if self.named_ids else call_id(k)
-        return {"id": id_, "type": "function", "function": function}
+        return tool_call(name, given, f"functions.{name}:{k}" if self.named_ids else call_id(k))
 
 
 def call_probes(render: Render, thinking: ThinkingFormat | None = None) -> Iterator[CallProbe]:
