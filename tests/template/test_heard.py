@@ -10,6 +10,7 @@ pytest.importorskip("trl", reason="TRL, which ships the templates, is not instal
 
 from abut.template.calls.written import ANSWER, CALLS, CONTENT, VALUE, CallProbe, call_probes
 from abut.template.processor import ChatTemplateProcessor
+from abut.template.rendering import Rendering
 from abut.template.thinking import after_common_prefix, after_user
 from abut.template.turn_layout import assistant, user
 from tests.kit.data.public_calls import PUBLIC, call_templates
@@ -30,10 +31,10 @@ def processor_of(name: str) -> ChatTemplateProcessor:
         pytest.skip(f"not appendable: {error}")
 
 
-def completion(processor: ChatTemplateProcessor, message: dict) -> str:
+def completion(processor: ChatTemplateProcessor, render: Rendering, message: dict) -> str:
     """What the policy says to be given this message, up to and with the token that it stops on."""
-    prompt = after_user(processor._render([user()]))
-    written = after_user(processor._render([user(), message], add_generation_prompt=False))
+    prompt = after_user(render([user()]))
+    written = after_user(render([user(), message], add_generation_prompt=False))
     said = after_common_prefix(written.lstrip(), prompt.lstrip())
     for place, token in sorted((said.find(t), t) for t in processor.report.stop_tokens):
         if place >= 0:
@@ -52,7 +53,7 @@ def messages(probe: CallProbe | None):
     yield "an answer", assistant(ANSWER)
     yield "an answer behind thinking", {**assistant(ANSWER), **THOUGHT}
     if probe is not None:
-        calls = [probe._call(k, *call) for k, call in enumerate(CALLS[:1])]
+        calls = [probe.call(k, *call) for k, call in enumerate(CALLS[:1])]
         message = {**assistant(""), "content": probe.content, "tool_calls": calls}
         yield "a call", message
         yield "a call behind text", {**message, "content": CONTENT}
@@ -70,13 +71,14 @@ def heard(processor: ChatTemplateProcessor, said: str) -> str:
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in NOT_TOLD])
 def test_no_token_and_no_tag_of_a_turn_is_heard(name: str) -> None:
     processor = processor_of(name)
-    probe = next(call_probes(processor._render), None)
+    render = Rendering(PUBLIC[name].hf_tokenizer, {"tools": TOOLS, "chat_template": None})
+    probe = next(call_probes(render), None)
     for what, message in messages(probe):
         try:
-            said = completion(processor, message)
+            said = completion(processor, render, message)
         except TemplateError:
             continue
-        control = processor._render.tokens(said)
+        control = render.tokens(said)
         ends = [len("".join(a + b for a, b in control[:k])) for k in range(len(control) + 1)]
         words = [word for word in (ANSWER, CONTENT, VALUE) if word in said]
         if not words:

@@ -42,7 +42,7 @@ def processor(request: pytest.FixtureRequest) -> ChatTemplateProcessor:
 
 
 @given(messages=st.lists(message(), min_size=1, max_size=2))
-def test_a_form_that_was_seen_is_written_as_the_template_writes_it(
+def test_a_layout_that_was_seen_is_written_as_the_template_writes_it(
     processor: ChatTemplateProcessor, messages: list[Message]
 ) -> None:
     written = text(processor.increment(messages))
@@ -63,11 +63,11 @@ def test_a_form_that_was_seen_is_written_as_the_template_writes_it(
         {"content": "x", "role": type("Own", (str,), {})("user")},
     ],
 )
-def test_messages_that_hold_more_than_text_have_no_form(message: Message) -> None:
+def test_messages_that_hold_more_than_text_have_no_layout(message: Message) -> None:
     assert layout_of([message]) is None
 
 
-def test_a_form_knows_the_order_of_keys_and_their_values() -> None:
+def test_a_layout_knows_the_order_of_keys_and_their_values() -> None:
     layouts = {
         layout_of([{"role": "tool", "name": "f", "content": "one"}]),
         layout_of([{"role": "tool", "content": "one", "name": "f"}]),

@@ -64,7 +64,7 @@ class CallProbe:
         message = {
             "role": "assistant",
             "content": self.content,
-            "tool_calls": [self._call(k, *call) for k, call in enumerate(calls)],
+            "tool_calls": [self.call(k, *call) for k, call in enumerate(calls)],
             **keys,
         }
         written = self.behind_prompt(message)
@@ -102,7 +102,8 @@ class CallProbe:
                 continue
         return texts[0] + "".join(text.partition(user()["content"])[2] for text in texts[1:])
 
-    def _call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def call(self, k: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return one call of a message, the way that the template takes it; `k` is its number."""
         given: Any = json.dumps(arguments, ensure_ascii=False) if self.as_text else arguments
         return tool_call(name, given, f"functions.{name}:{k}" if self.named_ids else call_id(k))
 
