@@ -400,6 +400,22 @@ def test_a_deadline_ends_a_rollout_with_what_there_is(stage: Any) -> None:
     check_tree(rollout, scene.sampler.calls)
 
 
+def test_a_row_that_lacks_a_field_fails_also_where_a_limit_ended_its_rollout(stage: Any) -> None:
+    async def asks_on(policy: Policy, body: dict[str, Any]) -> Answer:
+        said: list[Any] = list(USER)
+        while True:
+            status, answer = await policy.post({"model": "policy", "messages": said})
+            if status != 200:
+                missing = [{"loc": ["body", "expected"], "msg": "Field required"}]
+                return 500, json.dumps({"detail": missing})
+            said += [answer["choices"][0]["message"], *USER]
+
+    (rollout,) = Scene(stage, a=asks_on).play(completion=200, retries=3)
+    assert outcomes([rollout]) == ["failed"]
+    assert (rollout.failed, rollout.attempts, rollout.reward) == (True, 1, None)
+    assert "Field required" in (rollout.error or "")
+
+
 def test_a_rollout_that_a_limit_ended_stays_measured_without_a_reply(stage: Any) -> None:
     """A reward function may score it: the tokens are the policy's, and the limit is ours."""
 

@@ -72,7 +72,7 @@ def read_result(agent: str, status: int, body: bytes) -> RunResult:
     if status != 200:
         raise failed(
             f"agent {agent} answered {status}: {inner_error(value)}",
-            may_pass=status >= 500,
+            may_pass=status >= 500 and not _lacks_field(value),
             hint=_hint(status, value),
         )
     if not isinstance(value, dict):
@@ -188,13 +188,18 @@ def failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
     return error
 
 
+def _lacks_field(value: Any) -> bool:
+    """Whether a server says that the row lacks what it needs, which no other attempt changes."""
+    return "Field required" in json.dumps(value)
+
+
 def _hint(status: int, value: Any) -> str:
     text = json.dumps(value)
     if "hint: " in text:
         return ""
     if status == 422:
         return "\nhint: the row has what this agent does not take, or lacks what it needs"
-    if "Field required" in text:
+    if _lacks_field(value):
         return "\nhint: the row lacks a field that its resources server needs"
     if status == 404:
         return "\nhint: is that an agent? `abut doctor --nemo-gym` lists them"

@@ -4,11 +4,12 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from abut.samplers.sampler import SampleRequest
 from tests.kit.checkout import KIT
@@ -104,6 +105,7 @@ def gym_servers(
             text=True,
         )
     assert process.stdout is not None
+    rest = threading.Thread(target=_log, args=(process.stdout, log), daemon=True)
     try:
         left, pids = {"ready", *asked.get("alone", ())}, {}
         for line in process.stdout:
@@ -114,6 +116,7 @@ def gym_servers(
                 break
         else:
             raise AssertionError(f"no servers: {log.read_text(encoding='utf-8')[-3000:]}")
+        rest.start()  # servers print, and one whose pipe is full stands still
         yield Gym(f"http://{asked.get('host', '127.0.0.1')}:{port}", site, process, folder, pids)
     finally:
         process.terminate()
@@ -122,7 +125,15 @@ def gym_servers(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if rest.ident is not None:
+            rest.join(_READY_S)
         process.stdout.close()
+
+
+def _log(said: IO[str], log: Path) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        for line in said:
+            file.write(line)
 
 
 def _config(site: Path, name: str) -> str:

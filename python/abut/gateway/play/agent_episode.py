@@ -156,10 +156,11 @@ class AgentEpisode:
         except UnplayableRow:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
-            if limit_of(self.ledger) is not None:
-                return AgentResult(
-                    None
-                )  # it was told that there is no room, and ended because of it
+            # Whoever is told that a budget is spent ends of that, unless it says that it would have
+            # failed anyway.
+            anyway = bool(self.ledger.calls) and not getattr(error, "may_pass", True)
+            if limit_of(self.ledger) is not None and not anyway:
+                return AgentResult(None)
             raise self._raised(error) from error
         return result_of(returned, self._name, self.where(), on_nan=lambda: nan(self._name))
 
