@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from abut.gateway.dialects.chat import Chat, completion
 from abut.gateway.ledger.agent_call import AgentCall
-from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
@@ -367,10 +367,9 @@ class Clients(RuleBasedStateMachine):
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
         messages = json.loads(json.dumps(messages))
-        seen = seen_in(self.session.branches, messages)
         for branch in self.session.branches:
             if branch.frame == frame:
-                history = History(messages, seen, branch.writer.joints)
+                history = History(messages, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
                 found = match(branch.entries, history, CHAT)
                 wanted, _ = agreed(path, items, self.unanswered(branch))
