@@ -1,28 +1,11 @@
-# Everything is in .venv; each target sets up what it needs.
+# Each target sets up what it needs. `.ci/run` runs some of them with the data that tests can use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RELEASE_VENV := .venv-release
+RELEASE_BIN := $(RELEASE_VENV)/bin
+SCRIPTS := scripts/release
 RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml | grep -v '^rust/fuzz') Cargo.toml Cargo.lock
-# Data for tests that lies beside the checkout, where it does.
-DATA := $(abspath ../shared/data)
-ifneq ($(wildcard $(DATA)/tokenizers),)
-export ABUT_TOKENIZERS ?= $(DATA)/tokenizers
-endif
-ifneq ($(wildcard $(DATA)/vllm),)
-export ABUT_VLLM_REPLIES ?= $(DATA)/vllm
-endif
-ifneq ($(wildcard $(DATA)/nemo_gym),)
-export ABUT_RECORDINGS ?= $(DATA)/nemo_gym
-endif
-ifneq ($(wildcard $(DATA)/clients),)
-export ABUT_CLIENTS ?= $(DATA)/clients
-endif
-ifneq ($(wildcard $(DATA)/nemo_gym_runs),)
-export ABUT_NEMO_GYM_RUNS ?= $(DATA)/nemo_gym_runs
-endif
-ifneq ($(wildcard $(DATA)/eval_protocol),)
-export ABUT_EVAL_PROTOCOL ?= $(DATA)/eval_protocol
-endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never need a hub.
 export HF_HUB_OFFLINE := 1
@@ -30,20 +13,16 @@ FUZZ_SECONDS ?= 60
 # No make runs below this one, and cargo would look for its job server.
 unexport MAKEFLAGS
 
-# vLLM pins a torch and a transformers of its own. uv installs, since pip knows no overrides, into an
-# environment that has pip, which vLLM's /server_info asks for what is installed.
-VLLM_VENV := .venv-vllm
+TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
+# Chat clients as people install them. No environment has all: they want an openai and an mcp of
+# their own.
+AGENT_CLIENTS := openai-3 litellm crewai
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents eval-protocol-env test-eval-protocol ray-env test-ray browser-env test-browser nemo-gym-env test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
 build: $(VENV)/build.stamp
-
-$(VENV)/deps.stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python scripts/install_requirements.py --constraint constraints.txt trl vllm openenv dev
-	touch $@
 
 $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
@@ -95,136 +74,98 @@ test-soak: build
 NO_ASYNCIO := -p no:asyncio
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
-test-vllm: build $(VLLM_VENV)/deps.stamp
-	PYTHONPATH=python $(VLLM_VENV)/bin/python -m pytest $(NO_ASYNCIO) -m vllm tests/real_vllm
+test-vllm: build .venv-vllm/deps.stamp
+	PYTHONPATH=python .venv-vllm/bin/python -m pytest $(NO_ASYNCIO) -m vllm tests/real_vllm
 
-$(VLLM_VENV)/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt
-	$(PYTHON) -m venv --clear $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet uv
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode \
-		--python $(VLLM_VENV)/bin/python --override tests/real_vllm/override.txt \
-		--requirement tests/real_vllm/requirements.txt
-	touch $@
+test-openenv: build .venv-openenv/deps.stamp
+	ABUT_OPENENV_PYTHON=$(abspath .venv-openenv/bin/python) $(BIN)/pytest -m openenv
 
-# Servers of the openenv package run in an environment of their own; abut needs none of it.
-OPENENV := .venv-openenv
-
-$(OPENENV)/deps.stamp: tests/openenv/servers/requirements.txt
-	$(PYTHON) -m venv $(OPENENV)
-	$(OPENENV)/bin/pip install --quiet --requirement $<
-	touch $@
-
-test-openenv: build $(OPENENV)/deps.stamp
-	ABUT_OPENENV_PYTHON=$(abspath $(OPENENV)/bin/python) $(BIN)/pytest -m openenv
-
-# Chat clients as people install them. No environment has all: they want an openai and an mcp of
-# their own. What they warn of is not ours to mend.
-AGENT_CLIENTS := openai-3 litellm crewai
-AGENT_VENV := .venv-agents
-
+# What the chat clients warn of is not ours to fix.
 test-agents: $(AGENT_CLIENTS:%=test-agents-%)
 
-$(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build $(AGENT_VENV)/%/deps.stamp
-	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python $(AGENT_VENV)/$*/bin/python -m pytest -W ignore \
+$(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build .venv-agents/%/deps.stamp
+	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python .venv-agents/$*/bin/python -m pytest -W ignore \
 		-m agents tests/gateway/clients
 
-$(AGENT_VENV)/%/deps.stamp: tests/gateway/clients/%.txt tests/gateway/clients/requirements.txt
-	$(PYTHON) -m venv --clear $(AGENT_VENV)/$*
-	$(AGENT_VENV)/$*/bin/pip install --quiet uv
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(AGENT_VENV)/$*/bin/uv pip install --quiet \
-		--python $(AGENT_VENV)/$*/bin/python --requirement tests/gateway/clients/requirements.txt \
-		--requirement $<
-	touch $@
-
-# Eval Protocol brings a hundred packages, and a pytest plugin that every run would load, and that
-# imports litellm, which looks prices up unless it is told not to. Debian's chromium, where there is
-# one, opens the pages of `ep logs`.
-EVAL_PROTOCOL := .venv-eval-protocol
-
-eval-protocol-env: $(EVAL_PROTOCOL)/deps.stamp
-
-test-eval-protocol: build $(EVAL_PROTOCOL)/deps.stamp
-	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=$(abspath python) $(EVAL_PROTOCOL)/bin/python -m pytest \
+# Eval Protocol imports litellm, which looks prices up unless it is told not to. Debian's chromium, if it
+# is installed, opens the pages of `ep logs`.
+test-eval-protocol: build .venv-eval-protocol/deps.stamp
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=$(abspath python) .venv-eval-protocol/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol
 
-$(EVAL_PROTOCOL)/deps.stamp: tests/eval_protocol/requirements.txt
-	$(PYTHON) -m venv --clear $(EVAL_PROTOCOL)
-	$(EVAL_PROTOCOL)/bin/pip install --quiet uv
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(EVAL_PROTOCOL)/bin/uv pip install --quiet \
-		--python $(EVAL_PROTOCOL)/bin/python --requirement $<
-	touch $@
-
-# NeMo Gym's servers, each version in an environment of its own: 0.7.0 only where there is a Python
-# 3.13. The tests run in ours, since abut imports nothing of it.
-NEMO_GYM := .venv-nemo-gym
-
-nemo-gym-env: $(NEMO_GYM)/deps.stamp
-
-test-nemo-gym: build $(NEMO_GYM)/deps.stamp
-	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m "not nodes" tests/nemo_gym
+# The tests run in our environment, because abut imports nothing of NeMo Gym.
+test-nemo-gym: build .venv-nemo-gym/deps.stamp
+	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m "not nodes" tests/nemo_gym
 
 # The nodes of a cluster are network namespaces here: needs Linux, and root.
-test-nodes: build $(NEMO_GYM)/deps.stamp
-	ABUT_NEMO_GYM=$(abspath $(NEMO_GYM)) $(BIN)/pytest -m nodes tests/nemo_gym
-
-$(NEMO_GYM)/deps.stamp: scripts/nemo_gym_env.py
-	$(PYTHON) $< --required 0.4.0 $(NEMO_GYM)/0.4.0
-	$(PYTHON) $< 0.7.0 $(NEMO_GYM)/0.7.0
-	touch $@
+test-nodes: build .venv-nemo-gym/deps.stamp
+	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m nodes tests/nemo_gym
 
 # The page of `abut view` in Debian's chromium (apt-get install chromium, and fonts-noto-color-emoji for
 # the emoji), with the records of a demo that is really run.
-BROWSER := .venv-browser
-
-browser-env: $(BROWSER)/deps.stamp
-
-test-browser: build $(BROWSER)/deps.stamp
-	ABUT_DEMO_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=$(abspath python) $(BROWSER)/bin/python -m pytest \
+test-browser: build .venv-browser/deps.stamp
+	ABUT_DEMO_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=$(abspath python) .venv-browser/bin/python -m pytest \
 		-m browser tests/records/browser
 
-$(BROWSER)/deps.stamp: tests/records/browser/requirements.txt
-	$(PYTHON) -m venv --clear $(BROWSER)
-	$(BROWSER)/bin/pip install --quiet --requirement $<
-	touch $@
-
 # A cluster of three nodes in this machine, on its own address: small, and gone when the tests are.
-RAY := .venv-ray
-
-ray-env: $(RAY)/deps.stamp
-
-test-ray: build $(RAY)/deps.stamp
-	PYTHONPATH=$(abspath python) $(RAY)/bin/python -m pytest -m ray tests/ray \
+test-ray: build .venv-ray/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-ray/bin/python -m pytest -m ray tests/ray \
 		tests/test_slurm_train.py tests/test_ray_parts.py tests/benchmarks/test_environments_row.py
-
-$(RAY)/deps.stamp: tests/ray/requirements.txt
-	$(PYTHON) -m venv --clear $(RAY)
-	$(RAY)/bin/pip install --quiet uv
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(RAY)/bin/uv pip install --quiet \
-		--python $(RAY)/bin/python --requirement $<
-	touch $@
-
-# Each version of TRL that abut takes, in an environment of its own. uv links what they share, so
-# seven of them are hardly larger than one.
-TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
-TRL_VENV := .venv-trl
 
 test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 
-test-trl-%: build $(TRL_VENV)/%/deps.stamp
-	ABUT_TRL_VERSION=$* PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest $(NO_ASYNCIO) \
+test-trl-%: build .venv-trl/%/deps.stamp
+	ABUT_TRL_VERSION=$* PYTHONPATH=python .venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
 		tests/trl_matrix tests/trl/test_ranks.py
-	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python $(TRL_VENV)/$*/bin/python -m pytest \
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-trl/$*/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
 
-$(TRL_VENV)/%/deps.stamp: tests/trl_matrix/trl-%.txt tests/trl_matrix/requirements.txt
-	$(PYTHON) -m venv --clear $(TRL_VENV)/$*
-	$(TRL_VENV)/$*/bin/pip install --quiet uv
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(TRL_VENV)/$*/bin/uv pip install --quiet \
-		--python $(TRL_VENV)/$*/bin/python --requirement tests/trl_matrix/requirements.txt \
-		--requirement $<
+# ---- Environments. Each has a folder `.venv-…`, and a stamp in it that is newer than what it is made from.
+# uv installs, since pip knows no overrides.
+
+INSTALL = $(@D)/bin/pip install --quiet uv && UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(@D)/bin/uv pip install \
+	--quiet --python $(@D)/bin/python $(patsubst %,--override %,$(filter %/override.txt,$^)) \
+	$(patsubst %,--requirement %,$(filter-out %/override.txt,$^))
+CLEAR = --clear
+
+%/deps.stamp:
+	$(PYTHON) -m venv $(CLEAR) $(@D)
+	$(INSTALL)
 	touch $@
 
-.PRECIOUS: $(TRL_VENV)/%/deps.stamp $(AGENT_VENV)/%/deps.stamp
+$(VENV)/deps.stamp: pyproject.toml constraints.txt
+# CI has put a torch into it.
+$(VENV)/deps.stamp: CLEAR =
+$(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --constraint constraints.txt \
+	trl vllm openenv dev
+
+# vLLM pins a torch and a transformers of its own.
+.venv-vllm/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt
+.venv-vllm/deps.stamp: export UV_COMPILE_BYTECODE := 1
+# Servers of the openenv package; abut needs none of it.
+.venv-openenv/deps.stamp: tests/openenv/servers/requirements.txt
+# Eval Protocol brings a hundred packages, and a pytest plugin that every run would load.
+.venv-eval-protocol/deps.stamp: tests/eval_protocol/requirements.txt
+.venv-browser/deps.stamp: tests/records/browser/requirements.txt
+.venv-ray/deps.stamp: tests/ray/requirements.txt
+$(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
+	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
+# Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.
+$(TRL_VERSIONS:%=.venv-trl/%/deps.stamp): .venv-trl/%/deps.stamp: \
+	tests/trl_matrix/requirements.txt tests/trl_matrix/trl-%.txt
+# What builds and audits releases is pinned with its hashes.
+$(RELEASE_VENV)/deps.stamp: $(SCRIPTS)/tools.txt
+$(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --require-hashes --requirement $<
+
+# NeMo Gym's servers, each version in an environment of its own: 0.7.0 only where there is a Python 3.13.
+.venv-nemo-gym/deps.stamp: scripts/nemo_gym_env.py
+	$(PYTHON) $< --required 0.4.0 $(@D)/0.4.0
+	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
+	touch $@
+
+ENVIRONMENTS := vllm openenv eval-protocol nemo-gym browser ray
+.PHONY: $(ENVIRONMENTS:%=%-env)
+$(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 
 demo: build
 	$(BIN)/abut demo
@@ -232,7 +173,7 @@ demo: build
 # The page is of all rows at full size: with flags other than --strict nothing is written.
 bench: build
 	$(BIN)/python -m benchmarks --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/performance.md --json docs/performance.json) $(BENCH_FLAGS)
-	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python scripts/write_scale.py docs/performance.json docs/scale.md)
+	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python -m scripts.write_scale docs/performance.json docs/scale.md)
 
 bench-core:
 	cargo bench --locked -p abut-core
@@ -248,15 +189,6 @@ fuzz-coverage:
 
 # ---- Releases. What builds and audits them is pinned with its hashes, in an environment of its own.
 .PHONY: licences audit audit-rust audit-python check-workflows test-oldest-rust test-oldest-light test-oldest-trl test-oldest-ray release-tools release-check
-
-RELEASE_VENV := .venv-release
-RELEASE_BIN := $(RELEASE_VENV)/bin
-SCRIPTS := scripts/release
-
-$(RELEASE_VENV)/deps.stamp: $(SCRIPTS)/tools.txt
-	$(PYTHON) -m venv --clear $(RELEASE_VENV)
-	$(RELEASE_BIN)/pip install --quiet --require-hashes --requirement $<
-	touch $@
 
 # As the release builds it for this platform, and the sdist.
 wheel: $(RELEASE_VENV)/deps.stamp

@@ -1,6 +1,6 @@
 """The tokenizers of Llama 3, o200k and Mistral Tekken as tokenizer.json, for `make bench`.
 
-.venv-bench/bin/python scripts/bench_tokenizers.py FOLDER
+.venv-bench/bin/python -m scripts.bench_tokenizers FOLDER
 
 Their vocabularies are published inside packages: Llama 3's in llama-models and Tekken's in
 mistral-common, which pip fetches, o200k's in the crate tiktoken-rs, which cargo fetches. Nothing of
