@@ -133,13 +133,15 @@ class Stream:
     def _look_at(self, task: asyncio.Task[None]) -> None:
         """End the stream with the first error, or when nothing runs any more."""
         self._running.discard(task)
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if self._over is None or self._over.done():
             return
-        if (error := task.exception()) is None:
-            if not self._running:
-                self._end()
-        elif self._over is not None and not self._over.done():
+        if error is not None:
             self._over.set_exception(error)
+        elif task.cancelled():  # not by this stream, so it cannot go on
+            self._over.cancel()
+        elif not self._running:
+            self._end()
 
     async def _feed(self, batch: Batch, players: OpenPlayers) -> None:
         """Begin one rollout after the other, each as soon as it has a slot."""

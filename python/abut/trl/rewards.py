@@ -80,42 +80,51 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
 
     name = reward_name(reward_func)
 
-    def measured_in(columns: Mapping[str, Any]) -> Sequence[bool]:
+    def with_measured(columns: dict[str, Any]) -> dict[str, Any]:
         if "measured" not in columns:
             raise TypeError(
                 f"scored_only({name}) got no column 'measured', which says what may be scored\n"
                 "hint: it needs GRPOTrainer(rollout_func=make_rollout_func(…)); in a test of your "
                 "own, pass measured=[True, …]"
             )
-        return columns["measured"]  # type: ignore[no-any-return]
+        return columns
 
-    def unscore(rewards: Sequence[float | None], measured: Sequence[bool]) -> list[float | None]:
+    def unscore(rewards: Sequence[float | None], columns: Mapping[str, Any]) -> list[float | None]:
         return [
             reward if is_measured else None
-            for reward, is_measured in zip(rewards, measured, strict=True)
+            for reward, is_measured in zip(rewards, columns["measured"], strict=True)
         ]
 
-    async def wrapped_async(*args: Any, **kwargs: Any) -> list[float | None]:
-        measured = measured_in(kwargs)
-        return unscore(await reward_func(*args, **kwargs), measured)
-
-    def wrapped(*args: Any, **kwargs: Any) -> list[float | None]:
-        measured = measured_in(kwargs)
-        return unscore(reward_func(*args, **kwargs), measured)
-
-    wrapper = named_like(reward_func, wrapped, wrapped_async)
-    wrapper.__abut_scored_only__ = True  # type: ignore[attr-defined]
-    return wrapper
+    wrapper = _around(reward_func, with_measured, unscore)
+    wrapper.__abut_scored_only__ = True
+    return wrapper  # type: ignore[no-any-return]
 
 
-def named_like(
-    reward_func: RewardFunction, wrapped: RewardFunction, wrapped_async: RewardFunction
-) -> RewardFunction:
-    """Return the wrapper that TRL takes for `reward_func`: as asynchronous, and of its name."""
+def _around(
+    reward_func: RewardFunction,
+    columns_of: Callable[[dict[str, Any]], dict[str, Any]],
+    rewards_of: Callable[[Any, Mapping[str, Any]], Any] = lambda rewards, columns: rewards,
+) -> Any:
+    """Return a reward function around another, as asynchronous as that, and of its name.
+
+    Args:
+        reward_func: is called inside.
+        columns_of: makes the columns that it is called with.
+        rewards_of: makes the result of its rewards and columns.
+    """
+
+    def wrapped(*args: Any, **columns: Any) -> Any:
+        columns = columns_of(columns)
+        return rewards_of(reward_func(*args, **columns), columns)
+
+    async def wrapped_async(*args: Any, **columns: Any) -> Any:
+        columns = columns_of(columns)
+        return rewards_of(await reward_func(*args, **columns), columns)
+
     right = wrapped_async if is_async_reward(reward_func) else wrapped
     wrapper: Any = functools.update_wrapper(right, reward_func)
     wrapper.__name__ = reward_name(reward_func)  # TRL's name of the reward in logs and tables
-    return wrapper  # type: ignore[no-any-return]
+    return wrapper
 
 
 env_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
@@ -249,15 +258,9 @@ def _means(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _wrapped(function: RewardFunction) -> RewardFunction:
-    def wrapped(*args: Any, **columns: Any) -> Any:
-        return function(*args, **_handed_over(columns))
-
-    async def wrapped_async(*args: Any, **columns: Any) -> Any:
-        return await function(*args, **_handed_over(columns))
-
-    wrapper = named_like(function, wrapped, wrapped_async)
+    wrapper = _around(function, _handed_over)
     setattr(wrapper, _WRAPPED, True)
-    return wrapper
+    return wrapper  # type: ignore[no-any-return]
 
 
 def _handed_over(columns: Mapping[str, Any]) -> dict[str, Any]:
