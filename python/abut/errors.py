@@ -32,7 +32,7 @@ class ControlTokenError(AbutError, ValueError):
 
 
 class TrajectoryError(AbutError, ValueError):
-    """What would break the invariant of a trajectory: an append, a fork, columns of nothing."""
+    """A call would break the invariant of a trajectory: an append, a fork, columns of nothing."""
 
 
 class SeamError(AbutError, ValueError):
@@ -49,7 +49,7 @@ class EnvError(AbutError, RuntimeError):
     trace: str = ""
     """Where in the environment: the traceback of what it raised, or the place that is meant."""
     may_pass: bool = True
-    """Whether another attempt may do better; where not, there is none."""
+    """False if another attempt would fail too, so that none is made."""
 
 
 class InvalidAction(AbutError, ValueError):
@@ -118,7 +118,7 @@ def trace_of(error: BaseException, *, own: bool = False) -> str:
 
 
 def _without_marks(error: BaseException) -> traceback.TracebackException:
-    """What is to be said of an error and of what caused it, without marks below its lines.
+    """Return the text of an error and its causes, without marks below its lines.
 
     For these Python parses each line, and where other threads parse then, be it code, CPython 3.11
     can fail in any of them: `SystemError: AST constructor recursion depth mismatch`.

@@ -30,7 +30,7 @@ class Content(str):
 
 
 class Sampled(str):
-    """What the policy said, where it spelled control tokens that it did not sample.
+    """A text of the policy that spells control tokens which it did not sample.
 
     To whoever reads it, it is its text. `veiled` is the same text to parsers, in which a control
     token stands only where it was sampled: of the others, the first character is another one, which
@@ -60,7 +60,7 @@ class Sampled(str):
         return Sampled, (self.veiled, self._characters)
 
     def part(self, veiled: str) -> str:
-        """What was made of the veiled text: a `Sampled` where it still hides something."""
+        """Return a part of the veiled text: a `Sampled` if it still hides something."""
         hides = any(character in veiled for character in self._characters)
         return Sampled(veiled, self._characters) if hides else veiled
 

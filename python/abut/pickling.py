@@ -1,4 +1,4 @@
-"""What stays in its process, and says what to send instead.
+"""Objects that stay in their process: the error says what to send instead.
 
 Invariant: pickling such an object, or copying it, raises a `TypeError` with the reason; never an
 error of something deep inside of it.

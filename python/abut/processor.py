@@ -15,7 +15,7 @@ class Processor(Protocol):
         ...
 
     def append_user_input(self, prompt: str) -> str:
-        """What follows a closed turn: separator, user block, generation prompt."""
+        """The text after an ended turn: separator, user block, generation prompt."""
         ...
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
@@ -41,20 +41,20 @@ class PartsProcessor(Protocol):
     def close_token_id(self) -> int: ...  # noqa: D102
 
     def opening(self, messages: Sequence[Message]) -> list[Part]:
-        """From the first byte up to and with the generation prompt."""
+        """Return the parts of a prompt, the generation prompt included."""
         ...
 
     def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
-        """What is missing of the end of a turn that `messages` follow.
+        """Return the parts that are missing at the end of a turn before `messages`.
 
         Args:
-            messages: what follows; none given: a user's message.
-            after: the last id that was sampled; None: the end is missing as a whole.
+            messages: follow the turn; if none are given, a user's message does.
+            after: the last id that was sampled; None if the whole end is missing.
         """
         ...
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
-        """After a closed assistant turn: separator, the new messages, generation prompt."""
+        """Return the parts after an ended turn: separator, the new messages, generation prompt."""
         ...
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:

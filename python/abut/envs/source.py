@@ -18,17 +18,17 @@ ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
 
 @dataclasses.dataclass(frozen=True)
 class BoundSource:
-    """What makes environments for tasks, in conversations that one processor writes."""
+    """Makes environments for tasks, in conversations that one processor writes."""
 
     make: Callable[[RolloutTask], Env | AsyncEnv]
     """Makes the environment of one attempt at a task."""
     name: str
-    """What errors call it."""
+    """Its name in errors."""
     history: Callable[[RolloutTask], Sequence[Message]] = lambda task: task.messages
-    """What of a task's messages stands before the environment's first reply."""
+    """Returns the part of a task's messages that stands before the environment's first reply."""
     keeps_last: bool = False
-    """Whether somebody asks for the environment of the last attempt: it lives as long as its task,
-    as do those of the whole batch."""
+    """True if somebody asks for the environment of the last attempt: it then lives as long as its
+    task, and so do those of the whole batch."""
     spoken: Callable[[Sequence[Message]], list[Message]] | None = None
     """Returns copies of a conversation's messages in which the policy's calls are `tool_calls`;
     None: it calls nothing."""
@@ -72,7 +72,7 @@ def task_envs(task: RolloutTask) -> TaskEnvs | None:
 
 
 def question_of(task: RolloutTask) -> str:
-    """What the prompt asks: its text, or that of its last user message.
+    """Return the question of a prompt: its text, or that of its last user message.
 
     `task.seed` is something else where the row has a column `seed`.
     """

@@ -72,7 +72,7 @@ An `EnvSource` stands in a task only until it is bound; the engine never meets o
 
 @dataclass(frozen=True)
 class RolloutTask:
-    """What one rollout starts from."""
+    """A task, from which one rollout starts."""
 
     index: int
     """Position in the batch: the row that it becomes."""
@@ -81,7 +81,7 @@ class RolloutTask:
     messages: Sequence[Message]
     """The history before the environment's first reply; may be empty."""
     seed: str
-    """What `reset` gets."""
+    """The argument of `reset`."""
     episode_seed: int
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the dataset's row."""
@@ -90,16 +90,16 @@ class RolloutTask:
     member: int = 0
     """Which one of its group it is, over all ranks."""
     sample_key: str | None = None
-    """What the seeds of its samples are made of; None: its `rollout_id`."""
+    """The seeds of its samples are made of this; None takes `rollout_id`."""
     whole_group: bool = True
-    """Whether all rollouts of its group are played here; a rank's slice may cut it."""
+    """False if a rank's slice cuts its group, so that others play the rest."""
     run_id: str = ""
-    """Of the training run, the same for all of its rollouts."""
+    """The id of the training run, the same for all of its rollouts."""
     step: int | None = None
-    """Of the trainer, where there is one."""
+    """The trainer's step, if there is a trainer."""
     mode: Literal["train", "eval"] = "train"
     removed_columns: Sequence[str] = ()
-    """What the trainer took out of that row, so that no environment can have it."""
+    """The columns that the trainer removed from the row, so that no environment can have them."""
     processor: PartsProcessor | None = None
     """Writes its conversation; None: the engine's."""
 

@@ -55,7 +55,7 @@ class DecoderSampler:
 
 
 class DecoderSettings:
-    """What both factories of trl-env say: the trainer's own sampler does the rest."""
+    """The part that trl-env's two factories share: the trainer's own sampler does the rest."""
 
     def __init__(
         self, temperature: float, eos_token_set: set[int], max_completion_length: int
@@ -65,7 +65,7 @@ class DecoderSettings:
         self.max_completion_length = max_completion_length
 
     def make_decoder(self, trainer: Any) -> RolloutDecoder:
-        """What `rollout` takes, where there is one.
+        """Return the argument of `rollout`, if there is one.
 
         Raises:
             TypeError: these settings are for the trainer's own engine.

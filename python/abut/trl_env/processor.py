@@ -80,7 +80,7 @@ class _Separated:
 def parts_processor(
     processor: Processor | PartsProcessor, hf_tokenizer: Any, eos_token_set: Iterable[int]
 ) -> PartsProcessor:
-    """What the engine uses in the place of a processor of trl-env."""
+    """Stands in for a processor of trl-env in the engine."""
     stops = sorted(eos_token_set)
     if isinstance(processor, ChatTemplateProcessor):
         return processor.with_stop_token_ids(stops)

@@ -26,7 +26,7 @@ Columns: TypeAlias = dict[str, list[Any]]
 
 @dataclass
 class RolloutState:
-    """What came of one rollout."""
+    """The result of one rollout."""
 
     initial_length: int
     """So many tokens of the conversation are the prompt."""
