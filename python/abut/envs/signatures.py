@@ -141,11 +141,17 @@ def _seed_name(parameters: list[inspect.Parameter]) -> str:
     return parameters[0].name if parameters and parameters[0].kind in _BY_POSITION else ""
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of the user's callable; None if Python cannot look into it."""
     try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a callable that Python cannot look into
-        return []
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    signature = signature_of(function)
+    return [] if signature is None else list(signature.parameters.values())
 
 
 def _takes_any(parameters: list[inspect.Parameter]) -> bool:
@@ -201,13 +207,9 @@ def _check_env_class(env: type) -> None:
 
 def _required(function: Any) -> list[str]:
     """Return the parameters that a call cannot leave out, in order."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # Python cannot look into it
-        return []
     return [
         parameter.name
-        for parameter in parameters
+        for parameter in _parameters(function)
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from abut.envs.env import Reply
+from abut.envs.signatures import signature_of
 from abut.errors import EnvError, InvalidAction
 from abut.messages import Message
 from abut.openenv.wire import Observation
@@ -37,11 +38,8 @@ class Texts:
 
 def sees_observation(act: Act) -> bool:
     """Return whether `act` cannot be called without the observation that its text answers."""
-    try:
-        signature = inspect.signature(act)
-    except (TypeError, ValueError):  # a callable that Python cannot look into
-        return False
-    return not _takes(signature, 1) and _takes(signature, 2)
+    signature = signature_of(act)
+    return signature is not None and not _takes(signature, 1) and _takes(signature, 2)
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
