@@ -25,12 +25,12 @@ _DRAIN_S = 1.0
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that nobody runs yet."""
+    """Make an event loop, which nobody runs yet."""
     return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
 
 
 class LoopTasks:
-    """Runs coroutines on an event loop for who is on another one, or on none.
+    """Runs coroutines on an event loop for callers on another loop, or on none.
 
     Args:
         loop: runs them.
@@ -48,7 +48,7 @@ class LoopTasks:
         return future
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it for who waits on the running loop; it is cancelled where the future is."""
+        """Run it, and return a future of the running loop, which cancels it when cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         is_here = loop is self._loop
@@ -69,7 +69,7 @@ class LoopTasks:
         return future
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """As `ask`; where this is the loop, in the caller's own task."""
+        """Run it as `ask` does; on the loop itself, in the caller's own task."""
         if asyncio.get_running_loop() is not self._loop:
             return await self.ask(call)
         task: asyncio.Task[Any] | None = asyncio.current_task()
@@ -126,16 +126,16 @@ class DaemonLoop(LoopTasks):
         self._name = name
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._use = _Use()
-        weakref.finalize(self, _discard, self._loop, self._use)
+        self._state = _LoopState()
+        weakref.finalize(self, _discard, self._loop, self._state)
 
     def open(self) -> None:
         """Go on, on a thread; nothing where it runs already."""
         with self._lock:
             if self._thread is not None:
                 return
-            self._use.runs = True
-            run = functools.partial(_run_until_closed, self._loop, self._tasks, self._use)
+            self._state.runs = True
+            run = functools.partial(_run_until_closed, self._loop, self._tasks, self._state)
             self._thread = threading.Thread(target=run, name=self._name, daemon=True)
             self._thread.start()
 
@@ -145,7 +145,7 @@ class DaemonLoop(LoopTasks):
 
     @property
     def is_current(self) -> bool:
-        """Whether this is its thread."""
+        """True on its thread."""
         return threading.current_thread() is self._thread
 
     def close(self, seconds: float) -> bool:
@@ -165,8 +165,8 @@ class DaemonLoop(LoopTasks):
 
     def end(self, seconds: float) -> None:
         """Close it for good: cancel also what others left on the loop."""
-        with self._use.lock:
-            self._use.is_over = True
+        with self._state.lock:
+            self._state.is_over = True
         self.close(seconds)
 
 
@@ -198,8 +198,8 @@ class KeptLoop:
                 self._loop = self._loop or loop
 
 
-class _Use:
-    """Whether a thread runs a loop, and whether anybody will open it again."""
+class _LoopState:
+    """The state of a loop: a thread runs it or not, and it will be opened again or not."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -208,22 +208,22 @@ class _Use:
 
 
 def _run_until_closed(
-    loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[None]"], use: _Use
+    loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[None]"], state: _LoopState
 ) -> None:
     loop.run_forever()
     _end(loop, set(tasks))
-    with use.lock:
-        use.runs = False
-        is_over = use.is_over
+    with state.lock:
+        state.runs = False
+        is_over = state.is_over
     if is_over:
-        _discard(loop, use)
+        _discard(loop, state)
 
 
-def _discard(loop: asyncio.AbstractEventLoop, use: _Use) -> None:
+def _discard(loop: asyncio.AbstractEventLoop, state: _LoopState) -> None:
     """End what others have left on a loop that nobody will open again, now or when it stops."""
-    with use.lock:
-        use.is_over = True
-        if use.runs:
+    with state.lock:
+        state.is_over = True
+        if state.runs:
             return
     with suppress(RuntimeError):  # collected in the middle of another loop's work
         _end(loop, asyncio.all_tasks(loop))
@@ -239,6 +239,6 @@ def _end(loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[Any]"]) -> No
 
 
 def is_cancelled() -> bool:
-    """Whether somebody cancelled this task; else its CancelledError is that of what it awaits."""
+    """Return True if this task was cancelled; else its CancelledError comes from what it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -16,7 +16,7 @@ HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 def settles(future: Future[Any]) -> HandOver:
-    """What settles a future of threads."""
+    """Return a function that settles a future of threads."""
 
     def settle(result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -28,7 +28,7 @@ def settles(future: Future[Any]) -> HandOver:
 
 
 def settles_here(future: asyncio.Future[Any]) -> HandOver:
-    """What settles a future of an event loop, on that loop."""
+    """Return a function that settles a future of an event loop, on that loop."""
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
@@ -42,7 +42,7 @@ def settles_here(future: asyncio.Future[Any]) -> HandOver:
 
 
 def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
-    """What settles a future of an event loop, from any thread."""
+    """Return a function that settles a future of an event loop, from any thread."""
     settle, mailbox = settles_here(future), Mailbox.of(future.get_loop())
     return lambda result, error: mailbox.put(lambda: settle(result, error))
 
@@ -102,7 +102,7 @@ _MAILBOXES = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]()
 
 
 def _deliverable(error: BaseException) -> BaseException:
-    """What a future can hold: a StopIteration would end the coroutine that waits for it."""
+    """Return an error that a future can hold: a StopIteration would end the awaiting coroutine."""
     if not isinstance(error, StopIteration):
         return error
     stopped = RuntimeError(text_of(error))

@@ -26,7 +26,7 @@ class ThreadLimit(NamedTuple):
 
     threads: int
     name: str
-    """What sets it, as an administrator looks for it."""
+    """The setting behind the limit, as an administrator looks for it."""
 
 
 def thread_limit(root: Path = Path("/")) -> ThreadLimit | None:
@@ -57,7 +57,7 @@ def _limits(root: Path) -> Iterator[ThreadLimit]:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """That of this process in either version, and all above it, which hold it as well."""
+    """Yield the control groups of this process, in either version, and all above them."""
     groups = [(root / "sys/fs/cgroup", "/"), (root / "sys/fs/cgroup/pids", "/")]
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -74,7 +74,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """What a file of the kernel says; None for `max`, and where there is no such file."""
+    """Return the number in a file of the kernel; None for `max`, and if there is no such file."""
     with suppress(OSError, ValueError):
         return int(file.read_text())
     return None
@@ -100,7 +100,7 @@ def rarer_collections(rollouts: int) -> Iterator[None]:
 
 
 class _Threshold:
-    """That of the youngest generation: the highest that anybody wants, or what it was."""
+    """The threshold of the youngest generation: the highest that anybody wants, or the user's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -314,4 +314,4 @@ def _no_kind() -> None: ...
 _TURN: ContextVar[CallTurn | None] = ContextVar("abut_call_turn", default=None)
 
 PROCESS_TURNS = ProcessTurns()
-"""Those of all batches of this process."""
+"""The turns of all batches of this process."""

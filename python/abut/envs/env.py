@@ -94,7 +94,7 @@ AcceptedReply: TypeAlias = str | Sequence[Mapping[str, Any]]
 
 
 class AcceptedEnv(Protocol):
-    """What is played as an `Env`."""
+    """A class that can be played as an `Env`."""
 
     @property
     def reward(self) -> float | None:
@@ -103,7 +103,7 @@ class AcceptedEnv(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the episode goes on."""
+        """True while the episode goes on."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class AcceptedEnv(Protocol):
 
 
 class AcceptedAsyncEnv(Protocol):
-    """What is played as an `AsyncEnv`."""
+    """A class that can be played as an `AsyncEnv`."""
 
     @property
     def reward(self) -> float | None:
@@ -126,7 +126,7 @@ class AcceptedAsyncEnv(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the episode goes on."""
+        """True while the episode goes on."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class AcceptedAsyncEnv(Protocol):
 
 
 class AcceptedForTRL(Protocol):
-    """What `GRPOTrainer(environment_factory=…)` takes, whose other methods are tools.
+    """A class for `GRPOTrainer(environment_factory=…)`, whose other methods are tools.
 
     What `reset` returns tells it from an environment that lacks `step`: text for the prompt.
     """

@@ -24,11 +24,11 @@ _SET = {
     "alive": "set self.alive: True in reset, False in the step that ends the episode",
     "reward": "set self.reward in reset and step; None is no score",
 }
-"""What to do about an attribute that an environment lacks."""
+"""The hints for attributes that an environment lacks."""
 
 ENV = ("an environment", "RolloutConfig.reset_timeout_s bounds a reset, step_timeout_s a step")
 AGENT = ("an agent", "RolloutConfig.rollout_timeout_s bounds a rollout")
-"""Who runs the user's code, and which setting does what a SIGALRM in that code was to do."""
+"""For hints: who runs the user's code, and the setting that does what its SIGALRM was to do."""
 
 
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
@@ -42,7 +42,7 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
 
 
 def raised_by_env(what: str, error: BaseException, *, runs: tuple[str, str] = ENV) -> EnvError:
-    """What says that a call of an environment failed; one that says it already, as it is."""
+    """Return the error of a call of an environment; an `EnvError` as it is."""
     if isinstance(error, EnvError):
         error.trace = error.trace or trace_of(error)
         return error
@@ -58,7 +58,7 @@ def no_signals_hint(error: BaseException, who: str, cure: str) -> str:
 
 
 def placed(error: EnvError, trace: str) -> EnvError:
-    """The same error, which says where in the environment it comes from."""
+    """Return the same error with the place in the environment that it comes from."""
     error.trace = trace
     return error
 
@@ -75,7 +75,7 @@ def place_of(env: Any, method: str) -> str:
 
 
 def place_of_code(function: Any) -> str:
-    """File and line of a function, `""` where it is none of Python's."""
+    """Return file and line of a function, `""` if it is not one of Python's."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:
         return ""
@@ -104,7 +104,7 @@ async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
 
 
 async def lent_by(pool: Any, task: "RolloutTask") -> Any:
-    """What a pool lends, of environments or of agents; what it raises becomes an `EnvError`."""
+    """Wait for what a pool lends, of environments or of agents; its errors become `EnvError`s."""
     try:
         return await pool.lend(task)
     except EnvError:
@@ -150,7 +150,7 @@ async def call_anywhere(
 
 
 def is_async(env: Any) -> bool:
-    """Whether `step` is a coroutine function.
+    """Return True if `step` is a coroutine function.
 
     Raises:
         EnvError: the env cannot say.
@@ -159,12 +159,12 @@ def is_async(env: Any) -> bool:
 
 
 def is_surely_async(env: Any) -> bool:
-    """Whether its class says so, which runs none of its code; `is_async` knows all."""
+    """Return True if the class is known to be async, without running its code; see `is_async`."""
     return inspect.iscoroutinefunction(inspect.getattr_static(type(env), "step", None))
 
 
 def own_loop(env: Any) -> EnvLoop | None:
-    """The loop that an asynchronous environment has to be played on; None: the engine's."""
+    """Return the loop that an asynchronous environment must be played on; None: the engine's."""
     return env.loop if issubclass(type(env), LoopBound) else None
 
 
@@ -246,7 +246,7 @@ def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
 
 
 def env_alive(env: Any) -> bool:
-    """Whether the env goes on.
+    """Return True while the environment goes on.
 
     Raises:
         EnvError: the env cannot say.

@@ -89,7 +89,7 @@ def check_removed(
 def lacks_column(
     reset: Callable[..., Any], name: str, task: RolloutTask, error: BaseException
 ) -> UnplayableRow | None:
-    """What says that `reset` raised since its row lacks a column; None where it did not.
+    """Return an error if `reset` raised because its row lacks a column; None for another cause.
 
     Only where the call itself failed: a decorator may fill in what a signature asks for.
     """

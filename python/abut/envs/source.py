@@ -36,15 +36,15 @@ class BoundSource:
     """JSON schemas of what it can call."""
 
     def complete(self, task: RolloutTask) -> RolloutTask:
-        """The task with what makes its environments."""
+        """Return the task with a source that makes its environments."""
         made = TaskEnvs(self, task)
         return dataclasses.replace(task, source=made, messages=self.history(task))
 
 
 class TaskEnvs:
-    """Makes the environments of one task; where that is wanted, keeps that of its last attempt.
+    """Makes the environments of one task; if that is wanted, keeps the one of its last attempt.
 
-    One whose constructor outlasts its attempt is not kept: by then another attempt plays.
+    An environment whose constructor outlasts its attempt is not kept: another attempt plays then.
     """
 
     def __init__(self, bound: BoundSource, task: RolloutTask) -> None:

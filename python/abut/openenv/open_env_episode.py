@@ -44,7 +44,7 @@ _SCHEMA_S = 30.0
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """How episodes are played; see `OpenEnv`."""
+    """The settings of an `OpenEnv` that its episodes follow."""
 
     observe: Observe | None
     act: Act | None
@@ -56,7 +56,7 @@ class EpisodeRules:
 
 
 class EpisodeContext:
-    """What all episodes of one `OpenEnv` share: its sessions, their loop, what servers told."""
+    """The sessions of one `OpenEnv`, their loop, and the texts that its servers decided."""
 
     def __init__(self, pool: SessionPool, rules: EpisodeRules, max_message_bytes: int) -> None:
         self.pool = pool
@@ -276,7 +276,7 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
         return self._unseen(reply) if isinstance(reply, str) else reply
 
     def _unseen(self, text: str) -> str:
-        """What of a text was not in the one before."""
+        """Return the part of a text that was not in the one before."""
         assert self._texts is not None
         if self._texts.history == "new" or not self._repeats:
             return text

@@ -125,7 +125,7 @@ class EnvServer(Protocol):
     name: str
     local: bool
     headers: Mapping[str, str]
-    """What it is sent besides those of the pool."""
+    """Headers for this server, besides those of the pool."""
 
     async def url(self) -> str:
         """The address, as http(s), of a server that runs.

@@ -1,4 +1,4 @@
-"""What the policy reads of an observation, and what becomes of its words: plain functions.
+"""Observations as text for the policy, and its words as actions: plain functions.
 
 `observe(observation)` gives a text or messages, `act(text)` one action or several; an `act` with a
 second parameter gets the observation that the text answers. Where none is given, the server's own
@@ -33,7 +33,7 @@ class Texts:
     history: Literal["auto", "repeated", "new"]
     """"auto": cut off what is repeated, where it is."""
     act_sees: bool = False
-    """Whether `act` gets the observation that the text answers, too."""
+    """True if `act` also gets the observation that the text answers."""
 
 
 def sees_observation(act: Act) -> bool:

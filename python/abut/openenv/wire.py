@@ -20,7 +20,7 @@ from abut.address import RedirectError, redirected, said
 from abut.errors import EnvError, InvalidAction
 
 Observation: TypeAlias = dict[str, Any]
-"""What an environment shows, with its `reward` (a number or None) and `done`."""
+"""The fields of an observation, with `reward` (a number or None) and `done`."""
 
 _TOO_BIG = 1009  # RFC 6455, 7.4.1
 _CLOSE_S = 2.0
@@ -81,7 +81,7 @@ class Session:
     ) -> None:
         self.url = url
         self.headers = headers
-        """What its server is sent with every request."""
+        """The headers of every request to its server."""
         self.episodes = 0
         """How many began here."""
         self._socket = socket
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """Whether another episode may begin here."""
+        """True if another episode may begin here."""
         return self._in_order and self._socket.state is State.OPEN
 
     async def reset(self, kwargs: Mapping[str, Any]) -> Observation:
@@ -287,7 +287,7 @@ def socket_url(url: str) -> str:
 
 
 def _invalid_text(errors: Any) -> str:
-    """What the policy is told of an action that the server could not read."""
+    """Return the text for the policy about an action that the server could not read."""
     texts = []
     for error in errors if isinstance(errors, list) else ():
         if isinstance(error, dict):

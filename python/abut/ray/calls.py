@@ -31,7 +31,7 @@ class Said(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What an agent returned."""
+    """The result of an agent."""
 
     pickled: bytes
     """An `AgentResult`, whose reward is NaN where the agent's was. Pickled by us: what Ray cannot
@@ -39,23 +39,23 @@ class Finished(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What an environment or an agent raised."""
+    """An error that an environment or an agent raised."""
 
     text: str
     trace: str
     is_row: bool = False
-    """Whether the dataset's row is what is wrong; then no other attempt can help."""
+    """True if the row of the dataset is wrong, so that no other attempt can help."""
     is_exhausted: bool = False
-    """Whether the process has run out of something, which the others in it need too."""
+    """True if the process has run out of something that the others in it need, too."""
     may_pass: bool = True
-    """Whether another attempt may do better."""
+    """True if another attempt may do better."""
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether a process that has run out of memory, files or threads is behind an error."""
+    """Return True if an error came because the process ran out of memory, files or threads."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or "can't start new thread" in str(cause):
@@ -67,12 +67,12 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def packed(value: Any) -> bytes:
-    """A value as bytes, classes of the main script included."""
+    """Return a value as bytes, classes of the main script included."""
     return the_ray().cloudpickle.dumps(value)  # type: ignore[no-any-return]
 
 
 def unpacked(data: bytes) -> Any:
-    """What was packed."""
+    """Read what `packed` wrote."""
     return pickle.loads(data)
 
 
@@ -99,14 +99,14 @@ _LONGEST = 300
 
 
 class CallOutcome(NamedTuple):
-    """What became of a call: as a value, so that nothing complains where nobody looks at it."""
+    """The outcome of a call: a value, so nothing complains if nobody looks at it."""
 
     answer: Any
     error: BaseException | None
 
 
 def thread_of(slot: int) -> str:
-    """What Ray calls the thread of a slot: a concurrency group with room for one call."""
+    """Return Ray's name for the thread of a slot: a concurrency group with room for one call."""
     return f"slot-{slot}"
 
 
@@ -143,7 +143,7 @@ def kill(actor: Any) -> None:
 
 
 def said_of(error: BaseException) -> str:
-    """What Ray says of a call that has no answer, in one line."""
+    """Return what Ray says of a call that has no answer, in one line."""
     known = the_ray().exceptions
     if isinstance(error, known.RayTaskError):
         return f"its actor raised {text_of(error.cause)}"
@@ -155,7 +155,7 @@ def said_of(error: BaseException) -> str:
 
 
 def hint_of(error: BaseException) -> str:
-    """What to do about a call that has no answer, as the end of a text."""
+    """Return the hint for a call that has no answer, as the end of a text."""
     known = the_ray().exceptions
     if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
         return ""

@@ -38,7 +38,7 @@ _CONNECT_S = 5.0
 # What replies above 100 kB go through; Ray would reserve a third of the machine's memory.
 _LOCAL_STORE_BYTES = 128 * 2**20
 _JOB_KEYS = ("working_dir", "py_modules", "excludes")
-"""What Ray takes of a runtime environment for a whole job, and not for an actor."""
+"""The keys of a runtime environment that Ray takes for a whole job, and not for an actor."""
 
 _lock = threading.Lock()
 _pools = 0
@@ -116,7 +116,7 @@ def check_reaches(base_url: str) -> None:
 
 
 def room(options: Mapping[str, Any]) -> str:
-    """What an actor asks for, and what the cluster has free; for errors."""
+    """Return what an actor asks for and what is free in the cluster, for errors."""
     keys = ("num_cpus", "num_gpus", "memory", "resources", "label_selector")
     asked = {key: options[key] for key in keys if options.get(key)}
     free = {

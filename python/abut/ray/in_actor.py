@@ -208,7 +208,7 @@ class AgentHost(ActorHost):
         return self._loop.open().submit(run).result()
 
     def _result(self, returned: Any) -> bytes:
-        """What it returned, as it can be sent.
+        """Return the agent's result as bytes.
 
         Raises:
             EnvError: it is no reward, or has what cannot be pickled.
@@ -226,7 +226,7 @@ class AgentHost(ActorHost):
 
 
 def _unreached(endpoint: Endpoint) -> str:
-    """What to do where no gateway can be reached from here, which may be why an agent failed."""
+    """Return the hint for an agent that failed where the gateway cannot be reached, else ""."""
     address = urlsplit(endpoint.base_url)
     host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
     try:

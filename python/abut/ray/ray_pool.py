@@ -167,7 +167,7 @@ class RayPool:
 
 
 class RayAgentPool(RayPool):
-    """What `RayPool` makes of an agent."""
+    """The pool that `RayPool` makes of an agent: an `Agent` as well."""
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
         """Play one rollout in an actor, as soon as there is a slot.
@@ -229,7 +229,7 @@ def _pickled(env: Any) -> bytes:
 def _maker(
     ray: Any, actor_class: type, pickled: bytes, options: dict[str, Any], slots: int
 ) -> Callable[[], Any]:
-    """What makes an actor that is started once, and in which a call runs once."""
+    """Return a function that makes actors, each started once, in which each call runs once."""
     shared: list[Any] = []  # in the cluster, once for all actors
 
     def make() -> Any:

@@ -1,4 +1,4 @@
-"""What a `RayPool` lends: an environment or an agent that lives in an actor.
+"""Environments and agents that live in actors, as a `RayPool` lends them.
 
 Each call is sent to the slot that was lent, once.
 """
@@ -104,7 +104,7 @@ def travelling(task: RolloutTask) -> RolloutTask:
 
 
 def _elsewhere() -> Any:
-    """What makes the environment is in the actor."""
+    """Stand in for the source of the environment, which is in the actor."""
     raise AssertionError
 
 

@@ -134,7 +134,7 @@ def _class_of(environment: Any) -> type | None:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentFactory:
-    """What `from_environment_factory` makes: a source of environments."""
+    """A source of environments, made by `from_environment_factory`."""
 
     make: Callable[[], Any]
     functions: Mapping[str, Function]
@@ -229,7 +229,7 @@ def _bound(made: type, name: str) -> Function:
 
 
 def _text(value: Any) -> str:
-    """What TRL writes for a result: a list is one of content blocks, all else is its `str`."""
+    """Return a result as TRL writes it: a list is one of content blocks, all else is its `str`."""
     if not isinstance(value, list):
         return str(value)
     if not all(isinstance(b, dict) and isinstance(b.get("text"), str) for b in value):

@@ -73,7 +73,7 @@ def tool_env(
 
 @dataclasses.dataclass(frozen=True)
 class ToolEnv:
-    """What `tool_env` makes: a source of environments."""
+    """A source of environments, made by `tool_env`."""
 
     functions: Mapping[str, Function]
     tools: Sequence[Mapping[str, Any]]
@@ -120,7 +120,7 @@ class ToolEpisode:
         self.reward: Any = 0.0  # until the episode is scored
         self.alive = True
         self.environment: Any = None
-        """What reward functions get of TRL's `environments`, from `reset` on."""
+        """The object that reward functions get among TRL's `environments`, from `reset` on."""
         self._toolbox = toolbox
         self._begin = begin
         self._score = score
@@ -185,7 +185,7 @@ def schemas_by_name(functions: Sequence[Function]) -> dict[str, Mapping[str, Any
 def call_parser(
     processor: PartsProcessor, format: ToolCallFormat | None, tools: Sequence[Mapping[str, Any]]
 ) -> Parse:
-    """What takes actions apart: by `format`, or as the processor's template writes calls.
+    """Return a parser of calls: by `format`, or as the processor's template writes them.
 
     Raises:
         TypeError: the processor cannot.

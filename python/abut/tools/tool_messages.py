@@ -18,13 +18,13 @@ from abut.processor import PartsProcessor
 from abut.tool_calls.parsed import Parse, ToolCall
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")
-"""What Mistral's templates ask for."""
+"""The ids that Mistral's templates ask for."""
 _NAMED_ID = re.compile(r"functions\.[A-Za-z0-9_-]{1,64}:[0-9]{1,4}")
-"""What Kimi K2 writes; no template that asks for ids takes it."""
+"""The ids that Kimi K2 writes; no template that asks for ids takes them."""
 
 
 class ToolAnswers:
-    """Makes what answers a turn, for one processor.
+    """Makes the messages that answer a turn, for one processor.
 
     Args:
         processor: writes the conversation.
@@ -60,7 +60,7 @@ class ToolAnswers:
                 ) from error
 
     def written(self, answers: Sequence[Message]) -> list[Message]:
-        """The answers in the form that the template takes; each has `name` and `content`."""
+        """Return the answers as the template takes them; each has `name` and `content`."""
         messages = [self._with_id(answer, number) for number, answer in enumerate(answers)]
         if len(messages) == 1 or self._can_write(messages):
             return messages
@@ -69,7 +69,7 @@ class ToolAnswers:
         return [messages[0] | {"content": "\n".join(texts)}]
 
     def _with_id(self, answer: Message, number: int) -> Message:
-        """An id that the policy wrote is kept only where nothing can come of it."""
+        """Return the answer with an id; the policy's own is kept only if it can do no harm."""
         id_ = answer.get("tool_call_id")
         if id_ is None and not self._all_have_ids:
             return answer

@@ -32,12 +32,12 @@ T = TypeVar("T")
 Function: TypeAlias = Callable[..., Any]
 
 NO_TOOL = "error"
-"""The name in answers to what called no tool."""
+"""The name in answers to calls that name no tool."""
 
 
 @dataclass(frozen=True)
 class ToolRules:
-    """What holds for the calls of every turn."""
+    """The limits of the calls of every turn."""
 
     on_malformed: Literal["feed_back", "end"]
     timeout_s: float
@@ -63,12 +63,12 @@ class ToolRules:
 
 @dataclass(frozen=True)
 class ToolTexts:
-    """How the policy is told."""
+    """The texts for the policy about the results of calls."""
 
     result: Callable[[Any], str]
     error: Callable[[BaseException | str], str]
     unknown: Callable[[str, Iterable[str]], str]
-    """What is wrong with a name, from it and those that there are: an `error`."""
+    """Returns an `error` about an unknown name, from that name and the names of the tools."""
 
 
 def _json_or_text(value: Any) -> str:
@@ -252,7 +252,7 @@ class Toolbox:
         return text
 
     def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> str | Awaitable[Any]:
-        """What the policy is told of what a tool returned, or what there is to wait for."""
+        """Return the text for the policy about a result, or the awaitable that a tool returned."""
         try:
             value = returned()
             return value if inspect.isawaitable(value) else self._texts.result(value)
