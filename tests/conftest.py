@@ -94,9 +94,9 @@ def closes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that the engine started is left running. Idle threads end sooner: tests are many."""
-    from tests.kit.stage.rollouts import eventually, overlook_recorders, own_threads
+    from tests.kit.stage.rollouts import eventually, overlook_earlier, own_threads
 
-    overlook_recorders()
+    overlook_earlier()
     monkeypatch.setattr("abut.concurrency.threads._IDLE_S", 0.02)
 
     yield

@@ -214,19 +214,23 @@ def assert_done(rollout: Rollout) -> None:
     assert rollout.stop_reason == "env_done"
 
 
-_RECORDS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_EARLIER: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def overlook_recorders() -> None:
-    """Count no thread of a recorder that a test before has left to the garbage collector."""
-    left = [t for t in threading.enumerate() if t.name.startswith("abut-records")]
+def overlook_earlier() -> None:
+    """Count no thread that a test before has left, to the garbage collector or with an engine.
+
+    Those that are lent belong to whoever has them now.
+    """
+    left = [t for t in threading.enumerate() if t.name.startswith("abut-")]
+    left = [t for t in left if not t.name.startswith("abut-thread")]
     if left:
         gc.collect()
-    _RECORDS.update(left)
+    _EARLIER.update(left)
 
 
 def own_threads() -> list[str]:
-    threads = [t for t in threading.enumerate() if t not in _RECORDS]
+    threads = [t for t in threading.enumerate() if t not in _EARLIER]
     return [t.name for t in threads if t.name.startswith("abut-")]
 
 
