@@ -33,8 +33,8 @@ def add_to(commands: Commands) -> None:
         type=_roles,
         default=("user", "tool"),
         metavar="ROLES",
-        help="what your environment speaks as: user, tool or user,tool (both); what the template "
-        "takes must be appendable",
+        help="roles of your environment's messages: user, tool or user,tool (both); those that the "
+        "template takes must be appendable",
     )
     parser.add_argument(
         "--fuzz",
@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
         metavar="N",
         help="compare N random conversations with the template's full render",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the fuzz (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the fuzz (0)")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.set_defaults(run=run)
 

@@ -37,12 +37,17 @@ def add_to(commands: Commands) -> None:
         help="vLLM servers of one model, started with --logprobs-mode processed_logprobs",
     )
     parser.add_argument(
-        "--tokenizer", required=True, metavar="NAME", help="of that model: its name or a folder"
+        "--tokenizer",
+        required=True,
+        metavar="NAME",
+        help="that model's tokenizer: a name or a folder",
     )
     parser.add_argument("--model", help="the name under which it is served; default: the first")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (8100)")
-    parser.add_argument("--public-url", metavar="URL", help="under which agents reach it")
+    parser.add_argument(
+        "--public-url", metavar="URL", help="the address under which agents reach it"
+    )
     parser.add_argument(
         "--record", type=Path, metavar="FOLDER", help="a folder for Parquet, or a file .jsonl"
     )
@@ -50,21 +55,31 @@ def add_to(commands: Commands) -> None:
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="gets the key, for its owner alone; else the key is ABUT_GATEWAY_KEY, or is shown on "
-        "the terminal",
+        help="where to write the key, readable by its owner only; without it the key is "
+        "ABUT_GATEWAY_KEY, or is shown on the terminal",
     )
     parser.add_argument(
-        "--idle", type=float, default=600.0, metavar="S", help="ends a rollout (600 seconds)"
+        "--idle",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="a rollout ends after so much idle time (600 seconds)",
     )
-    parser.add_argument("--max-turns", type=positive, metavar="N", help="calls of one conversation")
     parser.add_argument(
-        "--max-completion-tokens", type=positive, metavar="N", help="of one conversation"
+        "--max-turns", type=positive, metavar="N", help="the most calls of one conversation"
+    )
+    parser.add_argument(
+        "--max-completion-tokens",
+        type=positive,
+        metavar="N",
+        help="the most tokens of one conversation",
     )
     parser.add_argument(
         "--unenforced",
         choices=("refuse", "accept"),
         default="refuse",
-        help="sample freely where a client asks for a form of the answer, or refuse (refuse)",
+        help="if a client asks for an answer of a certain form: refuse it, or accept and sample "
+        "freely (refuse)",
     )
     parser.add_argument(
         "--agents-may-end",

@@ -60,7 +60,7 @@ def _add_export(commands: Commands) -> None:
         help="what SFTTrainer takes: ids and a mask of what was sampled (default), or messages",
     )
     kind.add_argument("--prompts", action="store_true", help="a dataset of prompts, each once")
-    kind.add_argument("--records", action="store_true", help="the records, to hand on")
+    kind.add_argument("--records", action="store_true", help="the records themselves")
     _add_without(parser)
     parser.add_argument(
         "-o", "--output", type=Path, help="a new file: .jsonl or .parquet; default: stdout"
@@ -80,7 +80,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
         "--where",
         default="",
         metavar="CONDITIONS",
-        help="only those, such as 'reward<0.5 step:100 error:timeout turns>3'",
+        help="only rollouts that pass, such as 'reward<0.5 step:100 error:timeout turns>3'",
     )
 
 
@@ -90,7 +90,7 @@ def _add_without(parser: argparse.ArgumentParser) -> None:
         type=lambda names: tuple(filter(None, names.split(","))),
         default=(),
         metavar="FIELDS",
-        help="fields that are left out, such as columns,traceback: answers and paths are in them",
+        help="fields to leave out, such as columns,traceback, which hold answers and paths",
     )
 
 

@@ -120,8 +120,7 @@ class ProcessorPlayer:
         shared = (test.parameters.rollout_processor_kwargs or {}).get("server_mode") == "shared"
         self._is_alone = _ONE_AT_A_TIME in names and not shared
         self._alone = asyncio.Lock()
-        self._kept = KeptLoop("abut-processors")
-        self._loop: DaemonLoop | None = None
+        self._shared = KeptLoop("abut-processors")
         self._blocks = False
 
     async def start(self) -> None:
@@ -135,8 +134,7 @@ class ProcessorPlayer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ask(self._processor.acleanup), _CLEANUP_S)
         finally:
-            self._loop = None
-            await THREADS.ask(lambda: self._kept.close(_LOOK_S))
+            await THREADS.ask(lambda: self._shared.close(_LOOK_S))
             await THREADS.ask(self._processor.cleanup)
 
     async def play(self, row: Any, endpoint: Endpoint, task: RolloutTask) -> Any:
@@ -157,9 +155,8 @@ class ProcessorPlayer:
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Run a coroutine on the loop that processors share, or on its own if that was blocked."""
-        if await self._shares_loop():
-            assert self._loop is not None
-            return await self._loop.ask(call)
+        if (shared := await self._shared_loop()) is not None:
+            return await shared.ask(call)
         own = DaemonLoop("abut-processor")
         own.open()
         try:
@@ -167,15 +164,15 @@ class ProcessorPlayer:
         finally:
             THREADS.submit(lambda: own.end(_LOOK_S))
 
-    async def _shares_loop(self) -> bool:
-        """Return whether the shared loop runs; never again once a processor has blocked it.
+    async def _shared_loop(self) -> DaemonLoop | None:
+        """Return the shared loop; None if the processor blocks it, and ever after.
 
         A `LoopWatch` would name the call that blocks, but a rollout that is already queued on the
         blocked loop would wait there for its whole time limit. Asked first, it moves in a second.
         """
         if self._blocks:
-            return False
-        self._loop = loop = self._loop or self._kept.open()
+            return None
+        loop = self._shared.open()
         try:
             await asyncio.wait_for(loop.ask(_nothing), _LOOK_S)
         except TimeoutError:
@@ -187,7 +184,7 @@ class ProcessorPlayer:
                     "hint: await instead, or asyncio.to_thread(…)",
                     type(self._processor).__name__,
                 )
-        return not self._blocks
+        return None if self._blocks else loop
 
     async def _routed(self, row: Any, endpoint: Endpoint) -> Any:
         # Some processors pass on nothing but the model's name.
