@@ -36,7 +36,7 @@ class Seam:
 
     @property
     def kind(self) -> Literal["barrier", "window", "merged", "opaque"]:
-        """How it was decided, or that the canonical tokens differ across it (`merged`)."""
+        """The way in which it was decided; `merged` if the canonical tokens differ across it."""
 
     @property
     def exact(self) -> bool:
@@ -44,7 +44,7 @@ class Seam:
 
     @property
     def drop(self) -> int:
-        """How many tokens on the left were replaced."""
+        """The number of tokens on the left that were replaced."""
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -77,7 +77,7 @@ class Merge:
 
     @property
     def merged_ids(self) -> NDArray[np.int64]:
-        """`(M,)` int64: what both together are instead."""
+        """`(M,)` int64: the tokens of both together."""
 
     @property
     def left_text(self) -> str:
@@ -234,16 +234,16 @@ class Tokenizer:
         """
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of an added token or an entry of the vocabulary; None where it is none."""
+        """Return the id of an added token or an entry of the vocabulary; None if there is none."""
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are, added tokens included."""
+        """The number of ids, added tokens included."""
 
     def __copy__(self) -> Tokenizer: ...
     def __deepcopy__(self, memo: object, /) -> Tokenizer: ...
     def profile(self) -> dict[str, Any]:
-        """Return what is known without encoding anything.
+        """Return the facts that are known without encoding anything.
 
         Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
         knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
@@ -438,7 +438,7 @@ def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any
 
     Args:
         columns: B rows.
-        pad_id: what `prompt_ids` and `completion_ids` are padded with; the other arrays with 0.
+        pad_id: the padding of `prompt_ids` and `completion_ids`; the others are padded with 0.
 
     Returns:
         `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
@@ -450,7 +450,7 @@ def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any
 
 @final
 class Transition:
-    """How one recorded call follows another."""
+    """The way in which one recorded call follows another."""
 
     @property
     def call(self) -> int:
@@ -523,7 +523,7 @@ class Stitched:
 
     @property
     def dropped(self) -> dict[Literal["empty", "truncated", "quarantined"], int]:
-        """How many calls are in no chain: nothing was sampled, cut off, no certain parent."""
+        """The numbers of calls in no chain: nothing was sampled, cut off, no certain parent."""
 
 def stitch(
     calls: Iterable[tuple[_Ids, _Ids, NDArray[np.float32] | Sequence[float]]],
@@ -531,12 +531,12 @@ def stitch(
     on_drift: Literal["error", "truncate", "split", "realign"] = "error",
     tokenizer: Tokenizer | None = None,
 ) -> Stitched:
-    """Join calls that somebody else recorded. Linear in the tokens given.
+    """Join calls that another program recorded. Linear in the tokens given.
 
     Args:
         calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
             arrays are read in place.
-        on_drift: what to do with a prompt that differs from what stood there. "error": refuse the
+        on_drift: the handling of a prompt that differs from what stood there. "error": refuse the
             recording; "truncate": the chain ends before the call, which is dropped with what
             extends it; "split": the call begins a chain; "realign": the differing tail of a sample
             becomes context, and elsewhere as "split".
@@ -557,7 +557,7 @@ class Choice:
 
     @property
     def index(self) -> int:
-        """Its place among the choices, as the server says it."""
+        """The server's own number of the choice."""
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
@@ -581,7 +581,7 @@ class Choice:
 
     @property
     def prompt_token_ids(self) -> NDArray[np.int64] | None:
-        """`(P,)` int64: the ids that the engine received; None if the server sends none."""
+        """`(P,)` int64: the ids that the engine received; None where the server omits them."""
 
 def read_completions(body: bytes, /) -> list[Choice]:
     """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.

@@ -218,7 +218,7 @@ impl Words {
         self.by_id.shrink_to_fit();
     }
 
-    /// How many there are.
+    /// The number of words.
     pub fn len(&self) -> usize {
         self.count
     }

@@ -1,7 +1,7 @@
 //! GPT-2's way of writing bytes as characters, which every byte-level vocabulary uses.
 //!
-//! Bytes that are no printable character get one, so that an entry of the vocabulary is text in a
-//! JSON file, and a space (`Ġ`) is no place at which a merge in `merges.txt` comes apart.
+//! Bytes that are not a printable character get one, so that an entry of the vocabulary is text in a
+//! JSON file, and a space (`Ġ`) does not separate the halves of a merge in `merges.txt`.
 
 /// GPT-2's character for each byte: printable Latin-1 stands for itself, the rest is shifted.
 pub(crate) fn byte_chars() -> [char; 256] {

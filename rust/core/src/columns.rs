@@ -107,7 +107,7 @@ impl Dimensions {
 }
 
 /// Room for rows padded to rectangles, row-major: prompts on the left, completions on the right.
-/// Borrowed: where large arrays lie decides what it costs to write them the first time.
+/// Borrowed, because the caller can place large arrays in memory that is cheap to write the first time.
 #[derive(Debug)]
 pub struct Batch<'a> {
     /// `(rows, prompt_len)`.

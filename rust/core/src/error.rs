@@ -1,4 +1,4 @@
-//! One error type: what is wrong, where, both sides, and a `hint:` line that says what to do.
+//! One error type. Each message has the fault, its position, both sides, and a `hint:` line with the cure.
 
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum SampleOf {
     /// A turn of a trajectory.
     Turn(usize),
-    /// A call that somebody else recorded.
+    /// A call that another program recorded.
     Call(usize),
     /// A choice in the reply of a server.
     Choice(usize),

@@ -1,7 +1,7 @@
 //! The logprobs of sampled tokens.
 //!
-//! Invariant: what [`check`] lets through has one logprob per sampled token, each of which a sampled
-//! token can have.
+//! Invariant: a sample that passes [`check`] has one logprob for each token, and each is a value that a
+//! sampled token can have.
 
 use crate::error::{Error, Result, SampleOf};
 

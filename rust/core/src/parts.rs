@@ -12,7 +12,7 @@ pub enum PartKind {
     Content,
 }
 
-/// A piece of text and who wrote it.
+/// A piece of text and its author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<'a> {
     /// The author.
@@ -28,7 +28,7 @@ impl<'a> Part<'a> {
         Self { kind: PartKind::Scaffold, text }
     }
 
-    /// A part that somebody else wrote.
+    /// A part that anybody else wrote.
     #[must_use]
     pub fn content(text: &'a str) -> Self {
         Self { kind: PartKind::Content, text }

@@ -2,7 +2,7 @@
 
 /// The author of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-// The numbers go out as they are: Python names them by their place in `abut.trajectory.PROVENANCE`.
+// Python gets these numbers, and names each by its index in `abut.trajectory.PROVENANCE`.
 #[repr(u8)]
 pub enum Provenance {
     /// Text of the prompt: system, user, earlier turns.

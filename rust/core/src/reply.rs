@@ -103,7 +103,7 @@ impl<'a> Numbers<'a> {
 ///
 /// # Errors
 /// [`Error::Reply`]: no such reply. [`Error::ReplyArray`]: ids or logprobs are missing.
-/// [`Error::ReplyId`]: an id that can be none. [`Error::LogprobCount`], [`Error::Logprob`]: logprobs
+/// [`Error::ReplyId`]: a value that is not an id. [`Error::LogprobCount`], [`Error::Logprob`]: logprobs
 /// that are not those of the ids.
 pub fn read_completions(body: &[u8]) -> Result<Vec<Choice>> {
     let refused = |reason| Error::Reply { bytes: body.len(), reason };

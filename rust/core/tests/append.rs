@@ -155,7 +155,7 @@ impl Case {
     }
 }
 
-/// How often each random tokenizer is tried.
+/// The number of tries for each random tokenizer.
 const ROUNDS: usize = 500;
 
 #[derive(Debug, Default)]

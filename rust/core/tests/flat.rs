@@ -1,7 +1,7 @@
 //! Calls that are promised to be flat take the same time behind much text as behind little.
 //!
 //! Ratios of the best of many runs, never a time: slow and noisy machines are slow on both sides.
-//! What is linear exceeds the bound by far, as the last test shows.
+//! A linear call exceeds the bound by far, as the last test shows.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -80,7 +80,7 @@ fn playing(tokenizer: &Arc<Tokenizer>, tokens: usize) -> impl FnMut() -> Duratio
         Part::content(REPLY),
         scaffold("<|im_end|>\n<|im_start|>assistant\n"),
     ];
-    // Arrays grow by doubling; what a turn costs is seen between two of these.
+    // Arrays grow by doubling; the cost of a turn shows between two doublings.
     move || {
         timed(|| {
             trajectory.append_parts(&parts, Provenance::Env).unwrap();
@@ -114,7 +114,7 @@ fn a_seam_costs_the_same_behind_much_text() {
 }
 
 #[test]
-fn what_is_linear_is_noticed() {
+fn a_linear_call_is_noticed() {
     let (little, much) = (words(1_000), words(16_000_000));
     let look = |text: &str| timed(|| text.bytes().filter(|byte| *byte == b'|').count());
     let seen = is_flat(|| growth(|| look(&little), || look(&much))).unwrap_err();

@@ -65,7 +65,7 @@ fn a_use_of_a_later_room_is_reported() {
 }
 
 #[test]
-fn what_is_no_use_of_a_later_room_is_not_reported() {
+fn anything_but_a_use_of_a_later_room_is_not_reported() {
     let cases = [
         ("late.rs", "use crate::early::Thing; use super::early::{A, B};"),
         ("early/mod.rs", "use crate::early::inner::Thing; mod inner; pub use inner::late;"),
@@ -250,7 +250,7 @@ fn follow<'a>(
                 *at += 1;
                 while !["}", ""].contains(&word(*at)) {
                     follow(word, at, from.clone(), paths);
-                    // A name after `as`, and what stands between two paths.
+                    // Skips a name after `as`, and everything else between two paths.
                     while !["}", "", ","].contains(&word(*at)) {
                         *at += 1;
                     }

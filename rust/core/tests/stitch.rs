@@ -6,7 +6,7 @@ use abut_core::{Call, OnDrift, stitch};
 type Recorded = (Vec<i64>, Vec<i64>);
 type Shape = fn(usize) -> Vec<Recorded>;
 
-/// One conversation: each prompt is what stood there and ten tokens more.
+/// One conversation: each prompt is all tokens so far and ten more.
 fn conversation(turns: usize) -> Vec<Recorded> {
     let mut prompt = vec![1; 20];
     (0..turns)

@@ -83,7 +83,7 @@ proptest! {
         after in prop::collection::vec(any_part(), 1..4),
     ) {
         let mut trajectory = Trajectory::new(Arc::new(spec.ours()));
-        // What it was at each place; where a turn starts, what it was at the first request there.
+        // The trajectory at each fork point; where a turn starts, at the first request there.
         let mut was = BTreeMap::from([(0, trajectory.clone())]);
         let mut starts = HashSet::new();
         for (before, sample, behind) in &turns {

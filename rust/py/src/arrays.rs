@@ -143,7 +143,7 @@ impl<'py, T: Number> Numbers<'py, T> {
         }
     }
 
-    /// An array that nobody else has.
+    /// An array that the caller alone has.
     pub fn into_array(self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<T>>> {
         match self {
             Self::Borrowed(array) => Ok(PyArray1::from_slice(py, array.as_slice()?)),

@@ -135,7 +135,7 @@ fn mask_in<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<u8>>>
 ///
 /// Args:
 ///     columns: B rows.
-///     pad_id: what `prompt_ids` and `completion_ids` are padded with; the other arrays with 0.
+///     pad_id: the padding of `prompt_ids` and `completion_ids`; the others are padded with 0.
 ///
 /// Returns:
 ///     `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
@@ -206,7 +206,7 @@ impl<'py> Block<'py> {
         Ok(Self { memory, taken: before })
     }
 
-    /// The next array. Also an empty one has a place that no other one has.
+    /// The next array. Even an empty one has an address that no other array has.
     fn room<T: Element>(&mut self, shape: [usize; 2]) -> PyResult<PyReadwriteArray2<'py, T>> {
         let py = self.memory.py();
         let arguments = ((shape[0], shape[1]), T::get_dtype(py), &self.memory, self.taken);

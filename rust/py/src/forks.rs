@@ -19,7 +19,7 @@ thread_local! {
     static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// Starts or ends threads while nobody forks through Python's `os`, which waits for it: `work` may
+/// Starts or ends threads while no thread forks through Python's `os`, which waits for it: `work` may
 /// neither take long nor need the GIL.
 pub fn while_nobody_forks<T>(work: impl FnOnce() -> T) -> T {
     let _lock = lock();

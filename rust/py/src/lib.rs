@@ -23,8 +23,8 @@ mod tokenizer;
 mod trajectory;
 
 /// The Rust core. Ids are int64, masks uint8, logprobs float32.
-// `arrays` borrows items of lists and reads arrays in place while nobody else runs Python, which a
-// build without a GIL does not promise; PyO3's default says that we need none.
+// `arrays` borrows items of lists and reads arrays in place while no other thread runs Python, which a
+// build without a GIL does not promise. PyO3's default would declare that this module needs no GIL.
 #[pyo3::pymodule(gil_used = true)]
 mod _native {
     use pyo3::prelude::*;

@@ -1,7 +1,7 @@
-//! How values travel between processes.
+//! Pickling, so that values can be sent to other processes.
 //!
-//! Invariant: a pickle is all that it needs, so it is read where no file of the first process is.
-//! A value is what the core says of it, as JSON; a tokenizer is what it was made of.
+//! Invariant: a pickle holds everything that reading it needs, because the files of the first process may
+//! not exist there. A value is pickled as the core's JSON, a tokenizer as its file and overrides.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

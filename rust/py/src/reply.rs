@@ -10,7 +10,7 @@ use crate::error;
 /// One choice in the reply of a vLLM server.
 #[pyclass(name = "Choice", module = "abut._native", frozen)]
 pub struct PyChoice {
-    /// Its place among the choices, as the server says it.
+    /// The server's own number of the choice.
     #[pyo3(get)]
     index: usize,
     /// `(T,)` int64: the sampled ids, the stop token included.
@@ -26,7 +26,7 @@ pub struct PyChoice {
     /// The text as the server decoded it; None from `/inference/v1/generate`.
     #[pyo3(get)]
     text: Option<String>,
-    /// `(P,)` int64: the ids that the engine received; None where the server does not repeat them.
+    /// `(P,)` int64: the ids that the engine received; None where the server omits them.
     #[pyo3(get)]
     prompt_token_ids: Option<Py<PyArray1<i64>>>,
 }

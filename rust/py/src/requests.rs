@@ -17,7 +17,7 @@ use crate::detach::copying;
 #[derive(Default)]
 pub struct Requests {
     array: Option<Py<PyArray1<i64>>>,
-    /// How many ids stand in it.
+    /// The number of ids in it.
     len: usize,
 }
 
@@ -31,7 +31,7 @@ impl Requests {
         let array = self.with_room_for(py, ids.len())?;
         let added = &ids[self.len..];
         // SAFETY: the array has room for all ids. Only this writes to it, and all views of it end
-        // at `self.len`, so nobody else has what is behind.
+        // at `self.len`, so no other reference reaches behind it.
         let free = unsafe { slice::from_raw_parts_mut(array.data().add(self.len), added.len()) };
         copying(py, added.len(), || {
             free.iter_mut().zip(added).for_each(|(free, &id)| *free = id.into());
@@ -51,7 +51,7 @@ impl Requests {
             return Ok(array.bind(py).clone());
         }
         let array: Bound<'py, PyArray1<i64>> = zeros(py, tokens.max(2 * had))?;
-        // A view of what is read-only is read-only, and its own flag can't make it writeable.
+        // A view of a read-only array is read-only, and its own flag can't make it writeable.
         array.try_readwrite()?.make_nonwriteable();
         self.array = Some(array.clone().unbind());
         self.len = 0;

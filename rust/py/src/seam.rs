@@ -14,7 +14,7 @@ pub struct PySeam(pub Seam);
 
 #[pymethods]
 impl PySeam {
-    /// How it was decided, or that the canonical tokens differ across it (`merged`).
+    /// The way in which it was decided; `merged` if the canonical tokens differ across it.
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
@@ -26,7 +26,7 @@ impl PySeam {
         self.0.exact
     }
 
-    /// How many tokens on the left were replaced.
+    /// The number of tokens on the left that were replaced.
     #[getter]
     fn drop(&self) -> usize {
         self.0.drop
@@ -98,7 +98,7 @@ impl PyMerge {
         ids_out(py, &self.0.right_ids)
     }
 
-    /// `(M,)` int64: what both together are instead.
+    /// `(M,)` int64: the tokens of both together.
     #[getter]
     fn merged_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.merged_ids)

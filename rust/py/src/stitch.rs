@@ -12,7 +12,7 @@ use crate::error;
 use crate::pickle::{Reduced, Written, read, reduce, written};
 use crate::tokenizer::PyTokenizer;
 
-/// How one recorded call follows another.
+/// The way in which one recorded call follows another.
 #[pyclass(name = "Transition", module = "abut.trajectory", frozen)]
 pub struct PyTransition(Transition);
 
@@ -130,7 +130,7 @@ impl PyStitched {
         self.transitions.iter().map(|transition| transition.clone_ref(py)).collect()
     }
 
-    /// How many calls are in no chain: nothing was sampled, cut off, no certain parent.
+    /// The numbers of calls in no chain: nothing was sampled, cut off, no certain parent.
     #[getter]
     fn dropped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -168,12 +168,12 @@ impl PyStitched {
     }
 }
 
-/// Join calls that somebody else recorded. Linear in the tokens given.
+/// Join calls that another program recorded. Linear in the tokens given.
 ///
 /// Args:
 ///     calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
 ///         arrays are read in place.
-///     on_drift: what to do with a prompt that differs from what stood there. "error": refuse the
+///     on_drift: the handling of a prompt that differs from what stood there. "error": refuse the
 ///         recording; "truncate": the chain ends before the call, which is dropped with what
 ///         extends it; "split": the call begins a chain; "realign": the differing tail of a sample
 ///         becomes context, and elsewhere as "split".

@@ -194,7 +194,7 @@ impl PyTokenizer {
         texts: &Bound<'py, PyAny>,
         added: &str,
     ) -> PyResult<Vec<Bound<'py, PyArray1<i64>>>> {
-        mode_in(added)?; // what is wrong with an argument is not wrong with a text
+        mode_in(added)?; // so that a wrong argument is not reported as the fault of a text
         let strings = texts_in(texts)?;
         let texts = strings
             .iter()
@@ -323,18 +323,18 @@ impl PyTokenizer {
             .map_err(|e| error::to_py(&e))
     }
 
-    /// Return the id of an added token or an entry of the vocabulary; None where it is none.
+    /// Return the id of an added token or an entry of the vocabulary; None if there is none.
     fn token_to_id(&self, token: &Bound<'_, PyString>) -> PyResult<Option<u32>> {
         Ok(self.core.token_to_id(text_in(token)?))
     }
 
-    /// How many ids there are, added tokens included.
+    /// The number of ids, added tokens included.
     #[getter]
     fn vocab_size(&self) -> usize {
         self.core.vocab_size()
     }
 
-    /// Return what is known without encoding anything.
+    /// Return the facts that are known without encoding anything.
     ///
     /// Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
     /// knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used

@@ -60,7 +60,8 @@ pub struct PyTrajectory {
     vocab_size: usize,
 }
 
-/// For a call that changes it; nobody else may be in one, also while the GIL is released.
+/// Borrows the trajectory for a call that changes it. No other call may be under way, not even while the
+/// GIL is released.
 fn changing<'py>(trajectory: &Bound<'py, PyTrajectory>) -> PyResult<PyRefMut<'py, PyTrajectory>> {
     trajectory.try_borrow_mut().map_err(|_| in_use())
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind, StartKind};
 use rustc_hash::FxHashSet;
 
-/// Finds what tokens match: leftmost-longest, as `tokenizers` does it.
+/// Finds the matches of tokens: leftmost-longest, as `tokenizers` does it.
 ///
 /// It is built in time and memory that are linear in the patterns.
 #[derive(Debug)]

@@ -79,13 +79,13 @@ impl Trie {
         state
     }
 
-    /// For each state: whether a token that ends there begins another one, stands inside one, or
-    /// begins with what one ends with. `ends` are the states at which tokens end.
+    /// For each state, true if a token that ends there begins another one, stands inside one, or begins
+    /// with the end of one. `ends` are the states at which tokens end.
     fn met(&self, ends: &[usize]) -> Vec<bool> {
         let mut by_depth: Vec<usize> = (1..self.states.len()).collect();
         by_depth.sort_by_key(|&state| self.states[state].depth);
         let rest = self.longest_ends(&by_depth);
-        // What a beginning of a token ends with stands inside that token.
+        // The end of a token's beginning stands inside that token.
         let mut inside = vec![false; self.states.len()];
         for &state in &rest {
             inside[state] = true;

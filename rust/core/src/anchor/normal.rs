@@ -48,7 +48,7 @@ struct Side {
 }
 
 impl Normal {
-    /// `Err` names the normalizer that has no such places.
+    /// `Err` names the normalizer that has no such offsets.
     pub fn new(config: &Value) -> Result<Self, String> {
         let mut found = Vec::new();
         for config in stages(config, "normalizers") {
@@ -236,7 +236,7 @@ mod tests {
         for c in ('\0'..=char::MAX).filter(|c| starts_apart(*c)) {
             let first = std::iter::once(c).nfkd().next().expect("a character").0;
             assert_eq!(canonical_combining_class(first), 0, "{c:?}");
-            // What it becomes on its own begins with what composes with nothing before it.
+            // Normalized on its own, it begins with a character that composes with nothing before it.
             let own = std::iter::once(c).nfc().next().expect("a character").0;
             assert_eq!(is_nfc_quick(std::iter::once(own)), IsNormalized::Yes, "{c:?}");
             let own = std::iter::once(c).nfkc().next().expect("a character").0;

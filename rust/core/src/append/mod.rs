@@ -2,8 +2,8 @@
 //!
 //! Invariant: the tokens of settled text never change, whatever is appended. The tokens of open text
 //! are encoded again with everything that joins it. Text is settled up to its last hard token, and
-//! from there up to its last anchor: what stays open is the run of characters at its end, usually a
-//! word, whatever the length of the conversation. If that run is long, only its end is encoded again,
+//! from there up to its last anchor. Only the run of characters at its end stays open, usually a word,
+//! whatever the length of the conversation. If that run is long, only its end is encoded again,
 //! provided that a certificate shows that the tokens before it stay. So the work of an append does not
 //! grow with the run.
 

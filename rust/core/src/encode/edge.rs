@@ -135,8 +135,7 @@ impl EdgePreTokenizer {
 }
 
 /// Calls `each` with the pieces and their alignment. `PreTokenizedString::split` is the only method of
-/// `tokenizers` that passes pieces on with their alignment, so it is used for that alone, and the pieces
-/// that it is to make are none.
+/// `tokenizers` that hands out pieces with their alignment. Here it splits nothing and returns nothing.
 fn hand_out(
     mut pieces: PreTokenizedString,
     each: &mut dyn FnMut(NormalizedString),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Tokens with what a trajectory needs to know about them.
+/// Tokens with the facts that a trajectory needs about them.
 #[derive(Debug, Default)]
 pub(crate) struct Encoded {
     pub ids: Vec<u32>,

@@ -30,7 +30,7 @@ impl Pipeline {
         }
         let Some(cutter) = segment.normalized else {
             // Sliced although it is the whole: `Metaspace` "first" looks at where a slice begins
-            // in the original, which leaves out what a normalizer removed before it.
+            // in the original, which leaves out text that a normalizer removed before it.
             let whole = 0..normalized.get().len();
             return self.encode_normalized(&normalized, whole, segment, out);
         };

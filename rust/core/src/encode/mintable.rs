@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 #[derive(Debug)]
 pub(crate) struct Mintable {
     texts: FxHashMap<u32, String>,
-    /// From the lowest to the highest; empty where there is none.
+    /// From the lowest id to the highest; empty if there are no tokens.
     ids: RangeInclusive<u32>,
 }
 

@@ -1,6 +1,6 @@
 //! Added tokens and their two classes.
 //!
-//! *Textual* added tokens are what ordinary text is meant to become: whitespace runs and HTML tags
+//! Ordinary text is meant to become *textual* added tokens: whitespace runs and HTML tags
 //! (Gemma, GPT-NeoX, Phi). All others are *control* tokens: only scaffold may become one.
 
 use std::collections::HashSet;

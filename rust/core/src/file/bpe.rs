@@ -1,7 +1,7 @@
 //! A BPE model by its parts, from which the one of `tokenizers` is made where it is needed.
 //!
-//! Invariant: **`tokenizers` reads the same file as [`Bpe::whole`].** Both halves of each merge and what
-//! they become are entries, which is all that it asks of them.
+//! Invariant: **[`Bpe::whole`] is the model that `tokenizers` reads from the same file.** Both halves of
+//! each merge and the token that they become are entries, which is all that `tokenizers` asks of them.
 
 use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab as HfVocab};
 
@@ -22,7 +22,7 @@ pub(crate) struct Bpe {
     pub ignore_merges: bool,
 }
 
-/// The ids of two tokens that merge, and of what they become.
+/// The ids of two tokens that merge, and of the token that they become.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MergeRule {
     pub left: u32,
@@ -72,10 +72,10 @@ impl Bpe {
     }
 
     /// The model of `tokenizers` without entries that no part of `text` spells. It writes each part of
-    /// `text` as the whole one does: what merges there, and what comes of it, stands in `text`, but
-    /// for unknown tokens and bytes, which are kept with all that holds them. Only where characters
-    /// are dropped, because the model has neither them nor anything to put in their place, others
-    /// may meet. Of 150,000 entries a page of text has some thousands.
+    /// `text` as the whole model does, because every token that merges there spells a part of `text`.
+    /// Unknown tokens and bytes do not, so they are kept with all entries that hold them. Only where
+    /// the model drops characters, because it has neither them nor a substitute, other characters may
+    /// meet. Of 150,000 entries a page of text spells some thousands.
     pub fn narrowed(&self, text: &str) -> BPE {
         let runs = Runs::of(text);
         let unknown = self.unk_token.as_deref();
@@ -119,7 +119,7 @@ fn parts(vocab: &Vocab<'_>, merges: &WrittenMerges<'_>) -> Option<(Entries, Vec<
     let mut found: Vec<MergeRule> = Vec::with_capacity(merges.0.len());
     let mut joined = String::new();
     for (left, right) in &merges.0 {
-        // Most vocabularies have what merges become in the order of the merges.
+        // In most vocabularies the results of merges have ids in the order of the merges.
         let next = found.last().map_or(0, |merge| merge.whole.wrapping_add(1));
         let whole = match entries.text_of(next) {
             Some(text) if is_joined(text, left, right) => next,

@@ -23,7 +23,7 @@ impl Entries {
         all_new.then_some(Self(words))
     }
 
-    /// How many there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.0.len()
     }

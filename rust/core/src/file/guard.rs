@@ -1,6 +1,6 @@
-//! A guard around `tokenizers`, which panics at some of what stands in broken files.
+//! A guard around `tokenizers`, which panics at some broken files.
 //!
-//! Invariant: no panic of it leaves this crate: what it cannot read or use is an error.
+//! Invariant: no panic of `tokenizers` leaves this crate; it becomes an error.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -16,7 +16,7 @@ pub(crate) fn unreadable(reason: String) -> Error {
     Error::Load { reason, hint: HINT_FILE }
 }
 
-/// Reads or uses what stands at `place` in the file.
+/// Reads or uses a part of the file. The error names it as `place`.
 pub(crate) fn guarded<T, E: Display>(
     place: &str,
     read: impl FnOnce() -> std::result::Result<T, E>,

@@ -1,5 +1,5 @@
-//! Reading `tokenizer.json` without what would make encoding inexact: no truncation, no padding,
-//! no post-processor, nothing random.
+//! Reading `tokenizer.json` without the settings that would make encoding inexact: no truncation, no
+//! padding, no post-processor, nothing random.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ pub(crate) fn load(json: &str, overrides: &Overrides) -> Result<Loaded> {
     put_together(file, Model::read(model, parts), settings, overrides)
 }
 
-/// `None` where the model is none of them.
+/// Reads a file with a usual BPE model in one pass; `None` for any other file.
 fn plain_bpe(json: &str, overrides: &Overrides) -> Option<Result<Loaded>> {
     let file: File<BpeFile<'_>> = serde_json::from_str(json).ok()?;
     check_version(file.version.as_deref()).ok()?;

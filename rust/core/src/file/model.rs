@@ -1,7 +1,7 @@
-//! The model of a file: `tokenizers`' own, or the parts from which it is made when somebody asks for it.
+//! The model of a file: that of `tokenizers`, or the parts from which it is made when it is needed.
 //!
-//! Most tokenizers never need `tokenizers`' own: an encoder of ours writes their text. To make it takes
-//! longer than all else that loading does, and most of the memory.
+//! Most tokenizers never need the model of `tokenizers`, because a fast encoder writes their text.
+//! Making it takes longer than everything else that loading does, and most of the memory.
 
 use std::borrow::Cow;
 
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// Of a BPE model, whether a word that is an entry skips the merges; `None` of others.
+    /// For a BPE model, true if a word that is an entry skips the merges; `None` for other models.
     pub fn ignores_merges(&self) -> Option<bool> {
         match (self.parts(), self.hf.get()) {
             (Some(bpe), _) => Some(bpe.ignore_merges),
@@ -91,7 +91,7 @@ impl Model {
         }
     }
 
-    /// How many entries its vocabulary has.
+    /// The number of entries of its vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.parts().map_or_else(|| self.hf().get_vocab_size(), |bpe| bpe.entries.len())
     }

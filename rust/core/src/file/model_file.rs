@@ -6,8 +6,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// A model with nothing in it but what is read here. `tokenizers` reads each such file too, and finds
-/// the same in it: what it would refuse, or see otherwise, is an error here.
+/// A model with no fields but these. `tokenizers` reads each such file in the same way: anything that it
+/// would refuse or read differently is an error here.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BpeFile<'a> {

@@ -1,7 +1,7 @@
 //! The stages of a normalizer or pre-tokenizer, as they stand in the file.
 //!
-//! They are looked at as JSON: the types of `tokenizers` keep some of what matters private, as the
-//! pattern of a `Replace`.
+//! They are read as JSON, because the types of `tokenizers` keep fields private that matter here, such as
+//! the pattern of a `Replace`.
 
 use serde_json::Value;
 

@@ -5,7 +5,7 @@
 pub enum OnDrift {
     /// Refuse the recording.
     Error,
-    /// The chain ends before the call, which is dropped with what extends it.
+    /// The chain ends before the call, which is dropped with all calls that extend it.
     Truncate,
     /// The call begins a chain.
     Split,

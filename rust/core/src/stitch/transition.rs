@@ -30,7 +30,7 @@ impl TransitionKind {
     }
 }
 
-/// How one call follows another.
+/// The way in which one call follows another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
     /// Index of the call, as recorded.

@@ -131,7 +131,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Goes from `node` along the tokens of `call` to depth `until`, making what is not there.
+    /// Goes from `node` along the tokens of `call` to depth `until`, and makes the nodes that are missing.
     fn descend(&mut self, call: usize, mut node: usize, until: usize) -> usize {
         loop {
             self.work += 1;

@@ -6,7 +6,7 @@ use crate::by_bytes::BytesById;
 use crate::byte_chars::{CharToByte, byte_chars};
 use crate::file::{AddedToken, Model, ModelSettings};
 
-/// How the vocabulary spells bytes.
+/// The way in which the vocabulary spells bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Spelling {
     /// GPT-2's table: one character for each byte.

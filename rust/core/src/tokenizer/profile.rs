@@ -64,7 +64,7 @@ impl Profile {
             textual: contents(&|token| !token.control),
             mintable: contents(&|token| mintable.text_of(token.id).is_some()),
             swallowed: contents(&|token| {
-                // Tokens found in normalized text are looked for later, behind what is swallowed.
+                // Tokens in normalized text are looked for after whitespace was swallowed in raw text.
                 let swallows = |t: &AddedToken| t.rstrip && t.normalized == token.normalized;
                 token.content.starts_with(char::is_whitespace) && loaded.added.iter().any(swallows)
             }),
@@ -72,7 +72,7 @@ impl Profile {
     }
 }
 
-/// How many ids there are; vocabularies have no holes.
+/// The number of ids; vocabularies have no holes.
 pub(super) fn vocab_size(loaded: &Loaded) -> usize {
     let model = loaded.model.vocab_size();
     let added = loaded.added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
@@ -90,7 +90,7 @@ pub(super) fn mintable(loaded: &Loaded) -> Mintable {
     Mintable::new(tokens)
 }
 
-/// The id that the model gives to what it cannot write.
+/// The id of the token for text that the model cannot write.
 pub(super) fn unk_id(loaded: &Loaded) -> Option<u32> {
     let token = loaded.settings.unk_token.as_deref();
     loaded.settings.unk_id.or_else(|| loaded.model.token_to_id(token?))

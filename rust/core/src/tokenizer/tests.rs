@@ -89,7 +89,7 @@ fn text(rng: &mut Rng, most: usize) -> String {
     text
 }
 
-/// How many texts, unless the environment says.
+/// The number of texts, unless the environment sets another one.
 fn rounds(usual: usize) -> usize {
     std::env::var("ABUT_FAST_ROUNDS").map_or(usual, |n| n.parse().expect("a number"))
 }

@@ -1,4 +1,4 @@
-//! A walk from a place inside a text against the pieces that `tokenizers` makes of it.
+//! A walk from an offset inside a text against the pieces that `tokenizers` makes of it.
 
 use std::collections::BTreeSet;
 
@@ -115,7 +115,7 @@ fn from_an_alignment_on_the_pieces_are_those_of_the_whole_text() {
         }
         assert!(met > 30, "{config}: {met} met");
     }
-    // Behind an attempt that may still go on; and what the walks are kept from.
+    // Alignments behind an attempt that may still go on, and offsets at which the walks refuse to align.
     assert!(kept > 80 && differ > 300, "{kept} kept, {differ} differ");
 }
 

@@ -75,8 +75,8 @@ fn last(rest: &[u8]) -> u64 {
     u64::from_le_bytes(chunk)
 }
 
-/// Where bytes of a kind from `at` on end; an error where that is no ASCII, or the end of the text:
-/// what stands there then has to be looked at.
+/// The end of the bytes of a kind from `at` on. An error where that is the end of the text or a byte beyond
+/// ASCII: the caller then has to look at the character there.
 #[inline(always)]
 fn run(text: &[u8], mut at: usize, kind: impl Fn(u64) -> u64) -> Result<usize, usize> {
     loop {
@@ -131,7 +131,7 @@ pub(super) fn spaces_end(text: &[u8], mut at: usize) -> Result<(usize, Option<us
     }
 }
 
-/// Where what is neither letter nor digit nor whitespace from `at` on ends.
+/// The end of the characters from `at` on that are neither letters nor digits nor whitespace.
 #[inline(always)]
 pub(super) fn signs_end(text: &[u8], at: usize) -> Result<usize, usize> {
     run(text, at, signs)

@@ -1,9 +1,9 @@
 //! The words of 64 bytes at once: kinds of characters as bits, and from them where words begin.
 //!
-//! Invariant: where a bit is set a word begins, if one begins at the first byte; of what stands before
-//! the last such bit none is missing. Whatever these rules do not know ends what is looked at:
-//! contractions, and of what is beyond ASCII all but letters and signs. The function for one word at a
-//! time goes on there, and a test compares the two.
+//! Invariant: if a word begins at the first byte, a word begins at each set bit, and no beginning before
+//! the last set bit is missing. The bits end before the first character that these rules do not know: a
+//! contraction, or a character beyond ASCII that is neither a letter nor a sign. The function for one
+//! word at a time goes on there, and a test compares the two.
 
 #![allow(clippy::inline_always, reason = "called for each block, in loops that must stay small")]
 
@@ -21,7 +21,7 @@ pub(super) const LONG_S: [u8; 2] = [0xC5, 0xBF];
 /// The differences between patterns like cl100k's and o200k's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// How many numbers are a word.
+    /// The most numbers in a word.
     pub digits: usize,
     pub contractions: Contractions,
     /// True if a word ends where a capital follows a small letter, and `/` may stand behind newlines.
@@ -44,7 +44,7 @@ struct Kinds {
     capitals: u64,
     digits: u64,
     spaces: u64,
-    /// And what else is whitespace and no newline.
+    /// Tabs, and other ASCII whitespace except spaces and newlines.
     tabs: u64,
     newlines: u64,
     apostrophes: u64,
@@ -54,10 +54,10 @@ struct Kinds {
     unknown: u64,
 }
 
-/// Hands the words of a text to `each`, many at once: where the first of them begins, and where each
-/// of them ends. Cutting and looking up are two loops that each fit the processor better than one.
+/// Calls `each` with many words of a text at once: the start of the first one, and the end of each.
+/// Cutting and looking up are two loops, each of which fits the processor better than one for both.
 ///
-/// As many are cut as `starts` finds in a block, or else the one of which `end_of` says the end.
+/// `starts` finds the words of a block; where it finds too few, `end_of` finds the end of one word.
 #[inline(always)]
 pub(super) fn words(
     text: &str,
@@ -147,7 +147,7 @@ pub(super) fn by_rules(classes: &Classes, block: &Block, rules: Rules) -> u64 {
 
     // A sign that has no space before it takes the letters behind it, if it is one sign.
     let plain_signs = first(signs) & !(kinds.spaces << 1);
-    // What is added to the lowest of some bits in a row is carried behind the last.
+    // Adding a bit to the lowest of several bits in a row carries it behind the last of them.
     let behind_sign = (plain_signs << 1).wrapping_add(kinds.tails) & !kinds.tails;
     let mut words = plain_signs | first(letters) & !(spaces << 1 | behind_sign);
     if rules.cased {
@@ -226,7 +226,7 @@ fn possible(block: &Block, mut apostrophes: u64) -> u64 {
     found
 }
 
-/// As many bits, the lowest.
+/// The lowest `count` bits.
 #[inline(always)]
 fn below(count: u32) -> u64 {
     if count == u64::BITS { u64::MAX } else { (1 << count) - 1 }

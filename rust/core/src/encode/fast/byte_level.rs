@@ -141,7 +141,7 @@ impl ByteLevel {
         self.entries.sample()
     }
 
-    /// How many bytes a token stands for.
+    /// The number of bytes that a token stands for.
     pub fn len_of(&self, id: u32) -> usize {
         self.entries.bytes_of(id).expect("a token that was written").len()
     }

@@ -18,7 +18,7 @@ pub(super) struct Characters {
     ids: Box<[u32]>,
 }
 
-/// Of each token the lowest rank of a merge with what stands before it and behind it, beyond ASCII.
+/// For each token the lowest ranks of its merges with a token before it and behind it, beyond ASCII.
 #[derive(Debug)]
 pub(super) struct FirstMerges {
     before: Vec<Rank>,

@@ -31,7 +31,7 @@ pub(super) const NEWLINE: Class = 1 << 6;
 pub(super) const SIGN: Class = 1 << 7;
 /// The characters that the second pattern of `DeepSeek` cuts out.
 pub(super) const HAN_OR_KANA: Class = 1 << 8;
-/// NFC may change it, or what stands before it together with it.
+/// NFC may change it, or the characters before it together with it.
 pub(super) const COMPOSES: Class = 1 << 9;
 /// Code points below 128.
 pub(super) const ASCII: Class = 1 << 10;
@@ -60,7 +60,7 @@ struct SixtyFour {
     any: Class,
 }
 
-/// As many characters have one byte or two.
+/// The number of characters that have one byte or two.
 const LOW: usize = 0x800;
 /// The lowest first byte of a character of three bytes, and of one of four.
 const FIRST_OF_THREE: u8 = 0xE0;
@@ -68,7 +68,7 @@ const FIRST_OF_FOUR: u8 = 0xF0;
 
 /// The classes of all code points: blocks of 256, equal ones stored once.
 pub(super) struct Classes {
-    /// Of the characters of one or two bytes.
+    /// The classes of the characters of one or two bytes.
     low: [Class; LOW],
     /// By the bits of the first two bytes that are not the same for all characters of three bytes.
     like: Box<[SixtyFour; 1 << 10]>,

@@ -3,8 +3,8 @@
 use super::class::{Classes, HAN_OR_KANA, LETTER, MARK, NEWLINE, NUMBER, SIGN, SPACE};
 use super::word_ends::{numbers, spaces_and_newlines};
 
-/// Tells `each` where words end: numbers first, then Han and kana, then the rest; each sees only what
-/// the one before left.
+/// Calls `each` with the ends of words: numbers first, then Han and kana, then the rest. Each pattern sees
+/// only the text that the one before did not match.
 pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(usize)) {
     let mut at = 0;
     while let Some((class, next)) = classes.at(text, at) {
@@ -28,7 +28,7 @@ pub(super) fn deepseek_v3(classes: &Classes, text: &str, mut each: impl FnMut(us
     }
 }
 
-/// Words of the last pattern from byte `at` on; what it does not match is a word too.
+/// Words of the last pattern from byte `at` on; text that it does not match is a word too.
 fn deepseek_v3_rest(classes: &Classes, text: &str, mut at: usize, each: &mut impl FnMut(usize)) {
     let mut unmatched = at;
     while let Some((_, next)) = classes.at(text, at) {

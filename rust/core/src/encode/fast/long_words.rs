@@ -9,8 +9,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::by_bytes::hash;
 
-/// So many numbers are read of a record at once: a word that has a slot has fewer tokens, and most
-/// others have as well.
+/// The numbers of a record that are read at once: more than the tokens of any word that has a slot, and of
+/// most others.
 pub(super) const MOST_TOGETHER: usize = 16;
 
 /// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of those with more than a slot has.
@@ -18,10 +18,10 @@ pub(super) const MOST_TOGETHER: usize = 16;
 pub(super) struct LongWords {
     /// Two for each hash, the later word first.
     entries: Box<[[Entry; 2]; Self::PAIRS]>,
-    /// Of each word its tokens, and behind them its bytes if it has no slot that has them: whoever finds
-    /// one has the other.
+    /// The tokens of each word, and behind them its bytes if no slot has them, so that one read of memory
+    /// brings both.
     records: Vec<u32>,
-    /// How often all records were forgotten.
+    /// The number of times that all records were forgotten.
     age: u32,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct LongWords {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub start: u32,
-    /// How many there are.
+    /// The number of tokens.
     pub ids: u32,
     /// As that of the records when it was written.
     pub age: u32,
@@ -58,7 +58,7 @@ impl LongWords {
         Self { entries, records: Vec::new(), age: 0 }
     }
 
-    /// Has what is remembered of a word come from memory; returns the word's hash.
+    /// Fetches the memory of a word into the cache; returns the word's hash.
     pub fn fetch(&self, word: &[u8]) -> u32 {
         let hash = hash(word);
         let [entry, _] = self.entries[hash as usize % Self::PAIRS];
@@ -89,8 +89,8 @@ impl LongWords {
         is_kept.then(|| &self.records[record.start as usize..][..record.ids as usize])
     }
 
-    /// The tokens of a record with what stands behind them, and how many they are; `None` where they
-    /// were forgotten, are the last of all, or are as many or more.
+    /// The tokens of a record with the numbers behind them, and the number of tokens; `None` where they
+    /// were forgotten, are the last of all, or are [`MOST_TOGETHER`] or more.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each word")]
     pub fn together(&self, record: Record) -> Option<(&[u32; MOST_TOGETHER], usize)> {

@@ -1,8 +1,8 @@
 //! The tokens of words that a thread has met before.
 //!
-//! Invariant: a word's tokens depend on nothing but its bytes, so what was found once holds for
-//! good; and all bytes are compared, so that no word has the tokens of another one. What is remembered
-//! is bounded: short words in a table of fixed size, long ones up to a number of bytes.
+//! Invariant: a word's tokens depend on nothing but its bytes, so they never have to be found again; and
+//! all bytes are compared, so that no word gets the tokens of another one. The memory is bounded: short
+//! words are in a table of fixed size, long ones in records up to a number of bytes.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
@@ -56,8 +56,8 @@ impl Default for Lookups {
 }
 
 impl Lookups {
-    /// Fills in what is looked for: words that follow each other, the first from byte `start` on, each
-    /// up to its end.
+    /// Fills in the words to look for. They follow each other: the first from byte `start` on, each up to
+    /// its end.
     #[inline(never)]
     fn fill(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
@@ -76,7 +76,7 @@ impl Lookups {
         }
     }
 
-    /// Fills in what is known of long words, and of those at the end of a text.
+    /// Fills in long words, and short ones at the end of a text.
     #[inline(never)]
     fn fill_others(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
@@ -129,7 +129,7 @@ impl Scratch {
                 self.fetch_records(keys, buckets);
             }
             let end_of = |word: usize| ends.get(word).copied();
-            // Without a panic, so that whoever hears of no word does not wait for where it is.
+            // Without a panic, so that the compiler can drop the range where `written` ignores it.
             let range_of = |word: usize| {
                 let start = end_of(word.wrapping_sub(1)).unwrap_or(start);
                 start..end_of(word).unwrap_or(start)

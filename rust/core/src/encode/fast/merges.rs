@@ -1,7 +1,7 @@
 //! Byte-pair merges by rank.
 //!
-//! Invariant: of all neighbours that can merge the pair of the lowest rank does, the leftmost of
-//! several, until none is left: what `tokenizers` does with the same table.
+//! Invariant: of all neighbours that can merge, the pair of the lowest rank does, the leftmost of several,
+//! until none is left. `tokenizers` does the same with the same table.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +20,7 @@ pub(super) struct Symbol {
     pub end: usize,
 }
 
-/// How early a merge is made.
+/// The order of a merge: lower ones come first.
 pub(super) type Rank = u32;
 
 /// For two neighbours: the rank of their merge, and the token that they become.
@@ -38,7 +38,7 @@ pub(super) struct Merges {
     maybe: Box<[u64]>,
 }
 
-/// So many ids from the alphabet's lowest on have a table of their own.
+/// The number of ids, from the alphabet's lowest on, whose merges have a table of their own.
 const ALPHABET: u32 = 256;
 
 /// Room to merge in, used again and again.
@@ -154,8 +154,8 @@ impl Merges {
         if bench.symbols.len() <= SHORT { self.apply_short(bench) } else { self.apply_long(bench) }
     }
 
-    /// All symbols keep their places, and what is left of them are bits of a number: to close gaps
-    /// would cost more than to look at them.
+    /// All symbols keep their positions, and the bits of a number show which are left: closing gaps would
+    /// cost more than skipping them.
     fn apply_short(&self, bench: &mut Bench) {
         let symbols = &mut bench.symbols[..];
         let count = symbols.len();
@@ -218,7 +218,7 @@ impl Merges {
             let after = links[gone].after;
             links[at].after = after;
             ranked[gone] = NONE;
-            // What was removed is known by its link to itself.
+            // A removed symbol is marked by a link to itself.
             links[gone].after = gone;
             ranked[at] = if after < count {
                 links[after].before = at;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: two characters that a token holds side by side were brought together by a merge whose
 //! left part ends with the one and whose right part begins with the other. Where no merge does
-//! that no token crosses the place, and each side has the tokens that it has alone. Holding pairs
+//! that, no token crosses the offset, and each side has the tokens that it has alone. Holding pairs
 //! that no merge has only makes runs longer.
 
 use crate::hashing::spread;

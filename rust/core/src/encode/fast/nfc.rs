@@ -92,7 +92,7 @@ pub(super) fn composed(text: &str) -> Option<Composed> {
     out
 }
 
-/// How far text is ASCII from byte `at` on, in steps.
+/// The end of ASCII text from byte `at` on, in whole steps.
 fn behind_ascii<const STEP: usize>(bytes: &[u8], mut at: usize) -> usize {
     while bytes[at..].first_chunk::<STEP>().is_some_and(|chunk| chunk.is_ascii()) {
         at += STEP;

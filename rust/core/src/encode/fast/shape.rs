@@ -31,7 +31,7 @@ pub(super) enum Prefix {
 }
 
 impl Shape {
-    /// `None` where it is none that is known.
+    /// `None` for any other shape.
     pub fn of(normalizer: &Value, pre_tokenizer: &Value) -> Option<Self> {
         let normalizers = stages(normalizer, "normalizers");
         let pre_tokenizers = stages(pre_tokenizer, "pretokenizers");

@@ -15,7 +15,7 @@ use crate::by_bytes::Key;
 pub(super) const MOST_IDS: usize = 4;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
-/// As many buckets as such an index can name: to look one up needs no check.
+/// The index of a bucket. It has as many values as there are buckets, so a look-up needs no check.
 pub(super) type BucketIndex = u16;
 const BUCKETS: usize = 1 << BucketIndex::BITS;
 
@@ -66,7 +66,7 @@ impl CachedWord {
         (self.low ^ key.low) | (self.high ^ key.high) << (u64::BITS - COUNT) == 0
     }
 
-    /// How many tokens it has itself.
+    /// The number of tokens in the slot itself; 0 if they are in a record.
     #[inline(always)]
     pub fn count(&self) -> usize {
         usize::try_from(self.high >> COUNT).expect("four bits")
@@ -76,7 +76,7 @@ impl CachedWord {
         Key { low: self.low, high: self.high << (u64::BITS - COUNT) >> (u64::BITS - COUNT) }
     }
 
-    /// How it is marked where it stands in this bucket.
+    /// The mark of the word if it stands in this bucket.
     fn mark_in(&self, bucket: BucketIndex) -> Mark {
         let key = self.key();
         if bucket_of(key) == bucket { Mark::NONE } else { Mark::of(key) }
@@ -208,7 +208,7 @@ impl ShortWords {
         keys: &'a [Key],
         buckets: &'a [BucketIndex],
     ) -> impl Iterator<Item = &'a CachedWord> {
-        // Taken once: what is read behind `self` would be read again for each word.
+        // Borrowed once: read through `self`, the pointer would be loaded again for each word.
         let table = &*self.buckets;
         let with_tokens = |slot: &&CachedWord| slot.count() > 0;
         keys.iter()

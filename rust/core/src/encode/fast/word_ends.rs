@@ -72,7 +72,7 @@ pub(super) fn o200k(
     let word = if class & (LETTER | NEWLINE) != 0 {
         cased_word(classes, text, at)
     } else {
-        // A mark is both what may stand before a word and what a word is made of: before capitals
+        // A mark may stand before a word, and may also be part of one: before capitals
         // alone it is a word, which the first alternative finds when it leaves the sign out.
         let after = cased_word(classes, text, next);
         if class & MARK == 0 || after.is_some_and(|word| word.has_small) {
@@ -212,7 +212,7 @@ pub(super) fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> u
     }
 }
 
-/// The same where it meets what is no ASCII, or the end of the text.
+/// As [`spaces_and_newlines`], where the whitespace meets the end of the text or a character beyond ASCII.
 #[cold]
 fn all_spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
     let end = classes.run(text, at, SPACE);

@@ -52,7 +52,7 @@ fn the_model_that_is_made_of_the_parts_is_the_one_that_tokenizers_reads() {
     for model in models().into_iter().chain([pairs, lines]) {
         let expected: BPE = serde_json::from_str(&model).expect("a model");
         let mut whole = Bpe::read(&model).whole();
-        // What says that nothing is left to chance, or no prefix is there, may be written in two ways.
+        // "No dropout" and "no prefix" may each be written in two ways.
         whole.dropout = expected.dropout;
         whole.continuing_subword_prefix.clone_from(&expected.continuing_subword_prefix);
         assert!(whole == expected, "{model:.300}");
@@ -60,7 +60,7 @@ fn the_model_that_is_made_of_the_parts_is_the_one_that_tokenizers_reads() {
 }
 
 #[test]
-fn what_is_out_of_the_ordinary_is_read_by_tokenizers() {
+fn an_unusual_file_is_read_by_tokenizers() {
     let merges = r#""merges": [["a", "b"]]"#;
     let is_made = |fields: &str| read(fields).expect("a model").model.has_hf();
     assert!(!is_made(&format!("{TYPE}, {VOCAB}, {merges}")));
@@ -76,7 +76,7 @@ fn what_is_out_of_the_ordinary_is_read_by_tokenizers() {
 }
 
 #[test]
-fn what_tokenizers_refuses_is_refused() {
+fn a_file_that_tokenizers_refuses_is_refused() {
     for (fields, reason) in [
         (format!(r#"{TYPE}, {VOCAB}, "merges": [["b", "a"]]"#), "out of vocabulary"),
         (format!(r#"{TYPE}, {VOCAB}, "merges": [["a", "é"]]"#), "contradict each other"),

@@ -39,7 +39,7 @@ fn shapes() -> Vec<(Value, Value)> {
 struct Traits {
     byte_fallback: bool,
     fuse_unk: bool,
-    /// Merges may take unknown characters, or bytes of them, for what they are named.
+    /// Merges may hold unknown characters, or tokens for their bytes.
     merges_unknown: bool,
 }
 
@@ -53,7 +53,7 @@ impl Traits {
     }
 }
 
-/// A vocabulary of about half of the characters, and of what random merges make of them.
+/// A vocabulary of about half of the characters, and of the results of random merges.
 fn small(rng: &mut Rng, traits: Traits, shape: &(Value, Value)) -> Value {
     let mut pieces: Vec<String> = ["▁", "a"].map(str::to_owned).to_vec();
     pieces.extend(CHARS.chars().filter(|c| *c != ' ' && rng.below(2) == 0).map(String::from));
@@ -172,7 +172,7 @@ fn mistrals_vocabulary_is_encoded_as_the_general_encoder_does() {
 }
 
 #[test]
-fn what_has_another_shape_is_left_to_the_general_encoder() {
+fn a_file_of_another_shape_is_left_to_the_general_encoder() {
     let traits = Traits { byte_fallback: true, fuse_unk: true, merges_unknown: false };
     let encoder = |shape: usize, change: &dyn Fn(&mut Value)| {
         let mut file = small(&mut Rng(37), traits, &shapes()[shape]);

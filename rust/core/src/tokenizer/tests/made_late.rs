@@ -20,7 +20,7 @@ fn loading_encoding_and_decoding_make_none() {
 }
 
 #[test]
-fn what_only_tokenizers_can_write_has_it_made_at_once() {
+fn text_that_only_tokenizers_can_write_has_its_model_made_at_once() {
     let mut file = files().remove(0);
     file["pre_tokenizer"] = json!({"type": "Whitespace"});
     let tokenizer = load(&file);
