@@ -239,7 +239,7 @@ impl Words {
         // Eight bits or more for each word: about one in ten of the others is looked up.
         let mut filter = Filter(vec![0; self.count.next_power_of_two().div_ceil(8)].into());
         for (_, bytes) in self.iter() {
-            let (at, bit) = filter.place(Word::new(bytes));
+            let (at, bit) = filter.bit_of(Word::new(bytes));
             filter.0[at] |= bit;
         }
         filter
@@ -286,12 +286,12 @@ pub(crate) struct Filter(Box<[u64]>);
 impl Filter {
     #[inline]
     pub fn may_have(&self, word: Word<'_>) -> bool {
-        let (at, bit) = self.place(word);
+        let (at, bit) = self.bit_of(word);
         self.0[at] & bit != 0
     }
 
     #[inline]
-    fn place(&self, word: Word<'_>) -> (usize, u64) {
+    fn bit_of(&self, word: Word<'_>) -> (usize, u64) {
         let at = (word.hash / u64::BITS) as usize & (self.0.len() - 1);
         (at, 1 << (word.hash % u64::BITS))
     }

@@ -106,7 +106,7 @@ impl<'a> Joined<'a> {
         self
     }
 
-    /// The same, of whatever it was made.
+    /// The same text, owned.
     pub fn into_owned(self) -> Joined<'static> {
         let Self { text, scaffold, with_spans } = self;
         Joined { text: Cow::Owned(text.into_owned()), scaffold, with_spans }

@@ -247,6 +247,7 @@ impl Trajectory {
             let merged = !seam.exact;
             return Ok((tail, seam, merged));
         }
+        // With nothing open, `parts` begin the conversation or stand behind a hard token: a barrier.
         let mut seam = Seam::between_texts(
             &self.tokenizer,
             &open_ids[kept..],

@@ -134,20 +134,20 @@ fn order_in(lib: &str) -> Vec<String> {
 }
 
 fn faults(order: &[String], sources: &[Source]) -> Vec<String> {
-    let place = |room: &str| order.iter().position(|other| other == room);
+    let position_of = |room: &str| order.iter().position(|other| other == room);
     let mut faults = Vec::new();
     for source in sources {
         let (path, room) = (&source.0, &module_of(&source.0)[0]);
-        let Some(own) = place(room) else {
+        let Some(own) = position_of(room) else {
             faults.push(format!("{path} is in no room that the order names"));
             continue;
         };
         for (line, other) in other_rooms(source) {
-            match place(&other) {
+            match position_of(&other) {
                 None => faults.push(format!(
                     "{path}:{line}: {room} names crate::{other}, which is in no room"
                 )),
-                Some(place) if place > own => faults
+                Some(position) if position > own => faults
                     .push(format!("{path}:{line}: {room} uses {other}, which stands after it")),
                 Some(_) => {}
             }

@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fork_goes_on_as_what_was_built_up_to_its_place(
+    fn a_fork_goes_on_as_the_trajectory_built_up_to_it(
         spec in spec(true),
         turns in prop::collection::vec(
             (any_part(), prop::collection::vec(0u32..6, 0..4), any_part()),
@@ -106,16 +106,16 @@ proptest! {
         if length > 0 && !starts.contains(&length) {
             was.insert(length, trajectory.clone());
         }
-        for (place, mut was) in was {
-            let mut fork = trajectory.fork(place).unwrap();
+        for (point, mut was) in was {
+            let mut fork = trajectory.fork(point).unwrap();
             for (kind, text) in &after {
                 let [sampled, expected] = [&fork, &was]
                     .map(|one| one.clone().append_sampled(&[0], &[-0.5]).ok());
-                prop_assert_eq!(sampled, expected, "a sample at {}", place);
+                prop_assert_eq!(sampled, expected, "a sample at {}", point);
                 let part = [part(*kind, text)];
                 let [seam, expected] = [&mut fork, &mut was]
                     .map(|one| one.append_parts(&part, Provenance::Env));
-                prop_assert_eq!(seam, expected, "text at {}", place);
+                prop_assert_eq!(seam, expected, "text at {}", point);
                 prop_assert_eq!(fork.ids(), was.ids());
                 prop_assert_eq!(fork.provenance(), was.provenance());
                 prop_assert_eq!(fork.turns(), was.turns());

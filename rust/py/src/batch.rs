@@ -1,4 +1,4 @@
-//! One call for many texts: all cores, the GIL released once at the most, answers in order.
+//! One call for many texts: it uses all cores, releases the GIL at most once, and answers in order.
 //!
 //! Invariant: the answers are those of one call after the other. Of several texts that fail, the
 //! first is named, whichever thread was done first.
@@ -79,10 +79,10 @@ pub fn answers<T: Send>(
         thread::scope(|scope| {
             let closed = gate.lock();
             let (sender, from_others) = mpsc::channel();
-            let start = |place| {
+            let start = |seat| {
                 let sender = sender.clone();
                 let work = move || {
-                    abut_core::look_first_at(place);
+                    abut_core::look_first_at(seat);
                     // If the first thread panicked, the receiver is gone.
                     sender.send(work(&mut || {})).ok();
                     drop(sender);

@@ -51,8 +51,8 @@ impl PyColumns {
 /// The arrays of one row.
 fn row<'a>(py: Python<'a>, columns: &'a PyColumns) -> PyResult<Row<'a>> {
     let PyColumns { prompt_ids, completion_ids, logprobs, env_mask } = columns;
-    // SAFETY: the arrays live as long as `columns`, and nothing of Rust ever writes to them. Borrows
-    // that are counted would not keep Python from it either, and cost a tenth of a batch.
+    // SAFETY: the arrays live as long as `columns`, and no Rust code ever writes to them. Counted borrows
+    // would not keep Python from writing either, and cost a tenth of the time of a batch.
     unsafe {
         Ok(Row {
             prompt_ids: prompt_ids.bind(py).as_slice()?,
@@ -123,7 +123,7 @@ fn mask_in<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<u8>>>
         return Ok(PyArray1::from_vec(value.py(), mask.as_array().to_vec()));
     }
     let mask = Numbers::<i64>::of("env_mask", value)?;
-    // A value that is no byte becomes one that is no mask either, which the core refuses.
+    // A value that is not a byte becomes one that is not a mask value, which the core refuses.
     let bytes = mask.as_slice()?.iter().map(|&mask| u8::try_from(mask).unwrap_or(u8::MAX));
     Ok(PyArray1::from_vec(value.py(), bytes.collect()))
 }
@@ -183,13 +183,13 @@ pub fn collate<'py>(
 
 /// Bytes of a large page.
 const PAGE: usize = 2 << 20;
-/// Bytes between which arrays begin: a line of the cache.
+/// The alignment of arrays, in bytes: a line of the cache.
 const LINE: usize = 64;
 
-/// One piece of memory for all arrays of a batch, of NumPy's own, which asks for large pages. The two
-/// ends of a piece have none: as six pieces, a batch of 56 MB was touched in 3,000 small pages, which
-/// took as long as to write it. So it is one, and a long one begins and ends with a large page: what
-/// lies before and behind is never touched.
+/// One piece of memory for all arrays of a batch. NumPy allocates it and asks for large pages, but the two
+/// ends of a piece have small ones: as six pieces, a batch of 56 MB touched 3,000 small pages, which took
+/// as long as writing it. So all arrays share one piece, and in a long one they begin and end with a large
+/// page; the memory before and behind is never touched.
 struct Block<'py> {
     memory: Bound<'py, PyArray1<u8>>,
     taken: usize,

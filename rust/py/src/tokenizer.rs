@@ -115,8 +115,8 @@ impl PyTokenizer {
         let read = py.detach(|| std::fs::read(&path)).map_err(|e| {
             // With the path, as Python's own open() has it; OSError picks its subclass.
             let reason = e.to_string();
-            // The code stands twice: Windows has numbers of its own, which Python takes from the
-            // last place, and other systems don't look there.
+            // The code is passed twice: on Windows Python reads the last argument, with the system's own
+            // numbers, and on other systems it ignores that one.
             let code = e.raw_os_error();
             PyOSError::new_err((code, reason, path.display().to_string(), code))
         })?;
@@ -362,7 +362,7 @@ impl PyTokenizer {
         Ok(dict)
     }
 
-    /// It never changes, so a copy is itself.
+    /// A tokenizer never changes, so a copy is the tokenizer itself.
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }

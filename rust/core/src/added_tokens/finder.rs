@@ -13,7 +13,7 @@ pub(super) struct Finder {
     automaton: AhoCorasick,
     /// The first token of each pattern.
     tokens: Vec<usize>,
-    /// Patterns before those of the tokens.
+    /// The number of patterns before those of the tokens.
     fillers: usize,
 }
 

@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// The rule of [`hard_tokens`] for tokens without flags, read aloud.
+    /// The rule of [`hard_tokens`] for tokens without flags, word for word.
     fn is_hard(text: &str, all: &[&str]) -> bool {
         all.iter().all(|other| {
             let mut suffixes = other.char_indices().skip(1).map(|(at, _)| &other[at..]);

@@ -67,14 +67,14 @@ impl Anchors {
 
     /// The last anchor inside `text`, in bytes.
     pub fn last_in(&self, text: &str, model: &Model) -> Option<usize> {
-        let places = text.char_indices().rev().map(|(at, _)| at);
-        places.take_while(|at| *at > 0).find(|at| self.holds(text, *at, model))
+        let offsets = text.char_indices().rev().map(|(at, _)| at);
+        offsets.take_while(|at| *at > 0).find(|at| self.holds(text, *at, model))
     }
 
     /// The first anchor inside `text`, in bytes, and where the character after it ends.
     pub fn first_in(&self, text: &str, model: &Model) -> Option<(usize, usize)> {
-        let places = text.char_indices().skip(1);
-        let mut anchors = places.filter(|(at, _)| self.holds(text, *at, model));
+        let offsets = text.char_indices().skip(1);
+        let mut anchors = offsets.filter(|(at, _)| self.holds(text, *at, model));
         anchors.next().map(|(at, c)| (at, at + c.len_utf8()))
     }
 

@@ -105,9 +105,9 @@ impl Attempt {
 
 /// The operations that were reached.
 #[derive(Default)]
-struct Seen([u64; MOST_OPS / 64]);
+struct Reached([u64; MOST_OPS / 64]);
 
-impl Seen {
+impl Reached {
     /// Returns true if the operation is new.
     fn insert(&mut self, op: usize) -> bool {
         let bit = 1 << (op % 64);
@@ -120,7 +120,7 @@ impl Seen {
 /// The threads after a character.
 struct Next {
     threads: Threads,
-    seen: Seen,
+    reached: Reached,
     end: Option<usize>,
 }
 
@@ -168,14 +168,15 @@ impl Program {
     }
 
     /// Takes the character between two offsets. Returns `false` if there are too many threads.
-    pub fn step(&self, attempt: &mut Attempt, c: char, places: [usize; 2]) -> bool {
+    pub fn step(&self, attempt: &mut Attempt, c: char, offsets: [usize; 2]) -> bool {
         if attempt.has_ended() {
             return true;
         }
-        let mut next = Next { threads: Threads::NONE, seen: Seen::default(), end: attempt.end };
+        let mut next =
+            Next { threads: Threads::NONE, reached: Reached::default(), end: attempt.end };
         let is_space = self.spaces.has(c);
         // A match ends all that would be tried after it.
-        let _ = attempt.threads.ops().any(|op| self.take(op, c, is_space, places, &mut next));
+        let _ = attempt.threads.ops().any(|op| self.take(op, c, is_space, offsets, &mut next));
         *attempt = Attempt { threads: next.threads, end: next.end };
         !next.threads.overflows
     }
@@ -192,22 +193,22 @@ impl Program {
         op: usize,
         c: char,
         is_space: bool,
-        places: [usize; 2],
+        offsets: [usize; 2],
         next: &mut Next,
     ) -> bool {
         match self.code[op] {
             Op::Take { set, next: after } if self.sets[set].has(c) => {
-                let found = self.reach(after, &mut next.threads, &mut next.seen);
+                let found = self.reach(after, &mut next.threads, &mut next.reached);
                 if found {
-                    next.end = Some(places[1]);
+                    next.end = Some(offsets[1]);
                 }
                 found
             }
             Op::Ahead(behind) if is_space => {
                 let (threads, matches) = &self.behind[behind];
-                let found = threads.ops().any(|op| self.take(op, c, is_space, places, next));
+                let found = threads.ops().any(|op| self.take(op, c, is_space, offsets, next));
                 if *matches && !found {
-                    next.end = Some(places[0]);
+                    next.end = Some(offsets[0]);
                 }
                 *matches || found
             }
@@ -218,14 +219,14 @@ impl Program {
     /// The operations that wait for a character, from one on, and whether it comes to a match.
     fn reached(&self, op: usize) -> (Threads, bool) {
         let mut threads = Threads::NONE;
-        let matches = self.reach(op, &mut threads, &mut Seen::default());
+        let matches = self.reach(op, &mut threads, &mut Reached::default());
         (threads, matches)
     }
 
     /// Adds the operations that wait for a character, from one on; `true` where it comes to a match,
     /// which ends all that would be tried after it.
-    fn reach(&self, op: usize, threads: &mut Threads, seen: &mut Seen) -> bool {
-        if !seen.insert(op) {
+    fn reach(&self, op: usize, threads: &mut Threads, reached: &mut Reached) -> bool {
+        if !reached.insert(op) {
             return false;
         }
         match self.code[op] {
@@ -234,7 +235,7 @@ impl Program {
                 false
             }
             Op::Split(first, second) => {
-                self.reach(first, threads, seen) || self.reach(second, threads, seen)
+                self.reach(first, threads, reached) || self.reach(second, threads, reached)
             }
             Op::Match => true,
         }

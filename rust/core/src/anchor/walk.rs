@@ -120,8 +120,8 @@ impl Path {
     /// Steps over a character, which came from byte `origin`. Returns `false` if the state can no
     /// longer be known, because later text decides or too many attempts are open.
     pub fn step(&self, walk: &mut Walk, mut c: char, origin: Option<usize>) -> bool {
-        let places = [walk.at, walk.at + c.len_utf8()];
-        walk.at = places[1];
+        let offsets = [walk.at, walk.at + c.len_utf8()];
+        walk.at = offsets[1];
         for (index, follower) in self.followers.iter().enumerate() {
             let state = &mut walk.states[index];
             let cuts = match follower {
@@ -130,7 +130,7 @@ impl Path {
                     continue;
                 }
                 Follower::Single(by, behavior) => by.cuts_before(*behavior, state, c),
-                Follower::Pattern(program) => state.take(program, c, places),
+                Follower::Pattern(program) => state.take(program, c, offsets),
             };
             match cuts {
                 None => return false,
@@ -142,7 +142,7 @@ impl Path {
                 }
             }
         }
-        self.step_last(walk, c, places, origin)
+        self.step_last(walk, c, offsets, origin)
     }
 
     /// Steps all open attempts of the last stage, and begins one more where the last of them ends.
@@ -150,7 +150,7 @@ impl Path {
         &self,
         walk: &mut Walk,
         c: char,
-        places: [usize; 2],
+        offsets: [usize; 2],
         origin: Option<usize>,
     ) -> bool {
         let attempts = &mut walk.attempts;
@@ -158,17 +158,17 @@ impl Path {
         loop {
             if index == attempts.len() {
                 let start =
-                    index.checked_sub(1).map_or(places[0], |before| attempts[before].next());
-                if start != places[0] {
+                    index.checked_sub(1).map_or(offsets[0], |before| attempts[before].next());
+                if start != offsets[0] {
                     break;
                 }
                 if index == MOST_ATTEMPTS {
                     return false;
                 }
                 let attempt = self.last.begin();
-                attempts.push(OpenAttempt { attempt, start, second: places[1], origin });
+                attempts.push(OpenAttempt { attempt, start, second: offsets[1], origin });
             }
-            if !self.last.step(&mut attempts[index].attempt, c, places) {
+            if !self.last.step(&mut attempts[index].attempt, c, offsets) {
                 return false;
             }
             let next = attempts[index].next();
@@ -258,23 +258,23 @@ impl StageState {
     ///
     /// A stage before the last one is followed only while its match grows with each character, as
     /// `\p{N}{1,3}` does. The stages after it need to know at once where a piece ends.
-    fn take(&mut self, program: &Program, c: char, places: [usize; 2]) -> Option<bool> {
+    fn take(&mut self, program: &Program, c: char, offsets: [usize; 2]) -> Option<bool> {
         if let Self::Matching(attempt) = self {
-            if !program.step(attempt, c, places) {
+            if !program.step(attempt, c, offsets) {
                 return None;
             }
-            if attempt.end == Some(places[1]) {
+            if attempt.end == Some(offsets[1]) {
                 return Some(false);
             }
-            if !attempt.has_ended() || attempt.end != Some(places[0]) {
+            if !attempt.has_ended() || attempt.end != Some(offsets[0]) {
                 return None;
             }
         }
         let mut attempt = program.begin();
-        if !program.step(&mut attempt, c, places) {
+        if !program.step(&mut attempt, c, offsets) {
             return None;
         }
-        let (cuts, now) = if attempt.end == Some(places[1]) {
+        let (cuts, now) = if attempt.end == Some(offsets[1]) {
             (!matches!(self, Self::Fresh), Self::Matching(attempt))
         } else if attempt.has_ended() && attempt.end.is_none() {
             (matches!(self, Self::Matching(_)), Self::Between)

@@ -77,8 +77,8 @@ impl Trace {
             self.walk = words.begin(self.edge.is_left_edge()).map_or(Walking::Lost, Walking::At);
         }
         let Walking::At(walk) = &mut self.walk else { return };
-        let places = (self.walked + 1..=to).rev().filter(|at| text.is_char_boundary(*at));
-        let mut apart = places.take(MOST_BACK).filter(|at| tokenizer.part_normalized(text, *at));
+        let offsets = (self.walked + 1..=to).rev().filter(|at| text.is_char_boundary(*at));
+        let mut apart = offsets.take(MOST_BACK).filter(|at| tokenizer.part_normalized(text, *at));
         let Some(to) = apart.next() else { return };
         let new = &text[self.walked..to];
         let goes_on = tokenizer.normalize(new, self.edge).is_some_and(|normalized| {

@@ -80,7 +80,7 @@ impl Pipeline {
             0 => segment.text.len(),
             _ => original(range.end..range.end + after).map_or(own.end, |r| r.start),
         };
-        let at = |place: usize| segment.offset + place;
+        let at = |byte: usize| segment.offset + byte;
         let (start, end) = (start.min(own.start), end.max(own.end));
         if segment.joined.run_around(&(at(start)..at(end))).is_some() {
             return true;

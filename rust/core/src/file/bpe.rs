@@ -149,7 +149,7 @@ impl Runs {
     fn of(text: &str) -> Self {
         let mut runs = Self(vec![0; 1 << (Self::BITS - u64::BITS.ilog2())].into_boxed_slice());
         for run in text.as_bytes().windows(Self::LEN) {
-            let (word, bit) = Self::place(run);
+            let (word, bit) = Self::bit_of(run);
             runs.0[word] |= bit;
         }
         runs
@@ -158,12 +158,12 @@ impl Runs {
     /// True if the text may hold an entry: each run of the entry is also one of the text.
     fn may_hold(&self, entry: &str) -> bool {
         entry.as_bytes().windows(Self::LEN).all(|run| {
-            let (word, bit) = Self::place(run);
+            let (word, bit) = Self::bit_of(run);
             self.0[word] & bit != 0
         })
     }
 
-    fn place(run: &[u8]) -> (usize, u64) {
+    fn bit_of(run: &[u8]) -> (usize, u64) {
         let run = u32::from_le_bytes(run.try_into().expect("four bytes"));
         let hash = spread(run.into()) >> (u64::BITS - Self::BITS);
         let word = usize::try_from(hash / u64::from(u64::BITS)).expect("ten bits");

@@ -16,15 +16,15 @@ pub(crate) fn unreadable(reason: String) -> Error {
     Error::Load { reason, hint: HINT_FILE }
 }
 
-/// Reads or uses a part of the file. The error names it as `place`.
+/// Reads or uses a part of the file. The error names it as `part`.
 pub(crate) fn guarded<T, E: Display>(
-    place: &str,
+    part: &str,
     read: impl FnOnce() -> std::result::Result<T, E>,
 ) -> Result<T> {
     let read = caught(read).map_err(|panic| {
-        unreadable(format!("{place}: the tokenizers crate panicked at it: {panic}"))
+        unreadable(format!("{part}: the tokenizers crate panicked at it: {panic}"))
     })?;
-    read.map_err(|e| unreadable(format!("{place}: {e}")))
+    read.map_err(|e| unreadable(format!("{part}: {e}")))
 }
 
 /// The message of a panic, where there is one.

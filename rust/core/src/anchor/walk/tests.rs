@@ -67,7 +67,7 @@ fn text(rng: &mut Rng, most: usize) -> String {
 }
 
 /// Where the pieces of a text begin and end.
-fn places(pre_tokenizer: &PreTokenizerWrapper, text: &str) -> BTreeSet<usize> {
+fn cuts(pre_tokenizer: &PreTokenizerWrapper, text: &str) -> BTreeSet<usize> {
     let mut pieces = PreTokenizedString::from(text);
     pre_tokenizer.pre_tokenize(&mut pieces).expect("it splits");
     let pieces = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
@@ -90,10 +90,10 @@ fn from_an_alignment_on_the_pieces_are_those_of_the_whole_text() {
                 text.chars().all(|c| path.step(&mut walk, c, None)).then_some(walk)
             };
             let (Some(whole), Some(tail)) = (walk(&x), walk(&x[at..])) else { continue };
-            let all = places(&oracle, &(x.clone() + &y));
+            let all = cuts(&oracle, &(x.clone() + &y));
             let behind: BTreeSet<usize> = all.range(at + 1..).copied().collect();
-            let alone = places(&oracle, &(x[at..].to_owned() + &y));
-            let alone: BTreeSet<usize> = alone.range(1..).map(|place| place + at).collect();
+            let alone = cuts(&oracle, &(x[at..].to_owned() + &y));
+            let alone: BTreeSet<usize> = alone.range(1..).map(|cut| cut + at).collect();
             let alignment = whole.align(&tail).filter(|alignment| {
                 let keeps = path.keeps(&whole, *alignment, &y);
                 kept += usize::from(keeps && !alignment.is_in_first());

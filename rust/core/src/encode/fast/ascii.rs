@@ -1,8 +1,8 @@
 //! Runs of ASCII characters of one kind, found eight bytes at a time.
 //!
-//! Invariant: a byte is of the kinds that the table of classes gives it; one from 128 on is of none,
-//! so every run ends where ASCII does. Most words are shorter than eight bytes: how long one is then
-//! costs no branch that the processor could guess wrong.
+//! Invariant: a byte is of the kinds that the table of classes gives it. A byte beyond ASCII is of no kind,
+//! so every run ends where ASCII does. Most words are shorter than eight bytes, and finding the end of such
+//! a word takes no branch that the processor could guess wrong.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
@@ -61,7 +61,7 @@ const fn signs(bytes: u64) -> u64 {
     !(letters(bytes) | digits(bytes) | spaces(bytes) | bytes) & FLAGS
 }
 
-/// The eight bytes from `at` on; behind the end, bytes of no kind.
+/// The eight bytes from `at` on; bytes of no kind stand in for those behind the end.
 #[inline(always)]
 fn eight(text: &[u8], at: usize) -> u64 {
     let rest = text.get(at..).unwrap_or_default();
@@ -91,32 +91,32 @@ fn run(text: &[u8], mut at: usize, kind: impl Fn(u64) -> u64) -> Result<usize, u
     }
 }
 
-/// Where letters from `at` on end.
+/// The end of the letters from `at` on.
 #[inline(always)]
 pub(super) fn letters_end(text: &[u8], at: usize) -> Result<usize, usize> {
     run(text, at, letters)
 }
 
-/// Where capitals from `at` on end.
+/// The end of the capitals from `at` on.
 #[inline(always)]
 pub(super) fn capitals_end(text: &[u8], at: usize) -> Result<usize, usize> {
     run(text, at, capitals)
 }
 
-/// Where small letters from `at` on end.
+/// The end of the small letters from `at` on.
 #[inline(always)]
 pub(super) fn small_letters_end(text: &[u8], at: usize) -> Result<usize, usize> {
     run(text, at, small_letters)
 }
 
-/// Where whitespace from `at` on ends, and behind its last newline; as [`run`] otherwise.
+/// The end of the whitespace from `at` on, and of its last newline; errors are those of [`run`].
 #[inline(always)]
 pub(super) fn spaces_end(text: &[u8], mut at: usize) -> Result<(usize, Option<usize>), usize> {
     let mut behind_newline = None;
     loop {
         let bytes = eight(text, at);
         let others = spaces(bytes) ^ FLAGS;
-        // All bits below the first byte that is none.
+        // All bits below the first byte that is not whitespace.
         let inside = others.wrapping_sub(1) & !others;
         let newlines = newlines(bytes) & inside;
         if newlines != 0 {

@@ -1,4 +1,5 @@
-//! The words of 64 bytes at once: kinds of characters as bits, and from them where words begin.
+//! Finding the words of 64 bytes at once: bits for the kinds of characters, and from them bits for the
+//! beginnings of words.
 //!
 //! Invariant: if a word begins at the first byte, a word begins at each set bit, and no beginning before
 //! the last set bit is missing. The bits end before the first character that these rules do not know: a
@@ -65,8 +66,8 @@ pub(super) fn words(
     starts: impl Fn(&Block) -> Option<u64>,
     end_of: impl Fn(usize) -> usize,
 ) {
-    /// In a block with fewer words they are looked for one by one, and so are some that follow, the
-    /// more the more such blocks there are in a row: most likely it is text of another kind.
+    /// In a block with fewer words than this, words are found one by one, and so are some that follow. Their
+    /// number doubles with each such block in a row, which is most likely text of another kind.
     const FEW: usize = 4;
     const MOST_ONE_BY_ONE: u32 = 64;
     let mut ends = [0; AT_ONCE];
@@ -86,7 +87,7 @@ pub(super) fn words(
                     next_one_by_one = 1;
                 }
                 if found != 0 {
-                    places(found, at, words, &mut ends[count..]);
+                    write_offsets(found, at, words, &mut ends[count..]);
                     count += words;
                     at += found.ilog2() as usize;
                     continue;
@@ -102,22 +103,22 @@ pub(super) fn words(
     }
 }
 
-/// Writes where these bits stand behind `at`. Eight at a time, some of which may be for nothing: how
-/// many there are is another number for each block, and a loop that ends with the last of them would
-/// have the processor guess it.
+/// Writes the offsets of these bits behind `at`. Eight at a time, some of which may be for nothing: the
+/// number of bits differs from block to block, and the processor would have to guess the end of a loop
+/// over exactly as many.
 #[inline(always)]
-fn places(mut bits: u64, at: usize, count: usize, places: &mut [usize]) {
+fn write_offsets(mut bits: u64, at: usize, count: usize, offsets: &mut [usize]) {
     const HIGHEST: u64 = 1 << (u64::BITS - 1);
-    for eight in places.chunks_exact_mut(8).take(count.div_ceil(8)) {
-        for place in eight {
-            // That there is some bit spares the question.
-            *place = at + (bits | HIGHEST).trailing_zeros() as usize;
+    for eight in offsets.chunks_exact_mut(8).take(count.div_ceil(8)) {
+        for offset in eight {
+            // With the highest bit set there is always a bit, which spares a check.
+            *offset = at + (bits | HIGHEST).trailing_zeros() as usize;
             bits &= bits.wrapping_sub(1);
         }
     }
 }
 
-/// Where words begin by GPT-2's pattern, the first byte left out.
+/// The beginnings of words by GPT-2's pattern, without the first byte.
 #[inline(always)]
 pub(super) fn gpt2(classes: &Classes, block: &Block) -> u64 {
     let rules = Rules { digits: usize::MAX, contractions: Contractions::Before, cased: false };
@@ -126,7 +127,7 @@ pub(super) fn gpt2(classes: &Classes, block: &Block) -> u64 {
     let whitespace = spaces | tabs | newlines;
     let signs = !(letters | digits | whitespace | unknown);
 
-    // A space goes with what follows; other whitespace in that place is a word of its own.
+    // A space belongs to the word that follows; other whitespace before a word is a word of its own.
     let plain = !(spaces << 1);
     let words = (first(letters) | first(digits) | first(signs)) & plain
         | first(whitespace)
@@ -135,7 +136,7 @@ pub(super) fn gpt2(classes: &Classes, block: &Block) -> u64 {
     known(words, unknown, whitespace)
 }
 
-/// Where words begin by patterns like cl100k's and o200k's, the first byte left out.
+/// The beginnings of words by patterns like cl100k's and o200k's, without the first byte.
 #[inline(always)]
 pub(super) fn by_rules(classes: &Classes, block: &Block, rules: Rules) -> u64 {
     let kinds = kinds(classes, block, rules);
@@ -159,8 +160,8 @@ pub(super) fn by_rules(classes: &Classes, block: &Block, rules: Rules) -> u64 {
         3 => threes(digits),
         _ => first(digits),
     };
-    // The last space goes with what follows, but spaces before a newline stay together with it, and
-    // newlines behind signs with those.
+    // The last space belongs to the word that follows, but spaces before a newline stay together with it,
+    // and newlines behind signs with those.
     words |= first(spaces) | spaces & !((spaces | newlines) >> 1);
     words |= first(newlines) & !((signs | spaces) << 1);
     // Spaces between newlines are part of a word that ends with the last newline of all.
@@ -171,7 +172,7 @@ pub(super) fn by_rules(classes: &Classes, block: &Block, rules: Rules) -> u64 {
         Contractions::Before => possible(block, apostrophes & plain_signs & letters >> 1),
         Contractions::Behind => {
             let behind = apostrophes & letters << 1;
-            // A long s may stand behind it, and what stands behind the last byte is not known.
+            // A long s may stand behind it, and the character behind the last byte is not known.
             let before_unknown = behind & (unknown >> 1 | 1 << (BLOCK - 1));
             possible(block, behind & letters >> 1) | before_unknown
         }
@@ -190,7 +191,7 @@ fn first(kind: u64) -> u64 {
 #[inline(always)]
 fn threes(kind: u64) -> u64 {
     let mut starts = first(kind);
-    // Where the three before are of the same run: a start there makes another one here.
+    // The bits whose three predecessors are of the same run: a start three bits before makes one here.
     let mut goes_on = kind & kind << 1 & kind << 2 & kind << 3;
     if goes_on != 0 {
         // Twice as far each time.
@@ -263,8 +264,8 @@ impl Kinds {
     /// Adds the characters beyond ASCII, up to the first that no rule knows.
     #[inline(always)]
     fn add_beyond_ascii(&mut self, classes: &Classes, block: &Block, rules: Rules) {
-        // Marks are letters to some patterns and not to others, and where the case tells words apart a
-        // letter without one goes with the letters before it or behind it, by what follows those.
+        // Some patterns take marks for letters and others do not. Where the case tells words apart, a
+        // letter without case may belong to the letters before it or behind it, as later ones decide.
         let no_rule = NUMBER | SPACE | MARK | if rules.cased { CASELESS } else { 0 };
         while self.unknown != 0 {
             let at = self.unknown.trailing_zeros();
@@ -282,7 +283,7 @@ impl Kinds {
     }
 }
 
-/// Bytes that are compared at once. One beyond ASCII is below all others.
+/// Bytes that are compared at once, as signed numbers: a byte beyond ASCII is below all others.
 #[derive(Clone, Copy)]
 struct Bytes(i8x16);
 

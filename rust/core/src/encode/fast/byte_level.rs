@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::characters::{Characters, FirstMerges};
 use super::memo::Scratch;
-use super::merges::{Bench, Merges, Symbol};
+use super::merges::{Merges, Symbol, Workspace};
 use crate::by_bytes::{Filter, Key, MOST_BYTES, Word, Words};
 use crate::byte_chars::CharToByte;
 use crate::file::Bpe;
@@ -20,7 +20,7 @@ pub(super) struct ByteLevel {
     /// of it: rules out most words that are not entries. To wait for the table of entries was a tenth
     /// of the time that new code takes.
     whole: Option<Filter>,
-    /// Words that are one token, those of the first merges in front: text most likely has them.
+    /// Words that are one token, those of the first merges in front, which text most likely has.
     known: Vec<u32>,
 }
 
@@ -64,15 +64,15 @@ impl ByteLevel {
         Some(model)
     }
 
-    /// The entries that are one token where they are a word: merges may also make others of them.
+    /// The entries that are one token if they are a word. Merges may make several tokens of an entry.
     fn known_words(&self, bpe: &Bpe) -> Vec<u32> {
-        let mut bench = Bench::default();
+        let mut workspace = Workspace::default();
         let is_one_token = |&id: &u32| {
             let Some(word) = self.entries.bytes_of(id) else { return false };
             word.len() <= MOST_BYTES
                 && std::str::from_utf8(word).is_ok_and(|word| {
                     self.whole.is_some()
-                        || self.merged(word, &mut bench).iter().map(|token| token.id).eq([id])
+                        || self.merged(word, &mut workspace).iter().map(|token| token.id).eq([id])
                 })
         };
         bpe.merges.iter().map(|merge| merge.whole).take(MOST_KNOWN).filter(is_one_token).collect()
@@ -88,21 +88,25 @@ impl ByteLevel {
         scratch
     }
 
-    /// The tokens of a word, left on the bench.
-    fn merged<'bench>(&self, word: &str, bench: &'bench mut Bench) -> &'bench [Symbol] {
-        self.merges.tokens(bench, |symbols| self.characters.lay_out(word, &self.bytes, symbols))
+    /// The tokens of a word, left in the workspace.
+    fn merged<'workspace>(
+        &self,
+        word: &str,
+        workspace: &'workspace mut Workspace,
+    ) -> &'workspace [Symbol] {
+        self.merges.tokens(workspace, |symbols| self.characters.lay_out(word, &self.bytes, symbols))
     }
 
     /// True if the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
-    pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
+    pub fn stay_apart(&self, left: u32, right: u32, workspace: &mut Workspace) -> Option<bool> {
         let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
         if self.one_token(Word::new(&word)).is_some() {
             return Some(false);
         }
         let ids = word.iter().map(|&byte| self.bytes[usize::from(byte)]);
         let symbols = ids.zip(1..).map(|(id, end)| Symbol { id, end });
-        let merged = self.merges.tokens(bench, |bench| bench.extend(symbols));
+        let merged = self.merges.tokens(workspace, |workspace| workspace.extend(symbols));
         Some(merged.iter().map(|token| token.id).eq([left, right]))
     }
 
@@ -127,12 +131,13 @@ impl ByteLevel {
         ids: &mut Vec<u32>,
         written: impl FnMut(Range<usize>, &[u32]),
     ) {
-        let encode = |word: &str, key: Option<Key>, bench: &mut Bench, ids: &mut Vec<u32>| {
-            if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
-                return ids.push(id);
-            }
-            ids.extend(self.merged(word, bench).iter().map(|token| token.id));
-        };
+        let encode =
+            |word: &str, key: Option<Key>, workspace: &mut Workspace, ids: &mut Vec<u32>| {
+                if let Some(id) = self.one_token(Word::with_key(word.as_bytes(), key)) {
+                    return ids.push(id);
+                }
+                ids.extend(self.merged(word, workspace).iter().map(|token| token.id));
+            };
         scratch.write_all(text, start, ends, ids, encode, written);
     }
 
@@ -166,7 +171,7 @@ impl ByteLevel {
         let of_byte = |(byte, end): (u8, usize)| Symbol { id: self.bytes[usize::from(byte)], end };
         let lay_out =
             |symbols: &mut Vec<Symbol>| symbols.extend(word.bytes().zip(1..).map(of_byte));
-        let merged = self.merges.tokens(&mut scratch.bench, lay_out);
+        let merged = self.merges.tokens(&mut scratch.workspace, lay_out);
         (written, merged.iter().map(|token| token.id).collect())
     }
 

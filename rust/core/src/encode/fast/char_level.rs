@@ -9,7 +9,7 @@ use rustc_hash::FxHashSet;
 
 use super::memo::AT_ONCE;
 use super::memo::Scratch;
-use super::merges::{Bench, Merges, Symbol};
+use super::merges::{Merges, Symbol, Workspace};
 use super::neighbours::Neighbours;
 use crate::by_bytes::{Key, Word, Words};
 use crate::encode::encoded::Encoded;
@@ -38,8 +38,8 @@ enum Unknown {
 }
 
 impl CharLevel {
-    /// `None` where a whole text can be one token whatever its merges are, where unknown characters
-    /// are dropped or an error, where `▁` is one of them, or the vocabulary contradicts itself.
+    /// `None` where a whole text can be one token without merges, where unknown characters are dropped or
+    /// an error, where `▁` is an unknown character, or where the vocabulary contradicts itself.
     pub fn new(bpe: &Bpe) -> Option<Self> {
         if bpe.ignore_merges {
             return None;
@@ -54,7 +54,7 @@ impl CharLevel {
             }
         }
         entries.finish();
-        // Its bytes would not be those of the space that it stands for.
+        // Without a token for `▁` a space would become the bytes of `▁`, which are not its own.
         entries.id_of(Word::new(b" "))?;
         let unknown = Unknown::new(&entries, bpe)?;
         let letters = (b'a'..=b'z').chain([b' ']);
@@ -81,10 +81,10 @@ impl CharLevel {
 
     /// True if the model leaves two tokens of one word as they are when they meet; `None` where text
     /// never spells one of them.
-    pub fn stay_apart(&self, left: u32, right: u32, bench: &mut Bench) -> Option<bool> {
+    pub fn stay_apart(&self, left: u32, right: u32, workspace: &mut Workspace) -> Option<bool> {
         let word = [self.entries.bytes_of(left)?, self.entries.bytes_of(right)?].concat();
         let word = std::str::from_utf8(&word).expect("two texts");
-        let tokens = self.tokens(word, bench);
+        let tokens = self.tokens(word, workspace);
         Some(tokens.iter().map(|token| token.id).eq([left, right]))
     }
 
@@ -107,8 +107,8 @@ impl CharLevel {
             });
         }
         self.runs(text, |start, ends| {
-            let encode = |run: &str, _, bench: &mut Bench, ids: &mut Vec<u32>| {
-                ids.extend(self.tokens(run, bench).iter().map(|token| token.id));
+            let encode = |run: &str, _, workspace: &mut Workspace, ids: &mut Vec<u32>| {
+                ids.extend(self.tokens(run, workspace).iter().map(|token| token.id));
             };
             scratch.write_all(text, start, ends, &mut out.ids, encode, |_, _| ());
         });
@@ -129,7 +129,7 @@ impl CharLevel {
         if let Some(&[id]) = scratch.recall(key, word.as_bytes()) {
             return out.push(id, span(run));
         }
-        let tokens = self.tokens(word, &mut scratch.bench);
+        let tokens = self.tokens(word, &mut scratch.workspace);
         let mut at = run.start;
         for token in tokens {
             let end = run.start + token.end;
@@ -141,12 +141,15 @@ impl CharLevel {
         }
     }
 
-    fn tokens<'bench>(&self, run: &str, bench: &'bench mut Bench) -> &'bench [Symbol] {
-        self.merges.tokens(bench, |symbols| self.lay_out(run, symbols))
+    fn tokens<'workspace>(
+        &self,
+        run: &str,
+        workspace: &'workspace mut Workspace,
+    ) -> &'workspace [Symbol] {
+        self.merges.tokens(workspace, |symbols| self.lay_out(run, symbols))
     }
 
-    /// Hands the runs of the text to `each`, many at once: where the first of them begins, and where
-    /// each of them ends.
+    /// Calls `each` with many runs of the text at once: the start of the first one, and the end of each.
     fn runs(&self, text: &str, mut each: impl FnMut(usize, &[usize])) {
         // One is left for the end of the text.
         const MOST: usize = AT_ONCE - 1;
@@ -154,7 +157,8 @@ impl CharLevel {
         let (mut left, mut at) = (as_space(first), first.len_utf8());
         let (mut start, mut ends, mut count) = (0, [0; AT_ONCE], 0);
         while at < text.len() {
-            // Written where no run ends, too: a branch on it would often go wrong.
+            // Written for every character, and counted only where a run ends: the processor would often
+            // guess a branch wrong.
             for right in self.ascii_from(text, left, at, MOST - count) {
                 ends[count] = at;
                 count += usize::from(!self.neighbours.ascii_meet(left, right));
@@ -175,9 +179,9 @@ impl CharLevel {
         each(start, &ends[..=count]);
     }
 
-    /// The ASCII characters from byte `at` on, `most` or less, where they and the one before need no
-    /// more than a look at their bits. To read them as characters took a third of the time of text that
-    /// is remembered.
+    /// The ASCII characters from byte `at` on, `most` or less, if the table of ASCII pairs is enough to
+    /// decide about them and the character before. Reading them as characters took a third of the time of
+    /// text that is remembered.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each character")]
     fn ascii_from<'text>(

@@ -2,7 +2,8 @@
 //!
 //! Invariant: between other characters beyond ASCII, the bytes of such a character merge to its
 //! token before any of them can merge with a neighbour, and no merge of the token comes before that.
-//! To begin with the token then changes no word: it saves two of three symbols of Chinese text.
+//! So a word may begin with the token in place of the bytes, which saves two of three symbols of Chinese
+//! text.
 
 use super::merges::{Merges, Rank, Symbol};
 
@@ -101,8 +102,8 @@ fn index_of(c: char) -> Option<usize> {
     (FIRST..=LAST).contains(&code).then(|| (code - FIRST) as usize)
 }
 
-/// Merges the bytes of a character; whether neighbours would have left them alone until then, and
-/// would not have waited for them either.
+/// Merges the bytes of a character. Returns true if no neighbour would have merged with them before, and
+/// none would have had to wait for them.
 fn merge_first(symbols: &mut Vec<u32>, merges: &Merges, first_merges: &FirstMerges) -> bool {
     let mut highest = 0;
     while let [first, .., last] = symbols[..] {

@@ -135,8 +135,7 @@ impl Classes {
         self.in_blocks[usize::from(self.blocks[code / BLOCK]) * BLOCK + code % BLOCK]
     }
 
-    /// The class of the character that begins at byte `at`, and where it ends; `None` at the end
-    /// of the text.
+    /// The class of the character that begins at byte `at`, and its end; `None` at the end of the text.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
     pub fn at(&self, text: &str, at: usize) -> Option<(Class, usize)> {
@@ -177,7 +176,7 @@ impl Classes {
     #[inline]
     fn of_three_bytes(&self, first: u8, second: u8, third: u8) -> Class {
         let SixtyFour { all, any } = self.like(first, second);
-        // That of all 64, mostly: to look it up would be two loads that wait for each other.
+        // Mostly all 64 are alike, which saves two loads that wait for each other.
         if all == any {
             return all;
         }
@@ -188,19 +187,19 @@ impl Classes {
         )
     }
 
-    /// Where the characters from byte `at` on that have one of these properties end.
+    /// The end of the characters from byte `at` on that have one of these properties.
     #[inline]
     pub fn run(&self, text: &str, at: usize, of: Class) -> usize {
         self.run_while(text, at, |class| class & of != 0, |like| like.all & of != 0)
     }
 
-    /// Where the characters from byte `at` on that have none of these properties end.
+    /// The end of the characters from byte `at` on that have none of these properties.
     #[inline]
     pub fn run_without(&self, text: &str, at: usize, of: Class) -> usize {
         self.run_while(text, at, |class| class & of == 0, |like| like.any & of == 0)
     }
 
-    /// Where the characters end with which it goes on; `surely` says so of 64 of them, where it can.
+    /// The end of the characters that `goes_on` accepts; `surely` accepts 64 of them at once where it can.
     #[inline]
     fn run_while(
         &self,

@@ -13,7 +13,7 @@ use crate::by_bytes::hash;
 /// most others.
 pub(super) const MOST_TOGETHER: usize = 16;
 
-/// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of those with more than a slot has.
+/// Words that have no [`Key`](crate::by_bytes::Key), and the tokens of words that have too many for a slot.
 #[derive(Debug)]
 pub(super) struct LongWords {
     /// Two for each hash, the later word first.
@@ -25,17 +25,17 @@ pub(super) struct LongWords {
     age: u32,
 }
 
-/// Where the tokens of a word stand among the records.
+/// The position of a word's tokens among the records.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub start: u32,
     /// The number of tokens.
     pub ids: u32,
-    /// As that of the records when it was written.
+    /// The age of the records when it was written.
     pub age: u32,
 }
 
-/// Where the record of a word begins, and how many tokens and bytes it has.
+/// The start of a word's record, and the numbers of its tokens and bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry {
     hash: u32,
@@ -48,8 +48,8 @@ impl LongWords {
     const PAIRS: usize = 1 << 16;
     /// Longer words hardly come again.
     const MOST_BYTES_OF_WORD: usize = 256;
-    /// When all records have more numbers, all are forgotten. With a quarter, 400 kB of Chinese at random
-    /// were forgotten before they came again, and took four times as long.
+    /// When the records have more numbers than this, all are forgotten. With a quarter of it, 400 kB of
+    /// random Chinese were forgotten before they came again, and took four times as long.
     const MOST_IN_RECORDS: usize = 1 << 21;
 
     pub fn new() -> Self {
@@ -66,7 +66,7 @@ impl LongWords {
         hash
     }
 
-    /// Where the tokens of a word stand that has no key; `None` where it is not remembered.
+    /// The record of a word that has no key; `None` where it is not remembered.
     pub fn find(&self, word: &[u8], hash: u32) -> Option<Record> {
         let both = &self.entries[hash as usize % Self::PAIRS];
         let is_like = |entry: &&Entry| entry.hash == hash && usize::from(entry.bytes) == word.len();

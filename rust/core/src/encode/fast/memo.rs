@@ -10,16 +10,16 @@ use std::hint::black_box;
 use std::ops::{BitXor, Range};
 
 use super::long_words::{LongWords, MOST_TOGETHER};
-use super::merges::Bench;
+use super::merges::Workspace;
 use super::short_words::{BucketIndex, CachedWord, MOST_IDS, ShortWords, bucket_of};
 use crate::by_bytes::Key;
 
 /// The number of words that are cut, and then looked for in memory, before the first of them is read.
 pub(super) const AT_ONCE: usize = 256;
-/// Where more than one word in so many has a record, those of the next words are fetched beforehand.
+/// If more than one word in this many has a record, the records of the next words are fetched in advance.
 const MANY: usize = 8;
-/// For the tokens of as many words as are looked for at the same time: fewer than are read together, and
-/// behind the last of them all that are.
+/// Room for the tokens of all words that are looked for at the same time. Each has fewer tokens than are
+/// read together, and behind the last one there is room for a whole read.
 const ROOM: usize = AT_ONCE * (MOST_TOGETHER - 1) + MOST_TOGETHER;
 
 /// The memory of words and the working room of one thread.
@@ -29,7 +29,7 @@ pub(super) struct Scratch {
     long: LongWords,
     /// `None` while it is in use.
     lookups: Option<Box<Lookups>>,
-    pub bench: Bench,
+    pub workspace: Workspace,
 }
 
 /// Words that are looked for at the same time. Kept from one round to the next, because clearing nine
@@ -38,7 +38,7 @@ pub(super) struct Scratch {
 struct Lookups {
     keys: [Key; AT_ONCE],
     buckets: [BucketIndex; AT_ONCE],
-    /// Of those that have no key.
+    /// The hashes of words that have no key.
     hashes: [u32; AT_ONCE],
     /// The tokens of words that follow each other and were all found.
     found: [u32; ROOM],
@@ -63,7 +63,7 @@ impl Lookups {
         let mut at = start;
         let mut has_others = false;
         for ((key, bucket), &end) in self.keys.iter_mut().zip(&mut self.buckets).zip(ends) {
-            // No call stands in this loop, for which registers would have to be kept free.
+            // This loop has no call, because registers would have to be kept free for it.
             *key = Key::before_others(text, at, end).unwrap_or_else(|| {
                 has_others = true;
                 Key::NONE
@@ -80,8 +80,8 @@ impl Lookups {
     #[inline(never)]
     fn fill_others(&mut self, text: &[u8], start: usize, ends: &[usize], long: &LongWords) {
         let mut at = start;
-        let places = self.buckets.iter_mut().zip(&mut self.hashes);
-        for ((key, (bucket, hash)), &end) in self.keys.iter_mut().zip(places).zip(ends) {
+        let others = self.buckets.iter_mut().zip(&mut self.hashes);
+        for ((key, (bucket, hash)), &end) in self.keys.iter_mut().zip(others).zip(ends) {
             if key.known().is_none() {
                 if let Some(short) = Key::of(text, at, end) {
                     *key = short;
@@ -101,13 +101,13 @@ impl Scratch {
             short: ShortWords::new(),
             long: LongWords::new(),
             lookups: None,
-            bench: Bench::default(),
+            workspace: Workspace::default(),
         }
     }
 
-    /// Writes the tokens of words that follow each other, the first from byte `start` on, each up to
-    /// its end; `encode` those of a word that is not remembered. `written` hears of each word and its
-    /// tokens.
+    /// Writes the tokens of words that follow each other, the first from byte `start` on, each up to its
+    /// end. `encode` writes those of a word that is not remembered. `written` is called with each word
+    /// and its tokens.
     #[inline(always)]
     pub fn write_all(
         &mut self,
@@ -115,7 +115,7 @@ impl Scratch {
         mut start: usize,
         ends: &[usize],
         ids: &mut Vec<u32>,
-        encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
+        encode: impl Fn(&str, Option<Key>, &mut Workspace, &mut Vec<u32>),
         mut written: impl FnMut(Range<usize>, &[u32]),
     ) {
         let mut lookups = self.lookups.take().unwrap_or_default();
@@ -135,16 +135,16 @@ impl Scratch {
                 start..end_of(word).unwrap_or(start)
             };
             let mut records = 0;
-            // Tokens are counted here: to count them in the vector would be a store and a load for each
-            // word, which wait for those of the word before.
+            // Tokens are counted here and not in the vector, whose length would be stored and loaded for
+            // each word, and each load would wait for the store of the word before.
             let mut count = 0;
             let mut next = 0;
             while next < ends.len() {
-                // Of words that follow each other most have slots: a loop of nothing else has the
-                // processor keep in registers what it needs.
+                // Most words have slots. A loop for them alone lets the compiler keep its values in
+                // registers.
                 for slot in self.short.in_a_row(&keys[next..], &buckets[next..]) {
                     let of_word = slot.count();
-                    // All of them, and then less: a copy of unknown length would cost more.
+                    // Copies a whole slot and counts fewer: a copy of unknown length would cost more.
                     found[count..count + MOST_IDS].copy_from_slice(&slot.ids);
                     written(range_of(next), found.get(count..count + of_word).unwrap_or_default());
                     count += of_word;
@@ -181,7 +181,7 @@ impl Scratch {
         self.lookups = Some(lookups);
     }
 
-    /// Has the records of those words that have one come from memory.
+    /// Fetches the records of those words that have one into the cache.
     fn fetch_records(&self, keys: &[Key], buckets: &[BucketIndex]) {
         let records = keys.iter().zip(buckets).filter_map(|(&key, &bucket)| {
             let slot = self.short.slot(key, bucket).filter(|slot| slot.count() == 0)?;
@@ -196,13 +196,13 @@ impl Scratch {
         word: &str,
         key: Option<Key>,
         ids: &mut Vec<u32>,
-        encode: impl Fn(&str, Option<Key>, &mut Bench, &mut Vec<u32>),
+        encode: impl Fn(&str, Option<Key>, &mut Workspace, &mut Vec<u32>),
     ) {
         if let Some(known) = self.recall(key, word.as_bytes()) {
             return ids.extend_from_slice(known);
         }
         let from = ids.len();
-        encode(word, key, &mut self.bench, ids);
+        encode(word, key, &mut self.workspace, ids);
         self.remember(key, word.as_bytes(), &ids[from..]);
     }
 
@@ -236,7 +236,7 @@ mod tests {
 
     /// Other tokens for each word, as many as its last byte says.
     fn tokens_of(number: u32) -> Vec<u32> {
-        (0..=number % 12).map(|place| number.wrapping_mul(31) + place).collect()
+        (0..=number % 12).map(|index| number.wrapping_mul(31) + index).collect()
     }
 
     /// Short words for even numbers, and others.
@@ -282,7 +282,7 @@ mod tests {
         let encoded = Cell::new(0);
         for _ in 0..3 {
             let mut ids = Vec::new();
-            let encode = |word: &str, _: Option<Key>, _: &mut Bench, ids: &mut Vec<u32>| {
+            let encode = |word: &str, _: Option<Key>, _: &mut Workspace, ids: &mut Vec<u32>| {
                 encoded.set(encoded.get() + 1);
                 ids.push(words.iter().find(|(_, one)| one == word).expect("one of them").0);
             };

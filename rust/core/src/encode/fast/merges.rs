@@ -8,7 +8,8 @@ use std::collections::BinaryHeap;
 
 use crate::hashing::spread;
 
-/// Up to how many symbols all pairs are looked through for the next merge; fewer than a number has bits.
+/// In words of at most this many symbols, all pairs are searched for the next merge. It is less than the
+/// bits of a number.
 const SHORT: usize = 48;
 const NONE: u64 = u64::MAX;
 
@@ -16,14 +17,14 @@ const NONE: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Symbol {
     pub id: u32,
-    /// Where it ends in the word, in bytes.
+    /// Its end in the word, in bytes.
     pub end: usize,
 }
 
 /// The order of a merge: lower ones come first.
 pub(super) type Rank = u32;
 
-/// For two neighbours: the rank of their merge, and the token that they become.
+/// The merges of a model: for two neighbours, the rank of their merge and the token that they become.
 #[derive(Debug)]
 pub(super) struct Merges {
     /// Pairs by hash, a power of two, at most three quarters full: looked up far more often than
@@ -43,7 +44,7 @@ const ALPHABET: u32 = 256;
 
 /// Room to merge in, used again and again.
 #[derive(Debug, Default)]
-pub(super) struct Bench {
+pub(super) struct Workspace {
     symbols: Vec<Symbol>,
     /// For each symbol but the last: the merge with the next one.
     ranked: Vec<u64>,
@@ -51,8 +52,8 @@ pub(super) struct Bench {
     links: Vec<Adjacent>,
 }
 
-impl Bench {
-    /// Makes room for the next word. A word of a megabyte is no reason to keep as much.
+impl Workspace {
+    /// Makes room for the next word. Memory for a word of a megabyte is not kept.
     pub fn clear(&mut self) {
         const KEPT: usize = 1 << 12;
         if self.symbols.capacity() > KEPT {
@@ -89,7 +90,7 @@ impl Merges {
             return;
         }
         let key = pair_key(pair.0, pair.1);
-        let (word, bit) = self.place_in_maybe(key);
+        let (word, bit) = self.bit_in_maybe(key);
         self.maybe[word] |= bit;
         let slot = self.slot(key);
         self.table[slot] = (key, merge);
@@ -102,7 +103,7 @@ impl Merges {
             return self.first[index];
         }
         let key = pair_key(left, right);
-        let (word, bit) = self.place_in_maybe(key);
+        let (word, bit) = self.bit_in_maybe(key);
         if self.maybe[word] & bit == 0 { NONE } else { self.table[self.slot(key)].1 }
     }
 
@@ -114,12 +115,12 @@ impl Merges {
 
     /// The word and the bit of a pair.
     #[inline]
-    fn place_in_maybe(&self, key: u64) -> (usize, u64) {
+    fn bit_in_maybe(&self, key: u64) -> (usize, u64) {
         let hash = hash(key);
         (half_of(hash >> 6) & (self.maybe.len() - 1), 1 << (hash & 63))
     }
 
-    /// Where a pair stands, or would stand.
+    /// The slot of a pair, or the free one that it would get.
     #[inline]
     fn slot(&self, key: u64) -> usize {
         let mask = self.table.len() - 1;
@@ -130,34 +131,38 @@ impl Merges {
         slot
     }
 
-    /// Where the merge of two tokens of the alphabet stands.
+    /// The index of the merge of two tokens of the alphabet.
     #[inline]
     fn first_index(&self, left: u32, right: u32) -> Option<usize> {
         let (left, right) = (left.wrapping_sub(self.alphabet), right.wrapping_sub(self.alphabet));
         (left < ALPHABET && right < ALPHABET).then(|| (left * ALPHABET + right) as usize)
     }
 
-    /// The tokens of a word, left on the bench. `lay_out` writes those that it has before any merge.
-    pub fn tokens<'bench>(
+    /// The tokens of a word, left in the workspace. `lay_out` writes the tokens before any merge.
+    pub fn tokens<'workspace>(
         &self,
-        bench: &'bench mut Bench,
+        workspace: &'workspace mut Workspace,
         lay_out: impl FnOnce(&mut Vec<Symbol>),
-    ) -> &'bench [Symbol] {
-        bench.clear();
-        lay_out(&mut bench.symbols);
-        self.apply(bench);
-        &bench.symbols
+    ) -> &'workspace [Symbol] {
+        workspace.clear();
+        lay_out(&mut workspace.symbols);
+        self.apply(workspace);
+        &workspace.symbols
     }
 
-    /// Merges the symbols on the bench until nothing merges any more.
-    fn apply(&self, bench: &mut Bench) {
-        if bench.symbols.len() <= SHORT { self.apply_short(bench) } else { self.apply_long(bench) }
+    /// Merges the symbols in the workspace until nothing merges any more.
+    fn apply(&self, workspace: &mut Workspace) {
+        if workspace.symbols.len() <= SHORT {
+            self.apply_short(workspace);
+        } else {
+            self.apply_long(workspace);
+        }
     }
 
     /// All symbols keep their positions, and the bits of a number show which are left: closing gaps would
     /// cost more than skipping them.
-    fn apply_short(&self, bench: &mut Bench) {
-        let symbols = &mut bench.symbols[..];
+    fn apply_short(&self, workspace: &mut Workspace) {
+        let symbols = &mut workspace.symbols[..];
         let count = symbols.len();
         let mut ranked = [NONE; SHORT];
         for (at, pair) in symbols.windows(2).enumerate() {
@@ -189,15 +194,15 @@ impl Merges {
             }
         }
         let mut at = 0;
-        bench.symbols.retain(|_| {
+        workspace.symbols.retain(|_| {
             at += 1;
             left >> (at - 1) & 1 != 0
         });
     }
 
-    /// The same with a queue: time grows as `n log n`.
-    fn apply_long(&self, bench: &mut Bench) {
-        let Bench { symbols, ranked, queue, links } = bench;
+    /// As [`Self::apply_short`], with a queue: time grows as `n log n`.
+    fn apply_long(&self, workspace: &mut Workspace) {
+        let Workspace { symbols, ranked, queue, links } = workspace;
         let count = symbols.len();
         links.clear();
         links.extend((0..count).map(|at| Adjacent { before: at.wrapping_sub(1), after: at + 1 }));

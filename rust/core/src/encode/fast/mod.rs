@@ -44,7 +44,7 @@ const PROBE: &str = include_str!("probe.txt");
 /// The bytes of text for each token, rather too few, to make room for all tokens at once.
 const BYTES_PER_TOKEN: usize = 2;
 
-/// An encoder of our own.
+/// A fast encoder.
 #[derive(Debug)]
 pub(crate) struct Fast {
     encoder: Encoder,
@@ -100,7 +100,7 @@ impl Fast {
                 from = cut.end;
             }
             self.encode_slice(text, from..text.len(), segment, scratch, out);
-            scratch.bench.clear();
+            scratch.workspace.clear();
         });
         if let Some(composed) = composed.filter(|_| out.with_spans) {
             for span in &mut out.spans[before..] {
@@ -163,8 +163,8 @@ impl Fast {
     /// encoder does not write one of them.
     pub fn stay_apart(&self, left: u32, right: u32) -> Option<bool> {
         self.with_scratch(|scratch| match &self.encoder {
-            Encoder::Words { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
-            Encoder::Whole { model, .. } => model.stay_apart(left, right, &mut scratch.bench),
+            Encoder::Words { model, .. } => model.stay_apart(left, right, &mut scratch.workspace),
+            Encoder::Whole { model, .. } => model.stay_apart(left, right, &mut scratch.workspace),
         })
     }
 

@@ -140,10 +140,10 @@ mod tests {
             let Some(ours) = ours else { continue };
             changed += 1;
             assert_eq!(ours.text, whole.get(), "{text:?}");
-            let places: Vec<usize> =
+            let offsets: Vec<usize> =
                 ours.text.char_indices().map(|(at, _)| at).chain([ours.text.len()]).collect();
-            for (index, &start) in places.iter().enumerate() {
-                for &end in &places[index + 1..] {
+            for (index, &start) in offsets.iter().enumerate() {
+                for &end in &offsets[index + 1..] {
                     let expected = whole.convert_offsets(Span::Normalized(start..end));
                     assert_eq!(Some(ours.original(&(start..end))), expected, "{text:?} {start}");
                 }

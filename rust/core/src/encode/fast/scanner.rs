@@ -84,7 +84,7 @@ impl Scanner {
         self.cut(text, true, each);
     }
 
-    /// The same with blocks or without.
+    /// As [`Self::words`], with blocks or without.
     pub(super) fn cut(self, text: &str, by_blocks: bool, each: &mut dyn FnMut(usize, &[usize])) {
         let classes = classes();
         let blocks =

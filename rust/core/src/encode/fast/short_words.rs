@@ -1,7 +1,7 @@
 //! Short words that a thread has met before, with their tokens: a table of fixed size.
 //!
-//! Invariant: all bytes of a word are compared. It stands in the bucket of its hash or, marked there, in the
-//! bucket beside; or it is forgotten.
+//! Invariant: all bytes of a word are compared. A word that is not forgotten stands in the bucket of its
+//! hash, or in the bucket beside, where it has a mark.
 
 #![allow(clippy::inline_always, reason = "called for each word, in loops that must stay small")]
 
@@ -11,7 +11,7 @@ use std::ops::BitXor;
 use super::long_words::Record;
 use crate::by_bytes::Key;
 
-/// With as many tokens a slot has 32 bytes, and a bucket of two is one cache line.
+/// The most tokens in a slot. With four a slot has 32 bytes, and a bucket of two is one cache line.
 pub(super) const MOST_IDS: usize = 4;
 /// Where the upper half of a slot holds the number of tokens: above the length, which needs four bits.
 const COUNT: u32 = u64::BITS - 4;
@@ -31,8 +31,8 @@ fn beside(bucket: BucketIndex) -> BucketIndex {
     bucket ^ 1
 }
 
-/// One of the two slots of a bucket, as likely as the other one: with the older one, three words that come in
-/// turn would each be forgotten before they come again.
+/// One of the two slots of a bucket, each as likely as the other. If it were always the older one, three
+/// words that come in turn would each be forgotten before they come again.
 #[inline]
 fn any_slot(key: Key) -> usize {
     key.hash() as usize % 2
@@ -42,9 +42,9 @@ fn any_slot(key: Key) -> usize {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CachedWord {
     low: u64,
-    /// As of the key, and above the length how many tokens; none where they are a record.
+    /// As in the key, and above the length the number of tokens; 0 if they are in a record.
     high: u64,
-    /// The tokens, or where the record of more of them is: see [`CachedWord::record`].
+    /// The tokens, or the record that has them: see [`CachedWord::record`].
     pub ids: [u32; MOST_IDS],
 }
 
@@ -82,7 +82,7 @@ impl CachedWord {
         if bucket_of(key) == bucket { Mark::NONE } else { Mark::of(key) }
     }
 
-    /// Where its tokens are, if it has none itself.
+    /// The record of its tokens, if they are not in the slot.
     #[inline(always)]
     pub fn record(&self) -> Record {
         let [start, ids, age, _] = self.ids;
@@ -90,8 +90,8 @@ impl CachedWord {
     }
 }
 
-/// Two words that share their hash. A third one moves one of them to the bucket beside: of as many words
-/// as there are buckets, one in ten is a third or a later one.
+/// Two words that share their hash. A third one moves one of them to the bucket beside. With as many words
+/// as buckets, one word in ten is the third of its bucket or a later one.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 struct Bucket([CachedWord; 2]);
@@ -101,7 +101,7 @@ struct Bucket([CachedWord; 2]);
 #[derive(Debug, Clone, Copy, Default)]
 struct Pair(u16);
 
-/// Part of the hash of a word that stands in the bucket beside its own; of all others [`Mark::NONE`].
+/// Part of the hash of a word that stands in the bucket beside its own; [`Mark::NONE`] for other words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mark(u16);
 
@@ -126,7 +126,7 @@ impl Pair {
         2 * usize::from(bucket % 2) + slot
     }
 
-    /// Which slot of a bucket was written longer ago than the others of both, if any was.
+    /// The slot of a bucket that was written longer ago than the others of both buckets, if there is one.
     #[inline]
     fn old_slot(self, bucket: BucketIndex) -> Option<usize> {
         let slots = self.0 >> Self::number(bucket, 0) & 0b11;
@@ -157,12 +157,13 @@ impl Pair {
     }
 }
 
-/// The slot of a word in a bucket, if it is easily found there: of two words that begin with the same
-/// eight bytes the first slot's is not.
+/// The slot of a word in a bucket, if one comparison finds it. If both words of the bucket begin with the
+/// same eight bytes, that in the first slot is not found.
 #[inline(always)]
 fn slot_in(table: &[Bucket; BUCKETS], key: Key, bucket: BucketIndex) -> Option<&CachedWord> {
     let Bucket(both) = &table[usize::from(bucket)];
-    // Which of the two it is changes from word to word: a branch on it would often go wrong.
+    // An index and no branch: which of the two slots it is changes from word to word, and the processor
+    // would often guess wrong.
     let slot = &both[usize::from(both[1].low == key.low)];
     slot.is_of(key).then_some(slot)
 }
@@ -171,8 +172,8 @@ fn slot_in(table: &[Bucket; BUCKETS], key: Key, bucket: BucketIndex) -> Option<&
 #[derive(Debug)]
 pub(super) struct ShortWords {
     buckets: Box<[Bucket; BUCKETS]>,
-    /// To wait for the bucket beside would be one part in thirty of the time that new text takes: this says
-    /// when it has to be.
+    /// Shows whether a word may stand in the bucket beside. Always waiting for that bucket would take one
+    /// part in thirty of the time of new text.
     pairs: Box<[Pair; BUCKETS / 2]>,
 }
 
@@ -186,9 +187,9 @@ impl ShortWords {
         }
     }
 
-    /// Has these buckets come from memory, which looks for many of them at once: the table is larger than
-    /// a core's own cache. Nothing else stands in this loop, so that a core sees as many of its loads
-    /// as it can before the first of them has come.
+    /// Fetches these buckets into the cache: the table is larger than a core's own cache, and memory
+    /// delivers many of them at once. The loop does nothing else, so that a core can begin as many loads as
+    /// possible before the first one is done.
     #[inline(always)]
     pub fn fetch(&self, buckets: &[BucketIndex]) {
         let first = |&bucket: &BucketIndex| self.buckets[usize::from(bucket)].0[0].low;
@@ -223,7 +224,7 @@ impl ShortWords {
         both.iter().find(|slot| slot.is_of(key))
     }
 
-    /// Moves a word that stands in the bucket beside its own, where most are looked for, into that one.
+    /// Moves a word from the bucket beside into its own, where the fast look-up finds it.
     fn bring_home(&mut self, key: Key) {
         let home = bucket_of(key);
         let other = beside(home);
@@ -231,35 +232,35 @@ impl ShortWords {
             return;
         }
         let Bucket(away) = &mut self.buckets[usize::from(other)];
-        if let Some(place) = away.iter().position(|slot| slot.is_of(key)) {
-            let found = away[place];
-            let own_place = any_slot(key);
-            let own = std::mem::replace(&mut self.buckets[usize::from(home)].0[own_place], found);
-            self.buckets[usize::from(other)].0[place] = own;
+        if let Some(index) = away.iter().position(|slot| slot.is_of(key)) {
+            let found = away[index];
+            let own_index = any_slot(key);
+            let own = std::mem::replace(&mut self.buckets[usize::from(home)].0[own_index], found);
+            self.buckets[usize::from(other)].0[index] = own;
             let pair = &mut self.pairs[usize::from(home) / 2];
-            pair.set_mark(home, own_place, Mark::NONE);
-            pair.set_mark(other, place, own.mark_in(other));
+            pair.set_mark(home, own_index, Mark::NONE);
+            pair.set_mark(other, index, own.mark_in(other));
         }
     }
 
-    /// Remembers a word in place of one that was written longer ago than the others of its bucket and the
+    /// Remembers a word, and forgets one that was written longer ago than the others of its bucket and the
     /// bucket beside.
     pub fn remember(&mut self, key: Key, slot: CachedWord) {
         let home = bucket_of(key);
         let pair = &mut self.pairs[usize::from(home) / 2];
-        let place = if let Some(old) = pair.old_slot(home) {
+        let index = if let Some(old) = pair.old_slot(home) {
             old
         } else {
-            let place = any_slot(key);
+            let index = any_slot(key);
             if let Some(old) = pair.old_slot(beside(home)) {
-                let moved = self.buckets[usize::from(home)].0[place];
+                let moved = self.buckets[usize::from(home)].0[index];
                 self.buckets[usize::from(beside(home))].0[old] = moved;
                 pair.write(beside(home), old, moved.mark_in(beside(home)));
             }
-            place
+            index
         };
-        pair.write(home, place, Mark::NONE);
-        self.buckets[usize::from(home)].0[place] = slot;
+        pair.write(home, index, Mark::NONE);
+        self.buckets[usize::from(home)].0[index] = slot;
     }
 }
 
@@ -312,7 +313,7 @@ mod tests {
         for text in 0..4 {
             let numbers = || text * MANY..(text + 1) * MANY;
             assert!(numbers().all(&mut is_new), "no number is in two texts");
-            // Sets that the oldest words leave first would forget one in seven, each time.
+            // Buckets that forget their oldest words first would forget one in seven, each time.
             let forgotten = numbers().filter(|&number| is_new(number)).count();
             assert!(forgotten < numbers().len() / 9, "{forgotten} forgotten");
         }

@@ -13,7 +13,7 @@ pub(super) fn gpt2(classes: &Classes, text: &str, at: usize) -> usize {
     if let Some(end) = contraction(text, at, Case::Small) {
         return end;
     }
-    // A space goes with what follows, unless that is a space.
+    // A space belongs to the word that follows, unless that is a space too.
     let begin = at + usize::from(text.as_bytes()[at] == b' ');
     match classes.at(text, begin) {
         Some((class, end)) if class & LETTER != 0 => classes.run(text, end, LETTER),
@@ -119,7 +119,7 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     let mut capitals = at;
     let mut last_small = None;
     loop {
-        // Many at once: letters of most scripts are as good as capitals and as small ones.
+        // Many at once: letters of most scripts count as capitals and as small letters.
         let both = classes.run(text, capitals, CASELESS | MARK);
         if both > capitals {
             last_small = Some(both);
@@ -140,7 +140,7 @@ fn cased_word(classes: &Classes, text: &str, at: usize) -> Option<CasedWord> {
     }
 }
 
-/// Which letters a contraction may have.
+/// The letters that a contraction may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Case {
     Small,
@@ -205,7 +205,7 @@ pub(super) fn spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> u
     let bytes = text.as_bytes();
     match spaces_end(bytes, at) {
         Ok((_, Some(behind_newline))) => behind_newline,
-        // The last of it goes with what follows.
+        // The last space belongs to the word that follows.
         Ok((end, None)) if end > at + 1 => end - 1,
         Ok((end, None)) => end,
         Err(_) => all_spaces_and_newlines(classes, text, at),
@@ -222,7 +222,7 @@ fn all_spaces_and_newlines(classes: &Classes, text: &str, at: usize) -> usize {
     }
 }
 
-/// `\s+(?!\S)|\s+` over the whitespace from `at` to `end`: the last of it goes with what follows.
+/// `\s+(?!\S)|\s+` over the whitespace from `at` to `end`: the last of it belongs to the next word.
 fn spaces(text: &str, at: usize, end: usize) -> usize {
     let last = text[at..end].char_indices().next_back().map_or(0, |(last, _)| last);
     if end < text.len() && last > 0 { at + last } else { end }
