@@ -1,6 +1,6 @@
-"""Event loops, and one on a daemon thread: what blocks it cannot hold the process hostage.
+"""Event loops, and loops on daemon threads: code that blocks one cannot keep the process alive.
 
-They are uvloop's where that is installed, which costs less than Python's own.
+The loops are uvloop's if that is installed, because they cost less than Python's own.
 """
 
 import asyncio
@@ -117,8 +117,8 @@ def _now(call: Callable[[], object]) -> None:
 class DaemonLoop(LoopTasks):
     """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
 
-    In between it stands still and keeps what belongs to it, connections of a client for example,
-    so that they can be used when it is opened again.
+    A closed loop stands still and keeps what belongs to it, connections of a client for example, so
+    that they can be used when the loop is opened again.
     """
 
     def __init__(self, name: str) -> None:
@@ -130,7 +130,7 @@ class DaemonLoop(LoopTasks):
         weakref.finalize(self, _discard, self._loop, self._state)
 
     def open(self) -> None:
-        """Go on, on a thread; nothing where it runs already."""
+        """Go on, on a thread; do nothing if it runs already."""
         with self._lock:
             if self._thread is not None:
                 return
@@ -140,7 +140,7 @@ class DaemonLoop(LoopTasks):
             self._thread.start()
 
     def tasks(self) -> LoopTasks:
-        """Runs others on it, which are cancelled apart from its own."""
+        """Return a runner of tasks on this loop, which are cancelled apart from its own."""
         return LoopTasks(self._loop)
 
     @property
@@ -149,9 +149,9 @@ class DaemonLoop(LoopTasks):
         return threading.current_thread() is self._thread
 
     def close(self, seconds: float) -> bool:
-        """Cancel what it was given and still runs; returns whether it stands still in so long.
+        """Cancel the tasks that still run; return True if the loop stands still within `seconds`.
 
-        Where something blocks it, it ends when that returns, and must not be opened again.
+        If something blocks the loop, the loop ends when that returns, and must not be opened again.
         """
         with self._lock:
             if self._thread is None:
@@ -171,9 +171,9 @@ class DaemonLoop(LoopTasks):
 
 
 class KeptLoop:
-    """A `DaemonLoop` for one use after the other, replaced where something blocks it.
+    """A `DaemonLoop` that is kept from use to use, and replaced if something blocks it.
 
-    What is kept on it from use to use, such as the connections of an environment's client, goes on.
+    The connections of an environment's client, for example, stay open between two uses.
     """
 
     def __init__(self, name: str) -> None:
@@ -182,7 +182,7 @@ class KeptLoop:
         self._loop: DaemonLoop | None = None
 
     def open(self) -> DaemonLoop:
-        """The loop, which runs as soon as somebody needs it."""
+        """Return the loop, running."""
         with self._lock:
             if self._loop is None:
                 self._loop = DaemonLoop(self._name)
@@ -190,7 +190,7 @@ class KeptLoop:
             return self._loop
 
     def close(self, seconds: float) -> None:
-        """Let it stand still, until it is opened again."""
+        """Stop the loop until it is opened again."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None and loop.close(seconds):

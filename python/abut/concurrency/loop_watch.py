@@ -35,11 +35,11 @@ class WatchedCall(Generic[T]):
     """One call on a watched loop.
 
     Attributes:
-        kind: what blame falls on, such as an environment's class.
-        name: what a warning calls it.
-        future: its result, for who waits on another loop.
+        kind: what the watch blames, such as an environment's class.
+        name: the name of the call in warnings.
+        future: its result, on the loop of the caller.
         blocked_s: how long the loop has stood still because of this call.
-        is_over: whether nobody waits for it any more.
+        is_over: True once nobody waits for it any more.
     """
 
     future: asyncio.Future[T]
@@ -59,7 +59,7 @@ class WatchedCall(Generic[T]):
 
     @property
     def blocked_at(self) -> str:
-        """Where the call stands that blocks the loop beyond its own deadline."""
+        """The place of the call that blocks the loop beyond its own deadline."""
         lost_to = self.watch.lost_to
         return "" if lost_to is None else f"It is here (most recent call last):\n{lost_to[1]}"
 
@@ -72,7 +72,7 @@ class WatchedCall(Generic[T]):
         return f", because {lost_to[0].name} blocks the event loop that both run on"
 
     def spared_s(self) -> float:
-        """How long the loop has stood still since the call began because of other calls."""
+        """Return how long other calls have made the loop stand still since this call began."""
         return self.watch.stood_s() - self._stood_before_s - self.blocked_s
 
 
@@ -113,7 +113,7 @@ class LoopWatch:
         self._stood_s = 0.0
 
     def stood_s(self) -> float:
-        """How long the loop has stood still so far because of calls that somebody waits for."""
+        """Return how long calls that somebody waits for have made the loop stand still so far."""
         with self._lock:
             self._count()
             return self._stood_s
@@ -230,7 +230,7 @@ class WatchedLoop(DaemonLoop):
     def call(
         self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
     ) -> WatchedCall[T]:
-        """Run the coroutine that `call` makes, for who waits on the running loop."""
+        """Run the coroutine that `call` makes; its future is one of the running loop."""
         watched = WatchedCall[T](self.watch, kind, name)
         watched.future = self._begin(watched, call, self.ask)
         return watched
@@ -238,7 +238,7 @@ class WatchedLoop(DaemonLoop):
     def submit_call(
         self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
     ) -> Future[T]:
-        """As `call`, for who waits on no loop."""
+        """Run it as `call` does, for a caller that is on no loop."""
         return self._begin(WatchedCall[T](self.watch, kind, name), call, self.submit)
 
     def _begin(
@@ -259,7 +259,7 @@ class WatchedLoop(DaemonLoop):
         return future
 
     def close(self, seconds: float) -> bool:
-        """As `DaemonLoop.close`; the watch ends."""
+        """End the watch, and close the loop."""
         self.watch.stop()
         return super().close(seconds)
 

@@ -1,6 +1,6 @@
-"""Calls that threads leave for an event loop, and what settles the futures of who waits there.
+"""Calls that threads leave for an event loop, and functions that settle its futures from there.
 
-Invariant: an event loop has one mailbox, whoever leaves something in it.
+Invariant: an event loop has one mailbox, for all threads.
 """
 
 import asyncio
@@ -50,25 +50,25 @@ def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
 class Mailbox:
     """Calls that threads leave for an event loop.
 
-    The loop is woken once for all that are there by then: waking it for each, as
-    `asyncio.wrap_future` does, costs more than what a usual environment does in a step.
+    The loop is woken once for all calls that are there by then. Waking it for each call, as
+    `asyncio.wrap_future` does, costs more than a step of a usual environment.
     """
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> "Mailbox":
-        """The one mailbox of a loop."""
-        # `setdefault` is one step for all threads. A lock could be held while the garbage
-        # collector closes what waits for another thread that wants it too.
+        """Return the one mailbox of a loop."""
+        # `setdefault` is one step for all threads. A lock could be held while the garbage collector
+        # closes an object that waits for another thread, which wants the same lock.
         return _MAILBOXES.get(loop) or _MAILBOXES.setdefault(loop, Mailbox(loop))
 
     @staticmethod
     def drop(loop: asyncio.AbstractEventLoop) -> None:
-        """Forget what is left for a loop that was closed."""
+        """Forget the calls that are left for a closed loop."""
         if (mailbox := _MAILBOXES.pop(loop, None)) is not None:
             mailbox._calls.clear()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Weak, as its place in the map: a value that holds its key is kept for ever.
+        # Weak, as its key in the map is: a value that holds its key would be kept for ever.
         self._loop = weakref.ref(loop)
         self._calls: deque[Callable[[], object]] = deque()
         self._is_woken = False
@@ -78,7 +78,7 @@ class Mailbox:
         self._calls.append(call)
         loop = self._loop()
         if loop is None or loop.is_closed():
-            self._calls.clear()  # nobody waits, and what waits for nobody must not keep its loop
+            self._calls.clear()  # nobody waits, and a call that is left would keep its loop alive
         elif not self._is_woken:
             self._is_woken = True
             try:
@@ -87,13 +87,13 @@ class Mailbox:
                 self._calls.clear()
 
     def _empty(self) -> None:
-        # First: what is put from here on either is seen below or wakes the loop again.
+        # Before the loop below: a call that comes later is either seen there or wakes it again.
         self._is_woken = False
         try:
             while self._calls:
                 self._calls.popleft()()
         finally:
-            if self._calls and not self._is_woken:  # one raised: a defect, but not of the others
+            if self._calls and not self._is_woken:  # a call raised, and the others still count
                 self._is_woken = True
                 asyncio.get_running_loop().call_soon(self._empty)
 

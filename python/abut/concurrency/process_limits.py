@@ -30,7 +30,7 @@ class ThreadLimit(NamedTuple):
 
 
 def thread_limit(root: Path = Path("/")) -> ThreadLimit | None:
-    """The limit of this process; None where nothing tells of one.
+    """Return the lowest limit of threads for this process; None if the system names none.
 
     Linux: https://man7.org/linux/man-pages/man2/clone.2.html, EAGAIN; control groups:
     https://docs.kernel.org/admin-guide/cgroup-v2.html, `pids.max`.
@@ -80,7 +80,7 @@ def _number(file: Path) -> int | None:
     return None
 
 
-# What an asynchronous one holds besides its turns, rounded up.
+# An asynchronous rollout holds so many containers besides its turns, rounded up.
 _CONTAINERS_OF_A_ROLLOUT = 64
 
 
@@ -88,8 +88,8 @@ _CONTAINERS_OF_A_ROLLOUT = 64
 def rarer_collections(rollouts: int) -> Iterator[None]:
     """Collect garbage only as often as so many rollouts in flight need it.
 
-    For all of the process, which has one collector, until the last who asked has left. One that is
-    disabled, or has a higher threshold, stays as it is.
+    The process has one collector, so this holds for all of it, until the last `with` has ended. A
+    collector that is disabled, or has a higher threshold, stays as it is.
     """
     containers = _CONTAINERS_OF_A_ROLLOUT * rollouts
     _THRESHOLD.change(lambda wanted: wanted.append(containers))
@@ -108,7 +108,7 @@ class _Threshold:
         self._before = self._ours = gc.get_threshold()[0]
 
     def change(self, change: Callable[[list[int]], None]) -> None:
-        """Set it for what is wanted from now on."""
+        """Change the list of wanted thresholds, and set the collector's."""
         with self._lock:
             change(self._wanted)
             now, *older = gc.get_threshold()

@@ -3,15 +3,15 @@
 Environments and evaluation bodies were written to run alone. Here many run at once, on threads, and
 forks of several threads at once fail or hang: handlers that packages register with
 `os.register_at_fork` wait for each other, and a forked child keeps open the pipes that another
-thread has just made for a process of its own. With 32 environments that fork in each step, a whole
-run stood still in 3 of 3, threads and all.
+thread has just made for a process of its own. With 32 environments that fork in each step, 3 of 3
+runs hung.
 
 Invariant: while a call that has forked runs, no other call forks or starts a process. A call that
 starts processes without forking (`subprocess` without `preexec_fn`) runs beside others of its kind.
 
 A call waits where it is about to fork, in its own thread, so nothing that it did before is lost or
-done twice. From then on calls of its kind wait before they begin. A call that was given up holds
-nothing up: its turn goes to the next.
+done twice. From then on, calls of its kind wait before they begin. A call that was given up blocks
+no other: its turn goes to the next.
 """
 
 import functools
@@ -66,7 +66,7 @@ class CallTurn:
 
     @property
     def waited_s(self) -> float:
-        """How long it has waited for others, which its own limits do not count."""
+        """Seconds that it has waited for others; its own limits do not count them."""
         since = self._waits_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
@@ -74,14 +74,14 @@ class CallTurn:
     def may_have_clashed(self) -> bool:
         """True if calls of its kind forked meanwhile and it did not wait for them.
 
-        What it fails of then, or scores, need not be its own doing.
+        Its failure, or its score, may then be the fault of the others.
         """
         saw_forks = self.saw_forks if self.is_over else self._turns.forks(self.kind())
         return self._began_free and self.holds != "fork" and saw_forks
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """While it waits."""
+        """Count the time inside as waiting."""
         self._waits_since = time.monotonic()
         try:
             yield
@@ -89,7 +89,7 @@ class CallTurn:
             self._waited_s, self._waits_since = self.waited_s, None
 
     def around(self, call: Callable[[], T]) -> Callable[[], T]:
-        """The same call, for a thread: it waits there, and its turn ends with it."""
+        """Return the call for a thread: it waits there for its turn, which ends with the call."""
 
         def run() -> T:
             inside = _TURN.set(self)
@@ -135,15 +135,15 @@ class CallTurn:
         return not self._began_free
 
     def end(self) -> None:
-        """Give back what it holds; also where nobody waits for it any more."""
+        """Give back what it holds; also when the call was given up."""
         self._turns.end(self)
         self.forget_owner()
 
     def forget_owner(self) -> None:
         """Ask the owner of the call no more; also before a call that hangs is over.
 
-        The owner has the turn, and the turn asks the owner: that circle would keep an environment,
-        and its thread, until the garbage collector finds it.
+        The owner has the turn, and the turn asks the owner. That circle would keep an environment
+        and its thread alive until the garbage collector finds it.
         """
         kind, name = self.kind(), self.name()
         self.kind, self.name = (lambda: kind), (lambda: name)
@@ -191,7 +191,7 @@ class ProcessTurns:
         with self._changed:
             if turn.holds in ("fork", start) and not turn.is_over:
                 return
-            # One that forks after it started others would wait for itself.
+            # A call that forks after it has started a process would wait for itself.
             self._spawners.discard(turn)
             self._waiting.append(turn)
             with turn.waits():
@@ -212,8 +212,8 @@ class ProcessTurns:
         with self._changed:
             if not turn.is_over:
                 turn.is_over, turn.saw_forks = True, self.forks(turn.kind())
-                # What owns a call holds its turn. With a way back, only the garbage collector would
-                # end an environment, and its thread would stay until then.
+                # The owner of a call holds its turn. A reference back would be a circle, and the
+                # thread of an environment would stay until the garbage collector finds it.
                 turn.kind, turn.name = _no_kind, str
             if self._forker is turn:
                 self._forker = None
@@ -232,7 +232,7 @@ class ProcessTurns:
         if start == "fork" and not turn.is_over:
             self._note(turn)
         if turn.loop_thread == threading.get_ident():
-            return  # to wait here would hold up all others of the loop
+            return  # waiting here would block the loop, and all other calls on it
         if not turn.is_over or _TURN.get() is turn:
             self.take(turn, start)
 

@@ -1,10 +1,11 @@
 """Slots: how many rollouts may do the same thing at once, and which is next.
 
 Invariant: as many are out as were taken and not given back; none is free while somebody waits.
-Next is who has played the fewest turns, then who came first. First come, first served would let a
-rollout that fell behind queue again at every turn behind those that are ahead of it, and the batch
-waits for the last: with 128 rollouts of 8 turns in 16 slots that took 8 % more than the best
-schedule instead of 6 %, which is about what can be had without knowing how long a step will take.
+The next slot goes to the rollout with the fewest turns, then to the one that came first. If the
+slots went to whoever came first, a rollout that fell behind would queue again at every turn behind
+those that are ahead of it, and the batch waits for the last: with 128 rollouts of 8 turns in 16
+slots that took 8 % more than the best schedule instead of 6 %, which is about what can be had
+without knowing how long a step will take.
 """
 
 import asyncio

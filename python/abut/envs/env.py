@@ -74,7 +74,7 @@ class EnvLoop(Protocol):
     """An event loop, on a thread of its own, on which asynchronous environments are played."""
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it for who waits on the running loop; `EnvError` where this one has ended."""
+        """Run it, and return a future of the running loop; `EnvError` if this loop has ended."""
         ...
 
 

@@ -216,7 +216,8 @@ def _required(function: Any) -> list[str]:
 
 
 def _takes_positional(function: Callable[..., Any], count: int) -> bool:
-    # What a decorator wraps is not asked: the decorator may add the seed, or drop it.
+    # The signature is the decorator's, not the wrapped function's: a decorator may add the seed, or
+    # drop it.
     signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind_partial(*[None] * count)

@@ -1,7 +1,7 @@
 """A server that runs as a process of ours, until its pool is closed.
 
-It has a group of its own, so that Ctrl-C reaches it through us alone, and so that whatever it
-starts ends with it. One that exits is started again when the next session is wanted.
+The process has a group of its own, so that Ctrl-C reaches it only through us, and so that all
+processes that it starts end with it. A server that exits is started again for the next session.
 """
 
 import asyncio
@@ -78,11 +78,11 @@ class ServerProcess:
         self._cleanup: list[str] = []
 
     async def url(self) -> str:
-        """The address of the running server; starts it, or waits until it has started.
+        """Return the address of the running server; start it, or wait until it has started.
 
         Raises:
-            ServerStartError: it exited, or did not answer in time. Who waits for one start gets
-                its one error.
+            ServerStartError: it exited, or did not answer in time; all who wait for the same start
+                get the same error.
         """
         if self._starting is None or (self._starting.done() and not self._runs()):
             self._starting = asyncio.ensure_future(self._start())
@@ -190,7 +190,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port that nothing listens at now."""
+    """Return a port that nothing listens at now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -120,7 +120,7 @@ Target: TypeAlias = str | Serve | Docker
 
 
 class EnvServer(Protocol):
-    """One server: it may have to be started before it has an address."""
+    """One server, which may have to be started before it has an address."""
 
     name: str
     local: bool
@@ -128,7 +128,7 @@ class EnvServer(Protocol):
     """Headers for this server, besides those of the pool."""
 
     async def url(self) -> str:
-        """The address, as http(s), of a server that runs.
+        """Return the http(s) address of the server, once it runs.
 
         Raises:
             EnvError: it could not be started.
@@ -164,7 +164,7 @@ class RunningServer:
 
 
 def servers_of(target: Target | Sequence[Target]) -> list[EnvServer]:
-    """The servers that a target stands for.
+    """Return the servers that a target stands for.
 
     Raises:
         TypeError: it is no target.
@@ -202,7 +202,7 @@ def _servers(target: Target) -> list[EnvServer]:
 
 
 def space_url(space: str) -> str:
-    """The address of a space on Hugging Face: its name in lower case, all other signs as `-`.
+    """Return the address of a Hugging Face space: lower case, all other signs as `-`.
 
     Raises:
         ValueError: it is not `org/space`.

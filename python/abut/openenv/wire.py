@@ -1,7 +1,7 @@
 """OpenEnv's wire protocol: one socket, one environment, one request at a time.
 
-Invariant: a reply is that of the request before it. Frames carry no ids, so a session whose reply
-did not come, or was none, is never used again; and no step is ever sent twice.
+Invariant: a reply belongs to the request before it. Frames carry no ids, so a session whose reply
+is missing or cannot be read is never used again; and no step is ever sent twice.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class Session:
             raise ToldError(error.said) from error
 
     async def state(self) -> None:
-        """Wait until the environment is made. What its state says is for nobody: maybe the answer.
+        """Wait until the environment is made. Its state is thrown away: it may hold the answer.
 
         Raises:
             SessionFull: no session is free.
@@ -230,7 +230,7 @@ class FactoryError(EnvError):
 
 
 class _StateUnknown(Exception):
-    """The environment is there and cannot say its state."""
+    """The environment exists, but cannot say its state."""
 
 
 async def open_session(
@@ -282,7 +282,7 @@ async def open_session(
 
 
 def socket_url(url: str) -> str:
-    """The address of the socket of a server at an http(s) address."""
+    """Return the address of the socket of a server at an http(s) address."""
     return f"ws{url.removeprefix('http').rstrip('/')}/ws"
 
 

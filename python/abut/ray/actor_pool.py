@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 # An actor that cannot start is tried again; to start one takes half a second of CPU at least.
 _delays_s = functools.partial(backoff, 0.5, 30.0)
 _LATE_S = 1.0
-"""How long a call may still take that nobody waits for; most were only given up by their batch."""
+"""How long a call that was given up may still take; most were given up because a batch ended."""
 _CLOSE_S = 30.0
 """How long an environment may take to close."""
 _NOTICE_S = 5.0
-"""After which one hears that no actor has started."""
+"""When a log line says that no actor has started."""
 _LOOK_S = 2.0
 """How long the cluster may take to say what is free."""
 _HEAD_S = 5.0
@@ -75,7 +75,7 @@ class Lease:
     number: int
     """No other lease has it."""
     call: "asyncio.Future[CallOutcome] | None" = None
-    """The last one that was sent."""
+    """The last call that was sent."""
     closes: bool = True
     """True if there is something to close in the actor when the lease ends."""
     cancels: bool = False
@@ -187,7 +187,7 @@ class ActorPool(LendingPool[Lease]):
             self._free(lease)
 
     async def close(self) -> None:
-        """End all actors, also those on which somebody plays."""
+        """End all actors, also those with leases."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -308,7 +308,7 @@ class ActorPool(LendingPool[Lease]):
         self._wake()
 
     async def _notice(self) -> None:
-        """Say early what `start_timeout_s` would say late, and what it would never say."""
+        """Warn early that no actor runs, and later that only some of them do."""
         await asyncio.sleep(min(_NOTICE_S, self._start_timeout_s))
         if not any(actor.is_ready for actor in self._actors) and self._nobody is None:
             logger.warning("no actor of the pool runs yet: %s", await self._cluster_says())
@@ -327,7 +327,7 @@ class ActorPool(LendingPool[Lease]):
             )
 
     async def _watch_head(self) -> None:
-        """Say, once each time, that the head is gone: Ray ends the process without a word."""
+        """Log, once each time, that the head is gone; Ray itself ends the process silently."""
         was_there = True
         while True:
             await asyncio.sleep(_HEAD_S)

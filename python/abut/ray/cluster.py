@@ -77,7 +77,7 @@ def join(address: str | None, job_env: Mapping[str, Any], *, ranks: int) -> Call
     with _lock:
         if the_ray().is_initialized():
             _check_joined(address, job_env)
-            if _pools == 0:  # by whoever uses Ray besides: theirs to leave
+            if _pools == 0:  # the user's own `ray.init`, so not ours to leave
                 return lambda: None
         else:
             _init(address, job_env, ranks)

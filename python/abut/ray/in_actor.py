@@ -183,7 +183,7 @@ class AgentHost(ActorHost):
             )
 
     def cancel(self, lease: int) -> None:
-        """Cancel an asynchronous agent that nobody waits for any more."""
+        """Cancel an asynchronous agent that was given up."""
 
         async def cancel() -> None:
             if (task := self._tasks.get(lease)) is not None:
