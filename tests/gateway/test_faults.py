@@ -107,7 +107,7 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
     agents = [bad[k // 10 % 5] if k % 10 < 3 else plays for k in range(MANY - 1)]
     # What hangs ends at the limit, which nobody else may reach, however busy the machine is.
     began = time.monotonic()
-    play_agents(stage, *[plays] * (MANY // 8)).engine._parts.env_loop.open().end(1.0)
+    play_agents(stage, *[plays] * (MANY // 8)).engine._parts.env_loops.open().end(1.0)
     limit_s = max(20.0, 4 * 8 * (time.monotonic() - began))
     gateway = Gateway()
     threads, open_before = set(threading.enumerate()), sockets()
@@ -122,7 +122,7 @@ def test_512_agents_of_which_a_third_misbehave(stage: Stage) -> None:
             check_tree(rollout, [c for c in played.sampler.calls if _is_of(c[0], index)])
     assert not gateway.registry.ledgers
     gateway.stop()
-    played.engine._parts.env_loop.open().end(1.0)
+    played.engine._parts.env_loops.open().end(1.0)
     ORPHANS.clear()
     gc.collect()
 

@@ -615,11 +615,10 @@ def test_an_engine_has_all_its_attributes_from_the_start_and_keeps_nothing_of_a_
     stage: Stage,
 ) -> None:
     engine = stage.engine(Recording(stage.says()))
-    before = {name: value for name, value in vars(engine).items() if name != "_env_loop"}
+    before = {**vars(engine), **vars(engine._parts)}
     for rollout in engine.run(stage.tasks([Talk, asynced(Talk)])):
         assert_done(rollout)
-    after = {name: value for name, value in vars(engine).items() if name != "_env_loop"}
-    assert after == before
+    assert {**vars(engine), **vars(engine._parts)} == before
 
 
 def test_nothing_bounds_a_rollout_is_an_error(stage: Stage) -> None:

@@ -42,7 +42,7 @@ class EngineParts:
         sampler: draws the turns.
         config: limits and policies.
         stop_token_ids: end a turn, besides those of the processor.
-        env_loop: the loops of asynchronous environments. They outlive a batch, because what
+        env_loops: the loops of asynchronous environments. They outlive a batch, because what
             environments and tools keep open from batch to batch belongs to a loop.
         warnings: about the setup, each logged once.
         logged_failures: the kinds of failures that were logged in full.
@@ -54,7 +54,7 @@ class EngineParts:
     sampler: AnySampler
     config: RolloutConfig
     stop_token_ids: Sequence[int] = ()
-    env_loop: EnvLoops = field(default_factory=EnvLoops)
+    env_loops: EnvLoops = field(default_factory=EnvLoops)
     warnings: SetupWarnings = field(default_factory=SetupWarnings)
     logged_failures: set[str] = field(default_factory=set)
     closes_hang: bool = False
@@ -88,10 +88,10 @@ class Batch:
     ) -> None:
         self.tokenizer = parts.tokenizer
         self.config = parts.config
-        self.env_loop = parts.env_loop
+        self.env_loops = parts.env_loops
         self.warnings = parts.warnings
         self.at_once = at_once
-        self.closing = EnvClosing(parts.env_loop, hangs=parts.closes_hang)
+        self.closing = EnvClosing(parts.env_loops, hangs=parts.closes_hang)
         self.failures = Failures(parts.logged_failures)
         self.env_slots = Slots(parts.config.max_env_steps)
         self.sampler = EngineSampler(parts.sampler)

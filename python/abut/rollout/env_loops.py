@@ -170,11 +170,11 @@ class EnvClosing:
         gives_up: whether the batch is ending its rollouts.
     """
 
-    def __init__(self, env_loop: EnvLoops, *, hangs: bool) -> None:
+    def __init__(self, env_loops: EnvLoops, *, hangs: bool) -> None:
         self.hangs = hangs
         self.interrupted = False
         self.gives_up = False
-        self._env_loop = env_loop
+        self._env_loops = env_loops
         self._closing: list[Future[Any]] = []
         self._hanging: list[Future[Any]] = []
         self._forget_at = _FORGET
@@ -192,7 +192,7 @@ class EnvClosing:
     def on_loop(self, env: Any, loop: WatchedLoop | None) -> None:
         """Close an asynchronous environment in the background, on its loop where it has begun."""
         cls = type(env)
-        loop = loop or self._env_loop.of(cls, cls.__name__)
+        loop = loop or self._env_loops.of(cls, cls.__name__)
         loop.open()
         closed = loop.submit_call(cls, f"{cls.__name__}.close", lambda: close_async_env(env))
         self._note(self._closing, closed)
@@ -232,7 +232,7 @@ class EnvClosing:
 
     def close_loop(self) -> None:
         """Pause the loops of environments."""
-        self._env_loop.close(INTERRUPTED_CLOSE_S if self.interrupted else _CLOSE_LOOP_S)
+        self._env_loops.close(INTERRUPTED_CLOSE_S if self.interrupted else _CLOSE_LOOP_S)
 
     def _note(self, futures: list[Future[Any]], closed: Future[Any]) -> None:
         futures.append(closed)

@@ -83,7 +83,7 @@ class LiveEnv:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         if self._guarded.env is not None:
             return type(self._guarded.env).__name__
         return getattr(self._task.source, "__name__", "the environment")
@@ -118,12 +118,12 @@ class LiveEnv:
 
     @property
     def has_thread(self) -> bool:
-        """Whether it is synchronous."""
+        """True if it is synchronous."""
         return self._calls is not None
 
     @property
     def scores_episode(self) -> bool:
-        """Whether it wants the whole episode; known once it took a step."""
+        """True if it scores the whole episode; known once it took a step."""
         return self._scores_episode
 
     async def lend(self, pool: EnvPool) -> None:
@@ -317,7 +317,7 @@ class LiveEnv:
             return bound.ask(run)
         env = type(self._guarded.env)
         if self._loop is None:
-            self._loop = self._batch.env_loop.of(env, env.__name__)
+            self._loop = self._batch.env_loops.of(env, env.__name__)
             self._stood_before_s = self._loop.watch.stood_s()
         if self._watched is not None:
             self._blocked_s += self._watched.blocked_s

@@ -138,7 +138,7 @@ class AgentEpisode:
             self._batch.check_thread_limit()
             self._thread = THREADS.call_queue()
             return self._thread.ask(lambda: agent.begin(endpoint, task))
-        loop = self._batch.env_loop.of(kind_of(self._agent), self._name, is_agent=True)
+        loop = self._batch.env_loops.of(kind_of(self._agent), self._name, is_agent=True)
         self._watched = loop.call(
             kind_of(self._agent), self._name, lambda: agent.run(endpoint, task)
         )

@@ -148,7 +148,7 @@ class PlayedAgent(AgentPlayer):
     async def _ask(self, batch: Batch, what: str, call: Callable[[], Awaitable[None]]) -> None:
         try:
             kind = kind_of(self._agent)
-            loop = batch.env_loop.of(kind, self.__name__, is_agent=True)
+            loop = batch.env_loops.of(kind, self.__name__, is_agent=True)
             await loop.ask(call)
         except Exception as error:
             raise raised_by_env(f"{self.__name__}.{what}", error, runs=AGENT) from error

@@ -276,7 +276,7 @@ class Delivery:
         if not any(can):
             rewards = [None] * len(rollouts)
             return GroupScores({}, rewards, *advantages_of(rewards))
-        ask = batch.env_loop.open().ask
+        ask = batch.env_loops.open().ask
         return await scores_of(self._functions, columns, can, ask)
 
     def _rows(
