@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from abut.template.processor import ChatTemplateProcessor
 from abut.tool_calls.parsed import ToolCall
 from tests.kit.data.templates import tiny_tokenizer
@@ -48,6 +50,15 @@ TEXT_IN_TAGS = (
     "{% else %}{{ m.content or '' }}{% endif %}" + TAIL
 )
 """As Llama 4's: the text beside calls stands in tags that others do not have."""
+
+BARE_QUOTES = (
+    HEAD + "{% for c in m.tool_calls or [] %}{{ '<|call|>' + c.function.name + '(' }}"
+    "{% for k, v in c.function.arguments.items() %}"
+    "{{ k }}={{ \"'\" ~ v ~ \"'\" if v is string else v }}{{ ', ' if not loop.last }}{% endfor %}"
+    "{{ ')<|call_end|>' }}{% endfor %}{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}"
+    + TAIL
+)
+"""As LFM2.5's: texts stand between quotes that nothing escapes, so the next key ends a text."""
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|result|>", "<|result_end|>")
 CALLS = (
@@ -105,3 +116,14 @@ def test_text_that_a_template_moves_behind_the_result_does_not_refuse_the_result
     verdicts = {verdict.kind: verdict for verdict in processor(TEXT_BEHIND).verdicts()}
     assert verdicts["tool"].appendable, verdicts["tool"].because
     assert "the text beside a tool call" in verdicts["tool"].notes[0]
+
+
+@pytest.mark.parametrize("key", ["a b", "a,b", "a'b", "é 日", "a=b"])
+def test_a_key_of_the_schema_ends_the_text_before_it(key: str) -> None:
+    properties = {name: {"type": "string"} for name in ("text", key)}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tokenizer = tiny_tokenizer(BARE_QUOTES, *CONTROL, *CALLS)
+    tools = [{"type": "function", "function": function}]
+    processor = ChatTemplateProcessor(tokenizer, tools=tools)
+    parsed = processor.parse_tool_calls(f"<|call|>f(text='x', {key}='y')<|call_end|>")
+    assert parsed.calls == (ToolCall("f", {"text": "x", key: "y"}),)
