@@ -15,7 +15,6 @@ from abut.tool_calls.bodies import arguments_of
 from abut.tool_calls.literals import read_json
 from abut.tool_calls.parsed import (
     Found,
-    MalformedCall,
     ParsedCalls,
     ToolCall,
     Wrong,
@@ -25,14 +24,6 @@ from abut.tool_calls.parsed import (
 from abut.tool_calls.reader import CallReader
 from abut.tool_calls.schemas import Schemas, parameter_schemas
 from abut.tool_calls.syntax import CallSyntax, Mark, NamedBody, ObjectBody, Parameters, Piece
-
-__all__ = [
-    "MalformedCall",
-    "ParsedCalls",
-    "ToolCall",
-    "ToolCallFormat",
-    "parse_tool_calls",
-]
 
 ToolCallFormat: TypeAlias = Literal["hermes", "qwen3_coder", "glm", "llama3", "mistral", "harmony"]
 """How a family writes a call:
