@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from abut.agents.function_agent import kind_of
@@ -78,7 +78,8 @@ class PlayedAgent(AgentPlayer):
         return self._gateway.registry.loop.tasks()
 
     @asynccontextmanager
-    async def _for_batch(self, batch: Batch) -> AsyncIterator[None]:
+    async def for_batch(self, batch: Batch) -> AsyncIterator[None]:
+        """Start the gateway and the agent, and stop the agent after the batch."""
         await THREADS.ask(self._gateway.start)
         # Kept from batch to batch, because they live on the gateway's loop.
         writers = Writers(self._processor) if self._shared is None else self._shared.writers
@@ -114,10 +115,6 @@ class PlayedAgent(AgentPlayer):
             registry.judge = before
             policy.end()
             await registry.ask(judge.close)
-
-    def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
-        """Start the gateway and the agent, and stop the agent after the batch."""
-        return self._for_batch(batch)
 
     def episode(self, batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
         """Return one attempt at a task."""
