@@ -189,7 +189,7 @@ def failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
 
 
 def _lacks_field(value: Any) -> bool:
-    """Whether a server says that the row lacks what it needs, which no other attempt changes."""
+    """Return whether a server says that the row lacks what it needs, which no retry changes."""
     return "Field required" in json.dumps(value)
 
 
