@@ -1,6 +1,5 @@
 """A body that repeats the one before it is read as the whole of it would be."""
 
-import hashlib
 import json
 import random
 from typing import Any
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Bodies, read_body
+from abut.gateway.server.body import Beginning, Bodies, Body, read_body
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
 
@@ -31,17 +30,9 @@ CHAT = Chat()
 def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
     """As what reads the whole; what is refused is its text."""
     try:
-        value, _, beginning = read_body(content, known)
+        return read_body(Body.of([content], known))
     except Refusal as refusal:
         return str(refusal), None
-    return value, beginning
-
-
-def is_known(content: bytes, known: Beginning | None) -> bool:
-    """Whether the messages of a beginning are those of a body, as the same objects."""
-    assert known is not None
-    value, _ = read(content, known)
-    return value["messages"][0] is known.messages[0]
 
 
 @given(
@@ -70,19 +61,21 @@ def test_a_growing_body(
         content = text.encode("utf-8", "surrogatepass")
         got, beginning = read(content, known)
         assert repr(got) == repr(json.loads(content)) or got == json.loads(content)
-        if isinstance(got, dict):
-            assert read_body(content, known).digest == hashlib.sha256(content).digest()
+        for chunks in ([content], [content[:9], content[9:]], [*map(bytes, zip(content))]):
+            body = Body.of(chunks, known)
+            assert body.whole == content
+            assert body.digest(beginning) == Body.of([content]).digest(None)
         if beginning is not None:
-            assert beginning.digest == hashlib.sha256(content[: beginning.end]).digest()
-            cut = content[: beginning.end - 1]
-            assert read(cut, beginning)[0] == read(cut)[0]
+            assert content.startswith(b"".join(beginning.pieces))
+            assert beginning.behind([content]) == content[beginning.end :]
+            assert beginning.behind([content[: beginning.end - 1]]) is None
             known = beginning
 
 
 def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     first, known = read(json.dumps(ASKED).encode())
     assert known is not None
-    assert json.dumps(ASKED).encode()[: known.end].endswith(b"}")
+    assert b"".join(known.pieces).endswith(b"}")
     longer = {**ASKED, "messages": [*ASKED["messages"], {"role": "user", "content": "b"}]}  # type: ignore[misc]
     second, _ = read(json.dumps(longer).encode(), known)
     assert second == longer
@@ -98,21 +91,21 @@ def test_equal_fields_are_read_once_and_say_the_same() -> None:
     asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
     body, known = read(json.dumps(asked).encode())
     assert known is not None
-    assert known.request is None
-    first = known.request = CHAT.read(body)
+    assert known.noted is None
+    first = known.noted = CHAT.read(body)
     longer, beginning = asked, known
     for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}, user):
         longer = {**asked, "messages": [*longer["messages"], added]}
         body, beginning = read(json.dumps(longer).encode(), beginning)
         assert beginning is not None
-        assert len(beginning.request.messages) == len(longer["messages"]) - 1
-        again = beginning.request = CHAT.read(body, beginning.request)
+        assert len(beginning.noted.messages) == len(longer["messages"]) - 1
+        again = beginning.noted = CHAT.read(body, beginning.noted)
         assert again == CHAT.read(longer)
         assert again.frame == CHAT.read(longer).frame
         assert again.tools is first.tools
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
-    assert other.request is None
+    assert other.noted is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'
@@ -129,7 +122,7 @@ ENDS = [
 def test_what_follows_a_known_beginning(end: bytes) -> None:
     _, known = read(BEGUN + b"]}")
     assert known is not None
-    assert known.end == len(BEGUN)
+    assert b"".join(known.pieces) == BEGUN
     assert read(BEGUN + end, known)[0] == read_whole(BEGUN + end)
 
 
@@ -167,57 +160,50 @@ def test_what_is_no_object_with_messages(content: bytes) -> None:
 
 def test_random_bytes_in_a_known_beginning() -> None:
     rng = random.Random(0)
-    asked = json.dumps(ASKED).encode()
-    _, known = read(asked)
+    _, known = read(json.dumps(ASKED).encode())
     assert known is not None
     signs = [b",", b"]", b"}", b"{", b"[", b'"', b" ", b"\\", b":", b"1", b'"messages"', b"\xc3"]
     for _ in range(3000):
         end = b"".join(rng.choice(signs) for _ in range(rng.randrange(8)))
-        content = asked[: known.end] + end
+        content = b"".join(known.pieces) + end
         assert read(content, known)[0] == read_whole(content)
 
 
-def test_a_body_that_grew_often_is_known_whole() -> None:
+def test_a_body_of_many_pieces_is_known_whole() -> None:
     known: Beginning | None = None
     messages = [{"role": "user", "content": f"{number} 😀"} for number in range(100)]
     for count in range(1, 100):
         content = json.dumps({"messages": messages[:count]}, ensure_ascii=False).encode()
-        assert known is None or is_known(content, known)
+        assert Body.of([content], known).known is known
         got, known = read(content, known)
         assert got == {"messages": messages[:count]}
         assert known is not None
-        assert content[known.end :] == b"]}"
-        cut = content.index(b"0 ")
-        assert not is_known(content[:cut] + b"x" + content[cut:], known)
-
-
-def test_another_beginning_is_not_taken_for_the_known_one() -> None:
-    content = json.dumps({"messages": ["xxxx", "y"]}).encode()
-    _, known = read(content)
-    assert is_known(content, known)
-    assert not is_known(content.replace(b"xxxx", b"xxxz"), known)
+        assert len(known.pieces) <= 16
+        cut = len(content) // 2
+        assert known.behind([content[:cut], content[cut:]]) == b"]}"
+        assert known.behind([content[:cut], b"x", content[cut:]]) is None
 
 
 def test_so_much_is_kept() -> None:
     bodies = Bodies(most_bytes=100)
 
-    def asked(rollout: str, size: int) -> None:
+    def asked(rollout: str, size: int) -> bytes:
         content = json.dumps({"messages": ["x" * size]}).encode()
         _, beginning = read(content)
         assert beginning is not None
         bodies.keep(rollout, beginning)
+        return content
 
-    asked("a", 10)
-    asked("b", 20)
-    assert bodies.of("a") is not None
-    assert bodies.of("b") is not bodies.of("a")
-    assert bodies.of(None) is None
+    first, second = asked("a", 10), asked("b", 20)
+    assert bodies.body("a", [first]).known is not None
+    assert bodies.body("b", [first]).known is None
+    assert bodies.body(None, [first]).known is None
     asked("a", 12)  # asked later than b
-    asked("c", 30)
-    assert bodies.of("b") is None
-    assert bodies.of("c") is not None
+    third = asked("c", 30)
+    assert bodies.body("b", [second]).known is None
+    assert bodies.body("c", [third]).known is not None
     bodies.forget("c")
     bodies.forget("c")
-    assert bodies.of("c") is None
-    asked("d", 200)
-    assert bodies.of("d") is None
+    assert bodies.body("c", [third]).known is None
+    huge = asked("d", 200)
+    assert bodies.body("d", [huge]).known is None

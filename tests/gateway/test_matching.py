@@ -6,8 +6,7 @@ import pytest
 
 from abut import agent
 from abut.gateway.dialects.chat_rewrites import ChatRewrites
-from abut.gateway.ledger.entry import BranchEntry
-from abut.gateway.ledger.matching import History, match
+from abut.gateway.ledger.matching import BranchEntry, History, match
 from tests.kit.clients.random_policy import naming
 from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
 from tests.kit.stage.rollouts import Recording, Stage
@@ -21,7 +20,7 @@ def assistant(content: str, **keys: Any) -> dict[str, Any]:
 
 def branch(*messages: dict[str, Any]) -> list[BranchEntry]:
     """Entries in which each answer is the policy's."""
-    history = History([*messages])
+    history = History(messages)
     return [
         BranchEntry(message, ours=True)
         if message["role"] == "assistant"

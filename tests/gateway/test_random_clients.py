@@ -15,11 +15,10 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from abut.gateway.dialects import chat_rewrites
-from abut.gateway.ledger import branch, comparable, entry, ledger, matching
+from abut.gateway.ledger import branch, comparable, ledger, matching
 from abut.gateway.ledger.agent_call import Repeats
 from abut.gateway.ledger.branch import LedgerBranch
-from abut.gateway.ledger.entry import BranchEntry
-from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.matching import BranchEntry, History
 from tests.kit.clients import random_clients
 from tests.kit.clients.random_clients import Clients, Request
 from tests.kit.clients.random_policy import STOPS, naming
@@ -165,16 +164,16 @@ def stripped(message: Any, **options: Any) -> Any:
 
 
 _form, _form_of_message = comparable.comparable, comparable.comparable_message
-_repeats, _same_reasoning = chat_rewrites._repeats, entry._same_reasoning
+_repeats, _same_reasoning = chat_rewrites._repeats, matching._same_reasoning
 _with_calls = chat_rewrites._with_calls
 
 GUARDS: dict[str, tuple[Any, str, Any]] = {
-    "1: inner white space counts": (entry, "text_of", without_inner_space),
-    "2: thinking is compared": (entry, "_same_reasoning", lambda message, entry: True),
-    "2: both names of it": (entry, "_same_reasoning", of_one_key),
+    "1: inner white space counts": (matching, "text_of", without_inner_space),
+    "2: thinking is compared": (matching, "_same_reasoning", lambda message, entry: True),
+    "2: both names of it": (matching, "_same_reasoning", of_one_key),
     "3: a bool is no number": (comparable, "comparable", with_bools_as_numbers),
     "4: ids say which call": (matching, "call_at", lambda history, at, entry_of: None),
-    "5: what we never say": (entry, "_NEVER_OURS", ()),
+    "5: what we never say": (matching, "_NEVER_OURS", ()),
     "6: text lost, but not ids": (chat_rewrites, "ids_of", lambda calls: ANY),
     "7: stop strings of that request": (
         matching,
@@ -221,9 +220,8 @@ def test_without_a_guard_an_edited_history_is_matched(
     )  # of an answer with hard arguments, some hundreds
     where, name, without = GUARDS[guard]
     monkeypatch.setattr(where, name, without)
-    for module in (branch, entry, matching):
-        if name in vars(module):
-            monkeypatch.setattr(module, name, without)
+    if name in vars(branch):
+        monkeypatch.setattr(branch, name, without)
     with pytest.raises(AssertionError, match="and not"):
         run_state_machine_as_test(clients, settings=FIRST)
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from abut.gateway.dialects.chat import Chat, completion
 from abut.gateway.ledger.agent_call import AgentCall
-from abut.gateway.ledger.branch import LedgerBranch, find_continuation
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
@@ -249,12 +249,12 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, _, beginning = read_body(request.text, self.bodies.of("0"))
+        body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
-        read = CHAT.read(body, None if beginning is None else beginning.request)
+        read = CHAT.read(body, None if beginning is None else beginning.noted)
         assert read == CHAT.read(body)
         if beginning is not None:
-            beginning.request = read
+            beginning.noted = read
             self.bodies.keep("0", beginning)
         expected = self.given_again(request.text, retried)
         heard = len(self.policy.heard)
@@ -367,9 +367,10 @@ class Clients(RuleBasedStateMachine):
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
         messages = json.loads(json.dumps(messages))
+        seen = seen_in(self.session.branches, messages)
         for branch in self.session.branches:
             if branch.frame == frame:
-                history = History(messages, branch.writer.joints)
+                history = History(messages, seen, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
                 found = match(branch.entries, history, CHAT)
                 wanted, _ = agreed(path, items, self.unanswered(branch))

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from abut.gateway.dialects.chat_rewrites import ChatRewrites
-from abut.gateway.ledger.entry import BranchEntry
-from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.matching import BranchEntry, History
 
 Messages = list[dict[str, Any]]
 

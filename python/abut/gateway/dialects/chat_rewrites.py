@@ -11,8 +11,15 @@ from collections.abc import Collection, Hashable, Iterator
 from typing import Literal, TypeAlias, get_args
 
 from abut.gateway.ledger.comparable import arguments_of, calls_of, text_of
-from abut.gateway.ledger.entry import BranchEntry, Calls, Dialect, ids_of, key_of_calls, solid
-from abut.gateway.ledger.matching import LEFT_OUT
+from abut.gateway.ledger.matching import (
+    LEFT_OUT,
+    BranchEntry,
+    Calls,
+    Dialect,
+    ids_of,
+    key_of_calls,
+    solid,
+)
 
 Rewrite: TypeAlias = Literal[
     "text_lost", "stop_put_back", "calls_as_text", "code_again", "empty_turn_left_out"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import TemplateError
-from abut.gateway.ledger.entry import NO_REWRITES, Dialect
+from abut.gateway.ledger.matching import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 from abut.processor import CallReadingProcessor, PartsProcessor

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from abut.gateway.ledger.agent_call import AgentCall
-from abut.gateway.ledger.comparable import calls_of, names_of_calls
-from abut.gateway.ledger.entry import BranchEntry, Dialect, keys_read, keys_returned, spelled
-from abut.gateway.ledger.matching import History, Match, call_at, match
+from abut.gateway.ledger.comparable import KnownPrefix, SeenMessages, calls_of, names_of_calls
+from abut.gateway.ledger.matching import (
+    BranchEntry,
+    Dialect,
+    History,
+    Match,
+    call_at,
+    keys_read,
+    keys_returned,
+    match,
+)
 from abut.gateway.ledger.writer import Writer
 from abut.messages import Message
 from abut.rollout.conversation import Conversation
@@ -43,6 +51,8 @@ class LedgerBranch:
     sampling: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """The tool that each call names, by the call's id."""
+    known: KnownPrefix = field(default_factory=KnownPrefix)
+    """The messages that a client writes for its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
 
@@ -54,23 +64,20 @@ class LedgerBranch:
         other = LedgerBranch(self.frame, self.writer, conversation, cause, calls=self.calls[:calls])
         for entry in self.entries[:entries]:
             other._note(entry)
-        other.own_ids = set(self.own_ids)
+        other.own_ids, other.known = set(self.own_ids), self.known.first(entries)
         return other
 
-    def say(self, history: History, dialect: Dialect, found: Match | None = None) -> None:
+    def say(self, history: History, found: Match | None = None) -> None:
         """Add a client's messages: those behind the last answer that matched, or all of them."""
-        known = None if found is None else found.spelling
-        is_known = found is None or known is not None
         said = 0 if found is None else found.behind_turn[1]
         entry_of = [] if found is None else [*found.entry_of[:said]]
         for place in range(said, len(history.messages)):
             call = call_at(history, place, entry_of)
             entry_of.append(len(self.entries))
             message = history.messages[place]
-            entry = BranchEntry(message, answers=call, joints=self.writer.joints)
-            if is_known:
-                known = entry.spelling = spelled(known, message, dialect)
-            self._note(entry)
+            if place == len(self.entries) == len(self.known.messages):
+                self.known.learn(place, message, ours=False)
+            self._note(BranchEntry(message, answers=call, joints=self.writer.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
         """Return the messages behind the last answer that matched, with the ids of our calls.
@@ -139,6 +146,21 @@ class LedgerBranch:
         return tokens, found.same_ids, delivery
 
 
+def seen_in(branches: Sequence[LedgerBranch], messages: list[Message]) -> SeenMessages:
+    """Return the first messages of a request that were seen before, and reuse their objects.
+
+    A rollout then holds each message once, however many requests repeat it.
+    """
+    count, known = 0, None
+    for branch in branches:
+        if (common := branch.known.common(messages)) and common >= count:
+            count, known = common, branch.known
+    if known is None:
+        return SeenMessages()
+    messages[:count] = known.messages[:count]
+    return known.seen(count)
+
+
 def _same_tokens(message: Message, call: AgentCall) -> int:
     said = message.get("generation_token_ids")
     if not isinstance(said, list) or not said or call.sample is None:
@@ -172,7 +194,7 @@ def find_continuation(
     for branch in branches:
         if branch.frame != frame:
             continue
-        found = match(branch.entries, history, dialect)
+        found = match(branch.entries, history, dialect, branch.known)
         whole = found.entries == len(branch.entries)
         rest = branch.entries[found.entries :]
         ended = found.messages == len(history.messages)
@@ -203,7 +225,7 @@ def why_root(
         return "tools"
     common = 0
     for branch in alike:
-        found = match(branch.entries, history, dialect)
+        found = match(branch.entries, history, dialect, branch.known)
         if found.entries < len(branch.entries) and branch.entries[found.entries].ours:
             return "rewritten"
         common = max(common, found.messages)

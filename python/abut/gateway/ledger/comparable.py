@@ -2,11 +2,17 @@
 
 Invariant: two JSON values have equal comparable values exactly if they are equal as JSON, numbers
 by their exact value. `True` is not a number, though Python says that it equals 1.
+
+A message that a client repeats is compared once: `KnownPrefix` keeps the messages that were found
+to be the beginning of a branch. Comparing a request with the branch then takes time for its new
+messages, and one comparison of two lists for the others.
 """
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, TypeAlias
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from operator import eq
+from typing import Any, NamedTuple, TypeAlias
 
 from abut.messages import Message
 
@@ -124,9 +130,14 @@ CallPosition: TypeAlias = tuple[int, int]
 
 
 class CallIds:
-    """The call that each id means. An id that two calls have means none of them."""
+    """The call that each id means. An id that two calls have means none of them.
 
-    def __init__(self) -> None:
+    Args:
+        before: the ids of the messages before. Ids that are added here are not added there.
+    """
+
+    def __init__(self, before: "CallIds | None" = None) -> None:
+        self._before = {} if before is None else before._positions
         self._positions: dict[Any, CallPosition | None] = {}
 
     def add(self, message: Mapping[str, Any], at: int) -> None:
@@ -136,14 +147,23 @@ class CallIds:
         for number, call in enumerate(calls_of(message)):
             id_ = call.get("id")
             if isinstance(id_, str):
-                self._positions[id_] = None if id_ in self._positions else (at, number)
+                is_new = id_ not in self._positions and id_ not in self._before
+                self._positions[id_] = (at, number) if is_new else None
 
     def call_of(self, message: Message) -> CallPosition | None:
         """Return the call that a tool's message answers; None if its id means none."""
         id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
         if not isinstance(id_, str):
             return None
-        return self._positions.get(id_)
+        return self._positions[id_] if id_ in self._positions else self._before.get(id_)
+
+
+def call_ids(messages: Iterable[Message]) -> CallIds:
+    """Return the ids of all calls in messages."""
+    ids = CallIds()
+    for at, message in enumerate(messages):
+        ids.add(message, at)
+    return ids
 
 
 def comparable_message(
@@ -185,12 +205,117 @@ def comparable_call(call: Mapping[str, Any]) -> Hashable:
     return (comparable(function.get("name")), comparable(arguments_of(function.get("arguments"))))
 
 
-def json_key(message: Message) -> Any:
-    """Return a value that equals exactly the messages that are equal to this one as JSON.
+class SeenMessages(NamedTuple):
+    """The first messages of a request, which an earlier request had too."""
 
-    It is the message itself, unless that has a number or a bool: to Python `True` equals 1.
+    messages: int = 0
+    """How many there are."""
+    ids: CallIds | None = None
+    """The ids of the calls in them; grows as more messages become known."""
+    answers: Sequence[CallPosition | None] = ()
+    """For each of them, the call that it answers."""
+
+
+class PrefixMatch(NamedTuple):
+    """The result of comparing the beginning of a branch."""
+
+    turns: int
+    """How many answers are in it."""
+    behind_turn: int
+    """How many messages there are up to and with the last answer."""
+    rewrites: dict[str, int]
+    """How many of its answers came back changed, by rule."""
+    same_ids: int
+    """How many answers have calls with our ids."""
+
+
+class KnownPrefix:
+    """The messages that a client writes for the beginning of a branch.
+
+    These are lists, because two lists of mostly identical objects are compared by one loop in C. A
+    tree, in which each entry of the branches that share it has its spelling and a link to the one
+    before, needs no copy for a fork and two classes less. But a walk through it touches each
+    message: in a busy server a call at 30,000 tokens took 0.2 to 0.3 ms longer.
+
+    Attributes:
+        messages: the k-th is how the client writes the k-th entry of the branch.
     """
-    return message if _is_plain(message) else _Exact(message)
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._keys: list[Any] = []
+        self._rules: dict[int, str] = {}  # by the indices of answers that came back changed
+        self._answers: list[int] = []
+        self._same_ids: list[int] = []  # among the answers up to each
+        self._ids = CallIds()
+        self._calls: list[CallPosition | None] = []
+
+    def common(self, messages: Sequence[Any]) -> int:
+        """Return how many of the first messages are known."""
+        keys = self._keys
+        if messages[: len(keys)] == keys:  # a C loop over mostly identical objects
+            return len(keys)
+        equal = list(map(eq, messages, keys))
+        return equal.index(False) if False in equal else len(equal)
+
+    def seen(self, count: int) -> SeenMessages:
+        """Return the first `count` messages as seen."""
+        ids = self._ids if count == len(self.messages) else call_ids(self.messages[:count])
+        return SeenMessages(count, ids, self._calls)
+
+    def compared(self, count: int) -> PrefixMatch:
+        """Return the result of comparing the first `count` messages."""
+        turns = bisect_left(self._answers, count)
+        rewrites: dict[str, int] = {}
+        for place, rule in self._rules.items():
+            if place < count:
+                rewrites[rule] = rewrites.get(rule, 0) + 1
+        behind_turn = self._answers[turns - 1] + 1 if turns else 0
+        same_ids = self._same_ids[turns - 1] if turns else 0
+        return PrefixMatch(turns, behind_turn, rewrites, same_ids)
+
+    def learn(
+        self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
+    ) -> None:
+        """Note how a client writes the entry behind the known ones.
+
+        Args:
+            place: the entry's index; messages that were known from there on are forgotten.
+            message: as the client writes it.
+            ours: whether it is an answer of the policy.
+            rule: the rule by which a changed answer matched.
+            same_ids: whether its calls have our ids.
+        """
+        if place < len(self.messages):
+            self._forget(place)
+        self.messages.append(message)
+        self._keys.append(message if _is_plain(message) else _Exact(message))
+        if rule:
+            self._rules[place] = rule
+        self._calls.append(self._ids.call_of(message))
+        self._ids.add(message, place)
+        if ours:
+            before = self._same_ids[-1] if self._same_ids else 0
+            self._answers.append(place)
+            self._same_ids.append(before + same_ids)
+
+    def first(self, count: int) -> "KnownPrefix":
+        """Return a copy that knows only the first `count` entries."""
+        other = KnownPrefix()
+        other.messages, other._keys = self.messages[:], self._keys[:]
+        other._rules, other._answers = {**self._rules}, self._answers[:]
+        other._same_ids, other._calls = self._same_ids[:], self._calls[:]
+        other._forget(count)
+        return other
+
+    def _forget(self, place: int) -> None:
+        """Forget the messages from an index on."""
+        turns = bisect_left(self._answers, place)
+        del self.messages[place:], self._keys[place:]
+        self._rules = {at: rule for at, rule in self._rules.items() if at < place}
+        del self._answers[turns:], self._same_ids[turns:]
+        del self._calls[place:]
+        self._ids = call_ids(self.messages)
 
 
 class _Exact:

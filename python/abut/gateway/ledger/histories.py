@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
-from abut.gateway.ledger.entry import BranchEntry, is_left_out, keys_read, keys_returned
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.matching import BranchEntry, History, is_left_out, keys_read, keys_returned
 
 
 class _Node:

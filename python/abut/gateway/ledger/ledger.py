@@ -25,7 +25,7 @@ from abut.gateway.ledger.agent_call import (
     Repeats,
     answer_of,
 )
-from abut.gateway.ledger.branch import LedgerBranch, find_continuation, why_root
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
 from abut.gateway.ledger.matching import History, Match
 from abut.gateway.ledger.policy import LedgerObserver, Policy
 from abut.gateway.ledger.refusal import Refusal, ended, over, said_to_client, unwritten
@@ -219,7 +219,8 @@ class Ledger:
 
     async def _placed(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
         """Return the branch at whose end the request is answered, with all its messages."""
-        history = History(request.messages, writer.joints)
+        seen = seen_in(self.branches, request.messages)
+        history = History(request.messages, seen, writer.joints)
         place = find_continuation(self.branches, request.frame, history, request.dialect)
         if place is None:
             why = why_root(self.branches, request.frame, history, request.dialect)
@@ -255,7 +256,7 @@ class Ledger:
                     param="messages",
                 ) from error
             return await self._root(request, writer, history, "template")
-        target.say(history, request.dialect, found)
+        target.say(history, found)
         if target is not branch:
             self.branches.append(target)
         return target
@@ -287,7 +288,7 @@ class Ledger:
         except (TemplateError, TokenizerError) as error:
             why = partial(why_unwritten, messages, writer.processor, error)
             raise await work_done(False, why) from error
-        branch.say(history, request.dialect)
+        branch.say(history)
         self.branches.append(branch)
         return branch
 

@@ -1,76 +1,164 @@
 """How far a conversation and a request's messages agree.
 
-Invariant: a history that was edited never matches. Messages are compared one by one, and a request
-that repeats messages is compared only in what is new. An answer that a client leaves out is handled
-here, because it concerns two lists and not two messages.
+Invariant: a history that was edited never matches. Some spellings of a message mean the same in
+every protocol. A `Dialect` adds the changes that clients of its protocol are known to make to an
+answer of the policy; each is counted as a rewrite. An answer that a client leaves out is handled
+here, because it concerns two lists and not two messages. `docs/agents.md` has the rules.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from typing import Any, TypeAlias
 
-from abut.gateway.ledger.comparable import CallIds, CallPosition, calls_of, comparable_message
-from abut.gateway.ledger.entry import (
-    BranchEntry,
-    Dialect,
-    Spelling,
-    coarse,
-    ids_of,
-    rewrite_of,
-    spelled,
+from abut.gateway.ledger.comparable import (
+    CallIds,
+    CallPosition,
+    KnownPrefix,
+    SeenMessages,
+    arguments_of,
+    calls_of,
+    comparable,
+    comparable_call,
+    comparable_message,
+    text_of,
 )
 from abut.messages import Message
+
+Calls: TypeAlias = Sequence[Mapping[str, Any]]
+"""Calls of functions, as a message has them."""
 
 LEFT_OUT = "empty_turn_left_out"
 """The rewrite of a client that leaves out an answer without text and calls."""
 
+_NOTHING = SeenMessages()
 _NO_JOINTS: Mapping[str, str | None] = {}
+# The policy never fills these, so a message that does is not its answer.
+_NEVER_OURS = ("refusal", "audio", "function_call")
+
+
+class Dialect:
+    """The changes that a protocol's clients make to an answer; this one knows none.
+
+    Attributes:
+        leaves_out_empty_turns: whether a client may leave out an answer without text and calls.
+    """
+
+    leaves_out_empty_turns = False
+
+    def rewrite_of(
+        self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool
+    ) -> str | None:
+        """Return the rule by which a message is this answer though they differ; None: it is not.
+
+        Args:
+            text: of the message, stripped.
+            calls: of the message.
+            entry: the answer.
+            same_calls: whether both have the same calls.
+        """
+        return None
+
+    def keys_returned(self, entry: "BranchEntry") -> Iterable[Hashable]:
+        """Return more keys that `rewrite_of` may find an answer by; see `keys_returned`."""
+        return ()
+
+    def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterable[Hashable]:
+        """Return more keys of a message that may be an answer; see `keys_read`."""
+        return ()
+
+
+NO_REWRITES = Dialect()
+
+
+@dataclass
+class BranchEntry:
+    """One message of a branch: the policy's answer, or a message of the client's."""
+
+    message: Message
+    ours: bool = False
+    stop: Sequence[str] = ()
+    """The stop strings of the request that it answers."""
+    answers: CallPosition | None = None
+    """The call that a tool's message answers: the index of its entry, and its number there."""
+    joints: Mapping[str, str | None] = field(default_factory=dict)
+    """By role, the text that the row has between two text parts, see `Writer.joints`."""
+    dialect: Dialect = NO_REWRITES
+    """Of the request that it answers."""
+
+    # Computed when a request is first compared with the entry: most messages that come back are
+    # known, or equal as they stand, and need none of these.
+
+    @cached_property
+    def comparable(self) -> Hashable:
+        """The comparable value of a client's message."""
+        joint = self.joints.get(str(self.message.get("role")))
+        return comparable_message(self.message, has_call=self.answers is not None, joint=joint)
+
+    @cached_property
+    def coarse(self) -> Hashable:
+        """Equal where `comparable` is, however text parts are joined."""
+        return _coarse(self.message)
+
+    @cached_property
+    def text(self) -> str:
+        """The stripped text of an answer."""
+        return (text_of(self.message.get("content")) or "").strip()
+
+    @cached_property
+    def reasoning(self) -> str:
+        """The stripped thinking of an answer."""
+        return (self.message.get("reasoning_content") or "").strip()
+
+    @cached_property
+    def calls(self) -> tuple[Hashable, ...]:
+        """The comparable values of an answer's calls."""
+        return tuple(map(comparable_call, calls_of(self.message)))
+
+    @cached_property
+    def call_ids(self) -> Sequence[Any]:
+        """The ids of an answer's calls."""
+        return ids_of(calls_of(self.message))
+
+    @property
+    def is_empty(self) -> bool:
+        """True for an answer without text and calls."""
+        return self.ours and not self.text and not self.calls
 
 
 class History:
     """The messages of one request, and what each is compared by."""
 
     def __init__(
-        self, messages: list[Message], joints: Mapping[str, str | None] = _NO_JOINTS
+        self,
+        messages: Sequence[Message],
+        seen: SeenMessages = _NOTHING,
+        joints: Mapping[str, str | None] = _NO_JOINTS,
     ) -> None:
-        """Hold the messages.
+        """Read the ids of calls in the new messages.
 
         Args:
-            messages: of the request. A message that is known is replaced by the equal object that
-                the branch has, so that a rollout holds each message once.
+            messages: of the request.
+            seen: the first of them, which were read before.
             joints: by role, the text that the row has between two text parts.
         """
         self.messages = messages
         self._joints = joints
         self._comparables: dict[int, Hashable] = {}
-
-    @cached_property
-    def _answers(self) -> list[CallPosition | None]:
-        ids, answers = CallIds(), []
-        for at, message in enumerate(self.messages):
-            answers.append(ids.call_of(message))
+        ids = CallIds(seen.ids)
+        self._seen = seen
+        self._answers: list[CallPosition | None] = []
+        for at, message in enumerate(islice(messages, seen.messages, None), seen.messages):
+            self._answers.append(ids.call_of(message))
             ids.add(message, at)
-        return answers
 
     def answered(self, at: int) -> CallPosition | None:
         """Return the call that a tool's message answers, by the ids of this request."""
-        return self._answers[at]
-
-    def known(self, entries: Sequence[BranchEntry], dialect: Dialect) -> Spelling | None:
-        """Return the spelling of the last message that is known, with all messages before it."""
-        found: Spelling | None = None
-        messages = self.messages
-        for at, (entry, message) in enumerate(zip(entries, messages, strict=False)):
-            known = entry.spelling
-            if known is None or known.before is not found or known.dialect is not dialect:
-                break
-            if message is not known.message:
-                if known.key != message:
-                    break
-                messages[at] = known.message
-            found = known
-        return found
+        seen = self._seen
+        if at < seen.messages:
+            return seen.answers[at]
+        return self._answers[at - seen.messages]
 
     def has_answer_from(self, at: int) -> bool:
         """Return whether a message from there on is an assistant's."""
@@ -92,7 +180,7 @@ class History:
 
     def coarse(self, at: int) -> Hashable:
         """Return what equals an entry's `coarse` where their comparable values are equal."""
-        return coarse(self.messages[at])
+        return _coarse(self.messages[at])
 
 
 @dataclass(frozen=True)
@@ -118,49 +206,40 @@ class Match:
     entry_of: Sequence[int]
     same_ids: int
     last: tuple[int, int] | None
-    spelling: Spelling | None = field(default=None, compare=False, repr=False)
-    """Of the last answer; None if there is none, or an answer was left out before."""
 
 
-def match(entries: Sequence[BranchEntry], history: History, dialect: Dialect) -> Match:
+def match(
+    entries: Sequence[BranchEntry],
+    history: History,
+    dialect: Dialect,
+    known: KnownPrefix | None = None,
+) -> Match:
     """Find how far a branch is the beginning of a request.
-
-    The entries that match learn how the client writes them.
 
     Args:
         entries: of the branch.
         history: of the request.
         dialect: of the request.
+        known: how this client writes the beginning of the branch, which is not compared again;
+            learns the messages that match.
     """
-    messages = history.messages
-    known = history.known(entries, dialect)
-    at = place = turns = behind = same_ids = 0
-    found: dict[str, int] = {}
-    answer = None
-    if known is not None:
-        at = place = known.count
-        turns, same_ids, found, answer = (
-            known.turns,
-            known.same_ids,
-            {**known.rewrites},
-            known.last_answer,
-        )
-        behind = 0 if answer is None else answer.count
+    messages, known = history.messages, KnownPrefix() if known is None else known
+    at = place = known.common(messages)
+    turns, behind, found, same_ids = known.compared(place)
     behind_turn, last = (behind, behind), (turns - 1, behind - 1) if turns else None
     entry_of = list(range(place))
-    shared = (at, turns, behind_turn, answer)  # up to the last entry that the request has
+    shared = (at, turns, behind_turn)  # up to the last entry that the request has
     for entry in islice(entries, at, None):
         message = messages[place] if place < len(messages) else None
         if message is None:
             break
         how = _how_returned(history, place, entry, entry_of, dialect)
         if how is not None:
-            ids = entry.call_ids if entry.ours else ()
-            same = bool(ids) and ids_of(calls_of(message)) == ids
-            if at == place:  # no answer was left out before
-                known = entry.spelling = spelled(
-                    known, message, dialect, ours=entry.ours, rule=how, same_ids=same
-                )
+            same = (
+                entry.ours and bool(entry.call_ids) and ids_of(calls_of(message)) == entry.call_ids
+            )
+            if at == place:
+                known.learn(place, message, ours=entry.ours, rule=how, same_ids=same)
             if entry.ours:
                 same_ids, last = same_ids + same, (turns, place)
             entry_of.append(at)
@@ -175,16 +254,15 @@ def match(entries: Sequence[BranchEntry], history: History, dialect: Dialect) ->
                 found[how] = found.get(how, 0) + 1
             turns += 1
             behind_turn = (at, place)
-            answer = known if at == place else None
         if how != LEFT_OUT:
-            shared = (at, turns, behind_turn, answer)
+            shared = (at, turns, behind_turn)
     # An empty answer at the end counts as left out only if no assistant message follows: with one,
     # the client wrote another answer in its place, which is an edit.
     if at > shared[0] and history.has_answer_from(place):
         found[LEFT_OUT] -= turns - shared[1]
-        at, turns, behind_turn, answer = shared
+        at, turns, behind_turn = shared
     rewrites = {rule: count for rule, count in found.items() if count}
-    return Match(at, place, turns, behind_turn, rewrites, entry_of, same_ids, last, answer)
+    return Match(at, place, turns, behind_turn, rewrites, entry_of, same_ids, last)
 
 
 def call_at(history: History, at: int, entry_of: Sequence[int]) -> CallPosition | None:
@@ -207,3 +285,103 @@ def _how_returned(
         return rewrite_of(history.messages[at], entry, dialect)
     same = history.comparable(at) == entry.comparable
     return "" if same and entry.answers == call_at(history, at, entry_of) else None
+
+
+def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
+    """Return `""` if a message is this answer, the rule if it was changed, None if it is not."""
+    if message == entry.message:  # only texts are in ours, so Python's `True == 1` cannot mislead
+        return ""
+    if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
+        return None
+    text = text_of(content := message.get("content"))  # clients cut an answer anywhere
+    if text is not None and text.strip() != entry.text:
+        text = text_of(content, entry.joints.get("assistant", ""))
+    if text is None or not _same_reasoning(message, entry):
+        return None
+    text, calls = text.strip(), calls_of(message)
+    if len(calls) != len(message.get("tool_calls") or ()):
+        return None
+    same_calls = _same_calls(calls, entry)
+    if same_calls and text == entry.text:
+        return ""
+    return dialect.rewrite_of(text, calls, entry, same_calls=same_calls)
+
+
+def keys_returned(entry: BranchEntry) -> Iterator[Hashable]:
+    """Yield the keys by which an index finds an answer.
+
+    They are coarse: where `rewrite_of` matches a message, the two share a key with `keys_read`.
+    """
+    yield solid(entry.text), key_of_calls(calls_of(entry.message))
+    yield from entry.dialect.keys_returned(entry)
+
+
+def keys_read(message: Message, dialect: Dialect) -> Iterator[Hashable]:
+    """Yield the keys of a message that may be an answer."""
+    if (text := text_of(message.get("content"))) is None:
+        return
+    calls = key_of_calls(calls_of(message))
+    yield solid(text), calls
+    yield from dialect.keys_read(text, calls)
+
+
+def is_left_out(message: Message) -> bool:
+    """Return whether it may be an answer without text and calls, which some clients leave out."""
+    return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
+
+
+def ids_of(calls: Calls) -> list[Any]:
+    """Return the ids of calls."""
+    return [call.get("id") for call in calls]
+
+
+def solid(text: str) -> str:
+    """Return a text without white space, which is the same however its parts are joined."""
+    return "".join(text.split())
+
+
+def _coarse(message: Message) -> Hashable:
+    text = text_of(message.get("content"))
+    return message.get("role"), None if text is None else solid(text)
+
+
+def key_of_calls(calls: Calls) -> tuple[Hashable, ...]:
+    """Return a key of calls, the same where pydantic-ai has wrapped their arguments."""
+    return tuple(map(_key_of_call, calls))
+
+
+def _key_of_call(call: Mapping[str, Any]) -> Hashable:
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
+    read = arguments_of(arguments)
+    if isinstance(read, Mapping) and [*read] == ["INVALID_JSON"]:
+        read = read["INVALID_JSON"]
+    return comparable(name), comparable(read)
+
+
+def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
+    """Return whether the thinking that a message has, if any, is ours."""
+    for key in ("reasoning_content", "reasoning"):
+        said = message.get(key)
+        if said and not (isinstance(said, str) and said.strip() == entry.reasoning):
+            return False
+    return True
+
+
+def _same_calls(theirs: Calls, entry: BranchEntry) -> bool:
+    if len(theirs) != len(entry.calls):
+        return False
+    for own, call, known in zip(calls_of(entry.message), theirs, entry.calls, strict=True):
+        mine, function = own["function"], call["function"]
+        if function == mine and isinstance(function.get("arguments"), str):
+            continue  # two texts: Python's `True == 1` cannot mislead
+        if comparable_call(call) != known and not _wraps(function, mine):
+            return False
+    return True
+
+
+def _wraps(function: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
+    """Return whether a call has our arguments, no JSON object, wrapped as pydantic-ai does."""
+    text = arguments_of(mine.get("arguments"))
+    if not isinstance(text, str) or function.get("name") != mine.get("name"):
+        return False
+    return comparable(arguments_of(function.get("arguments"))) == comparable({"INVALID_JSON": text})

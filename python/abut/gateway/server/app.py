@@ -27,7 +27,7 @@ from abut.gateway.dialects.chat import (
 from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, ReadBody, read_body
+from abut.gateway.server.body import Beginning, Body, read_body
 from abut.gateway.server.connections import Connection
 from abut.gateway.server.registry import MODEL, Access, Registry
 from abut.gateway.server.standalone import check_id, check_reward
@@ -38,8 +38,6 @@ _MOST_BYTES = 64 * 2**20
 _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
-# Recognised in about half a millisecond.
-_SMALL_KNOWN_BYTES = 2**20
 _SMALL_TOKENS = 4096
 # A token among the logprobs takes as long as this many bare ids: 8 microseconds.
 _AS_LOGPROB = 8
@@ -158,7 +156,8 @@ async def _end(request: web.Request) -> web.Response:
             "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
             code="wrong_api_key",
         )
-    body = (await _parsed(await _content(request) or b"{}")).value
+    content = Body.of(await _chunks(request) or [b"{}"])
+    body, _ = await _parsed(content)
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
     if standalone is None or rollout_id is None:
@@ -197,17 +196,17 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     registry = request.app[_REGISTRY]
     with _admit(request) as access:
         named = access.rollout_id
-        content = await _content(request)
-        body, digest, beginning = await _parsed(content, registry.bodies.of(named))
+        content = registry.bodies.body(named, await _chunks(request))
+        body, beginning = await _parsed(content)
         access.check(_rollout_of(request, body))
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
-            return await _pass_on(request, registry, rank, content)
-        chat = registry.chat.read(body, None if beginning is None else beginning.request)
-        retried = _is_retry(request)
+            return await _pass_on(request, registry, rank, content.whole)
+        chat = registry.chat.read(body, None if beginning is None else beginning.noted)
+        digest, retried = content.digest(beginning), _is_retry(request)
         ledger = await registry.ledger_of(rollout_id, chat, digest, retried=retried)
         if beginning is not None:
-            beginning.request = chat
+            beginning.noted = chat
             if named == ledger.rollout_id:
                 registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.
@@ -217,10 +216,9 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _asked(request, ledger, chat, digest, retried)
 
 
-async def _parsed(content: bytes, known: Beginning | None = None) -> ReadBody:
-    new = len(content) - (0 if known is None else known.end)
-    quick = new <= _SMALL_BYTES and len(content) <= _SMALL_KNOWN_BYTES
-    return await work_done(quick, lambda: read_body(content, known))
+async def _parsed(content: Body) -> tuple[Any, Beginning | None]:
+    small = len(content.rest) <= _SMALL_BYTES
+    return await work_done(small, lambda: read_body(content))
 
 
 async def _asked(
@@ -238,13 +236,13 @@ async def _asked(
         is_open.gone = True
 
 
-async def _content(request: web.Request) -> bytes:
-    """Return a body; `request.read()` copies it three times, and has no limit of time."""
+async def _chunks(request: web.Request) -> list[bytes]:
+    """Return the chunks of a body as they came in, because `request.read()` copies them thrice."""
     chunks: list[bytes] = []
     if (request.content_length or 0) > _MOST_BYTES:
         raise Refusal(_TOO_LARGE)
     if not request.body_exists:  # all such requests share one stream, which ends only once
-        return b""
+        return chunks
     size = 0
     try:
         while not request.content.at_eof():
@@ -257,7 +255,7 @@ async def _content(request: web.Request) -> bytes:
                 chunks.append(chunk)
     except TimeoutError:
         raise Refusal(f"the body stopped: nothing came for {_BYTE_S:g} s") from None
-    return b"".join(chunks)
+    return chunks
 
 
 class _ClientListens:
