@@ -63,9 +63,11 @@ def test_a_last_answer_that_ends_otherwise_than_thinking_is_taken() -> None:
 
 def test_a_stop_token_of_the_generation_config_is_proved_too() -> None:
     template = CLOSED_ALIKE.replace("m.content + '<|end|>'", "m.content + '<|last|>'")
-    processor = processor_of(template, *ALIKE_TOKENS[::-1])
+    tokenizer = tiny_tokenizer(template, *ALIKE_TOKENS[::-1])
+    tokenizer.eos_token = "<|last|>"
+    processor = ChatTemplateProcessor(tokenizer)
     assert processor.report.stop_tokens == ("<|last|>",)
-    closes_thinking = processor._render.control["<|end|>"]
+    closes_thinking = tokenizer.convert_tokens_to_ids("<|end|>")
     refusal = error(processor.with_stop_token_ids, [closes_thinking])
     assert "'<|end|>' and also writes it inside a turn, behind the thinking" in refusal
 

@@ -91,12 +91,13 @@ def test_no_template_mints_what_a_definition_spells(name: str) -> None:
     evil = ChatTemplateProcessor(tokenizer, tools=tools)
     parts = evil.opening([user("hi")])
     assert minted(parts, control) == minted(plain, control)
-    in_blocks = "user" in evil._render.in_blocks
-    said = [{"type": "text", "text": "hi"}] if in_blocks else "hi"
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": said}], tools=tools, tokenize=False, add_generation_prompt=True
+    texts = (
+        tokenizer.apply_chat_template(
+            [user(said)], tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        for said in ("hi", [{"type": "text", "text": "hi"}])  # some templates take blocks alone
     )
-    assert "".join(parts) == text
+    assert "".join(parts) == next(text for text in texts if "hi" in text)
 
 
 def minted(parts: list[Any], control: list[str]) -> list[str]:
