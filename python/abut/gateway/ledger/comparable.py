@@ -232,10 +232,9 @@ class PrefixMatch(NamedTuple):
 class KnownPrefix:
     """The messages that a client writes for the beginning of a branch.
 
-    These are lists, because two lists of mostly identical objects are compared by one loop in C. A
-    tree, in which each entry of the branches that share it has its spelling and a link to the one
-    before, needs no copy for a fork and two classes less. But a walk through it touches each
-    message: in a busy server a call at 30,000 tokens took 0.2 to 0.3 ms longer.
+    These are lists, because one loop in C compares two lists of mostly identical objects: 373
+    messages in 9 microseconds. In a tree, each entry would have its spelling and a link to the one
+    before; a fork would copy nothing, but a walk through as many messages took 154 microseconds.
 
     Attributes:
         messages: the k-th is how the client writes the k-th entry of the branch.

@@ -3,10 +3,9 @@
 Invariant: the result is that of `json.loads` for the whole body. The beginning of a body that
 equals an earlier one byte for byte is not parsed again, and its messages are the same objects.
 
-Two simpler ways were measured at 141,000 bytes, of which 16,000 are new. This one takes 0.04 ms. To
-parse the whole with orjson, and to check and digest it, takes 0.33 ms. To keep a digest of the
-beginning in place of its bytes takes 0.09 ms, but in a busy server, where the bytes are not in the
-cache, a call took 0.35 ms longer.
+Two simpler ways were measured, for 141,000 bytes of which 16,000 are new. This one takes 0.04 ms. To
+keep a digest of the beginning in place of its bytes takes 0.1 ms; to parse the whole with orjson,
+and to check and digest it, 0.33 ms. Of 501,000 bytes they take 0.05, 0.27 and 1.5 ms.
 """
 
 import hashlib
