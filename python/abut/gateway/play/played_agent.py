@@ -125,7 +125,7 @@ class PlayedAgent(AgentPlayer):
         """Let the agent score rollouts together.
 
         Raises:
-            EnvError: it raised, or has set a reward that is none.
+            EnvError: it raised, or has set something that is not a reward.
             SamplerError: the sampler failed at a request of the judge.
         """
         if self._judge is not None and self._judge.error is not None:

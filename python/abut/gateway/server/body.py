@@ -3,9 +3,9 @@
 Invariant: the result is that of `json.loads` for the whole body. The beginning of a body that
 equals an earlier one byte for byte is not parsed again, and its messages are the same objects.
 
-Two simpler ways were measured, for 141,000 bytes of which 16,000 are new. This one takes 0.04 ms. To
-keep a digest of the beginning in place of its bytes takes 0.1 ms; to parse the whole with orjson,
-and to check and digest it, 0.33 ms. Of 501,000 bytes they take 0.05, 0.27 and 1.5 ms.
+Two simpler ways were measured, for 141,000 bytes of which 16,000 are new. This one takes 0.04 ms.
+Keeping a digest of the beginning in place of its bytes takes 0.1 ms; parsing the whole with orjson,
+checking it and digesting it 0.33 ms. For 501,000 bytes it is 0.05, 0.27 and 1.5 ms.
 """
 
 import hashlib

@@ -82,8 +82,8 @@ class Gateway:
         key: opens all rollouts of this run.
 
     Raises:
-        ValueError: an argument is none of what it may be.
-        TypeError: the sampler is none that draws one turn for each request.
+        ValueError: an argument has a value that it may not have.
+        TypeError: the sampler does not draw one turn for each request.
         TokenizerError: nothing can be made of the tokenizer.
         TemplateError: the template cannot be appended to exactly.
     """
@@ -180,12 +180,12 @@ class Gateway:
         """End a rollout without a trainer, record it, and return it.
 
         Args:
-            rollout_id: of it.
+            rollout_id: the id in its endpoint.
             reward: None is no score.
             extras: more about it, for its record.
 
         Raises:
-            ValueError: there is none that has not ended, or a reward that is no finite number.
+            ValueError: the rollout is not live, or the reward is not a finite number.
         """
         result = AgentResult(reward, dict(extras or {}))
         standalone = self.registry.standalone
