@@ -40,7 +40,7 @@ class Told:
 def _call() -> Any:
     class Call:
         sample = None
-        delivered_as = 0
+        delivery = 0
 
     return Call()
 

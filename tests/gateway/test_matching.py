@@ -24,7 +24,7 @@ def branch(*messages: dict[str, Any]) -> list[BranchEntry]:
     return [
         BranchEntry(message, ours=True)
         if message["role"] == "assistant"
-        else BranchEntry(message, answers=history.answered(place))
+        else BranchEntry(message, answered_call=history.call_of(place))
         for place, message in enumerate(messages)
     ]
 
@@ -40,7 +40,7 @@ def test_an_answer_in_the_place_of_an_empty_one_is_an_edit(later: list[Any]) -> 
 def test_an_empty_answer_may_be_left_out_before_what_is_shared() -> None:
     entries = branch(user("a"), assistant(""), user("b"), assistant("yes"))
     found = match(entries, History([user("a"), user("b"), assistant("other")]), CHAT)
-    assert (found.turns, found.behind_turn) == (1, (2, 1))
+    assert (found.turns, found.answered_entries, found.answered_messages) == (1, 2, 1)
     assert found.rewrites == {"empty_turn_left_out": 1}
     at_end = match(entries[:2], History([user("a"), user("b")]), CHAT)
     assert at_end.turns == 1

@@ -200,12 +200,12 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "11: white space of others counts": (matching, "comparable_message", stripped),
 }
 REST: dict[str, tuple[Any, str, Any]] = {
-    "an undelivered sample is given": (Repeats, "before", lambda self, body, retried: None),
+    "an undelivered sample is given": (Repeats, "before", lambda self, digest, retried: None),
     "what was said is not rendered": (ledger, "find_continuation", lambda *args: None),
     "ids of a client's own are known": (
         LedgerBranch,
         "in_own_ids",
-        lambda self, history, found: history.messages[found.behind_turn[1] :],
+        lambda self, history, found: history.messages[found.answered_messages :],
     ),
     "a sample stands in one row": (random_clients, "others", lambda branches, row: []),
 }

@@ -176,7 +176,7 @@ async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy)
     for request in script.asked:
         ledger = Ledger("written", ScriptedPolicy(registry.writers))
         try:
-            await ledger.ask(request, body=b"", retried=False, is_open=lambda: True).answered
+            await ledger.ask(request, digest=b"", retried=False, is_open=lambda: True).answered
         except Refusal as refusal:
             roles = {message["role"] for message in request.messages}
             why, _, hint = str(refusal).partition("\nhint: ")
@@ -210,7 +210,7 @@ def _judged(
     if isinstance(result, EnvError):
         level: Any = "error" if is_example else "warning"
         hint = "" if is_example else "--dataset FILE gives it a row of its own"
-        said = f"{what} failed after {ledger.answered} calls: {result}"
+        said = f"{what} failed after {ledger.answered_calls} calls: {result}"
         if not (script.asked or unnamed.refused):
             said = f"{what} failed, and asked this gateway nothing: {result}"
         yield Finding(level, said, hint, result.may_pass)
@@ -244,14 +244,14 @@ def _judged(
         causes = ", ".join(sorted({branch.cause or "first" for branch in ledger.branches[1:]}))
         yield Finding(
             "warning",
-            f"{what} made {len(ledger.branches)} conversations of {ledger.answered} calls "
+            f"{what} made {len(ledger.branches)} conversations of {ledger.answered_calls} calls "
             f"({causes}): one of them becomes the row",
             "docs/agents.md says what goes on with a conversation; RolloutConfig.branch chooses",
         )
     if not strange:
         reward = "masked" if result.masked else f"reward {result.reward:g}"
         one = ", one conversation" if len(ledger.branches) == 1 else ""
-        yield Finding("ok", f"{what}: {ledger.answered} calls{one}, {reward}")
+        yield Finding("ok", f"{what}: {ledger.answered_calls} calls{one}, {reward}")
 
 
 def _sampling_findings(

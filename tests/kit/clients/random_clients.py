@@ -260,7 +260,7 @@ class Clients(RuleBasedStateMachine):
         heard = len(self.policy.heard)
         listens = asyncio.Event()
         listens.set()
-        how = {"body": request.text, "retried": retried, "is_open": listens.is_set}
+        how = {"digest": request.text, "retried": retried, "is_open": listens.is_set}
         call = self.run(_placed(lambda: self.session.ask(read, **how)))
         asked = Asked(request, call, listens.is_set, listens.clear)
         if expected is None:
@@ -277,7 +277,7 @@ class Clients(RuleBasedStateMachine):
     def given_again(self, text: bytes, retried: bool) -> AgentCall | None:
         """Whose sample an equal body gets, if any."""
         last = {asked.call: asked for asked in self.asked if asked.request.text == text}
-        same = [asked for call, asked in last.items() if call.may_be_given]
+        same = [asked for call, asked in last.items() if call.may_be_reused]
         unheard = [asked for asked in same if not asked.call.delivered]
         for asked in unheard:
             if not asked.is_open():
@@ -341,7 +341,7 @@ class Clients(RuleBasedStateMachine):
             row = row_of(self.session.branches, which)  # type: ignore[arg-type]
             columns = None
             if row is not None:
-                end = row.conversation.turns[row.delivered - 1].end
+                end = row.conversation.turns[row.delivered_calls - 1].end
                 columns = row.conversation.fork(end).trajectory.columns()
             rest = others(self.session.branches, row)
             check_tree(SimpleNamespace(columns=columns, branches=rest), calls)  # type: ignore[arg-type]

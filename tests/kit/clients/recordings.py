@@ -133,8 +133,8 @@ class Replay:
             text = json.dumps([request.frame, request.messages])
             agreed = _agreed(before, request)
             policy.message = one.message
-            is_first = not session.answered
-            asked = session.ask(request, body=b"%d" % number, retried=False, is_open=_open)
+            is_first = not session.answered_calls
+            asked = session.ask(request, digest=b"%d" % number, retried=False, is_open=_open)
             call = await asked.placed
             mark = "·" if is_first else _mark(session, before, agreed)
             policy.may_sample.release()

@@ -37,7 +37,7 @@ def a_branch(turns: int, rng: random.Random | None = None) -> list[BranchEntry]:
         entries.append(BranchEntry(answer, ours=True, dialect=ChatRewrites()))
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
         history, at = History([*(entry.message for entry in entries), said]), len(entries)
-        entries.append(BranchEntry(said, answers=history.answered(at)))
+        entries.append(BranchEntry(said, answered_call=history.call_of(at)))
     return entries
 
 

@@ -83,7 +83,9 @@ class Chat(ChatRewrites):
             before = len(like.messages)
             messages = _messages(body, before)
             more = messages[before:]
-            return like.again(messages, token_ids=like.token_ids or any(map(_has_tokens, more)))
+            return like.with_messages(
+                messages, token_ids=like.token_ids or any(map(_has_tokens, more))
+            )
         _refuse_inexact(body)
         variables = _object(body, "chat_template_kwargs")
         if taken := sorted(_TAKEN & variables.keys()):

@@ -76,8 +76,8 @@ class AgentRequest:
         """The tools and template variables; requests of one conversation have the same."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
-    def again(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
-        """Return the same request with other messages; a frame that was computed is kept."""
+    def with_messages(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
+        """Return the same request with other messages. Keep `frame` if it was computed."""
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
         vars(other).update(vars(self), messages=messages, token_ids=token_ids)
         return other
@@ -188,34 +188,36 @@ class PendingRequest:
 
     Attributes:
         request: as it was read.
-        body: a digest that equal bodies share.
+        digest: of the body; equal bodies have the same one.
         retried: whether the client says that it repeats a request.
         is_open: returns whether the client still listens.
         placed: gets the call when its prompt is written, or a `Refusal`.
         answered: gets the call when it has its answer, or a `Refusal`.
-        given: the earlier call whose sample it gets, if that was known at once.
+        reused: the earlier call whose sample it gets, if that was known at once.
     """
 
     request: AgentRequest
-    body: bytes
+    digest: bytes
     retried: bool
     is_open: Callable[[], bool]
     placed: "asyncio.Future[AgentCall]"
     answered: "asyncio.Future[AgentCall]"
-    given: "AgentCall | None" = None
+    reused: "AgentCall | None" = None
 
     def as_call(self, number: int) -> "AgentCall":
         """Return its call, the `number`-th of the rollout."""
         answered: asyncio.Future[PolicyAnswer] = self.answered.get_loop().create_future()
-        return AgentCall(number, self.body, self.request, answered, self.is_open, time.monotonic())
+        return AgentCall(
+            number, self.digest, self.request, answered, self.is_open, time.monotonic()
+        )
 
-    def is_placed(self, call: "AgentCall") -> None:
-        """Note that the call's prompt is written."""
+    def set_placed(self, call: "AgentCall") -> None:
+        """Resolve `placed`: the call's prompt is written."""
         if not self.placed.done():  # it is cancelled if the client hung up
             self.placed.set_result(call)
 
-    def is_answered(self, call: "AgentCall") -> None:
-        """Note that the call has its answer."""
+    def set_answered(self, call: "AgentCall") -> None:
+        """Resolve `answered`: the call has its answer."""
         if not self.answered.done():
             self.answered.set_result(call)
 
@@ -233,7 +235,7 @@ class AgentCall:
 
     Attributes:
         number: how many calls of the rollout came before it.
-        body: a digest that equal bodies share.
+        digest: of the body; equal bodies have the same one.
         request: as it was read.
         answered: gets the answer, or a `Refusal`.
         is_open: returns whether its client still listens.
@@ -247,7 +249,7 @@ class AgentCall:
     """
 
     number: int
-    body: bytes
+    digest: bytes
     request: AgentRequest
     answered: asyncio.Future[PolicyAnswer]
     is_open: Callable[[], bool]
@@ -258,8 +260,8 @@ class AgentCall:
     generate_s: float = 0.0
     heard_at: float | None = None
     env_s: float = 0.0
-    delivered_as: int = field(default=-1)
-    """How many answers of the rollout were delivered before it."""
+    delivery: int = -1
+    """How many answers of the rollout were delivered before this one; -1 until it is delivered."""
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
@@ -271,36 +273,36 @@ class AgentCall:
         return 0 if self.turn is None else self.turn.end - self.turn.start
 
     @property
-    def may_be_given(self) -> bool:
-        """True if it has a sample, or may still get one."""
+    def may_be_reused(self) -> bool:
+        """True if it has a sample, or may still get one, which a repeated request may get too."""
         return not self.answered.done() or self.answered.exception() is None
 
 
 class Repeats:
-    """The requests of a rollout by their bodies, because a client may repeat one."""
+    """The requests of a rollout by the digests of their bodies, to recognize a repeated one."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
-        self._coming: dict[PendingRequest, None] = {}
+        self._waiting: dict[PendingRequest, None] = {}
 
-    def coming(self, asked: PendingRequest) -> None:
-        """Add a request that is not placed yet."""
-        self._coming[asked] = None
+    def wait(self, pending: PendingRequest) -> None:
+        """Add a request that waits for its place."""
+        self._waiting[pending] = None
 
-    def came(self, asked: PendingRequest, call: AgentCall | None = None) -> None:
+    def settle(self, pending: PendingRequest, call: AgentCall | None = None) -> None:
         """Note that a request was placed, as `call` if it is a new one, or was refused."""
-        self._coming.pop(asked, None)
+        self._waiting.pop(pending, None)
         if call is not None:
-            self._calls[asked.body].append(call)
+            self._calls[pending.digest].append(call)
 
-    def before(self, body: bytes, retried: bool) -> AgentCall | None:
+    def before(self, digest: bytes, retried: bool) -> AgentCall | None:
         """Return the call whose sample a request gets; None if it is a new one.
 
         An equal body alone does not make a repeated request: an agent that wants the best of n
-        answers sends n equal bodies at the same time, and each gets a sample of its own. It takes
-        a client that hung up, or one that says that it retries.
+        answers sends n equal bodies at the same time, and each gets a sample of its own. A request
+        is a repeated one if the first client has hung up, or if this one says that it retries.
         """
-        same = [call for call in self._calls.get(body, ()) if call.may_be_given]
+        same = [call for call in self._calls.get(digest, ()) if call.may_be_reused]
         undelivered = [call for call in same if not call.delivered]
         for call in undelivered:
             if not call.is_open():
@@ -309,17 +311,17 @@ class Repeats:
             return (undelivered or same)[-1]
         return None
 
-    def fit(self, body: bytes, retried: bool) -> int:
+    def fit(self, digest: bytes, retried: bool) -> int:
         """Return how well a request fits as a repeated one, to choose between rollouts.
 
         Returns:
             3 if the client of an equal body has hung up, 2 if it still waits, 1 if it has its
             answer; 0 if the request is new.
         """
-        if (call := self.before(body, retried)) is not None:
+        if (call := self.before(digest, retried)) is not None:
             return 1 if call.delivered else 2 if call.is_open() else 3
-        same = [asked for asked in self._coming if asked.body == body]
-        return 3 if any(not asked.is_open() for asked in same) else 2 if retried and same else 0
+        same = [pending for pending in self._waiting if pending.digest == digest]
+        return 3 if any(not pending.is_open() for pending in same) else 2 if retried and same else 0
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

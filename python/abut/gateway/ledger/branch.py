@@ -69,7 +69,7 @@ class LedgerBranch:
 
     def say(self, history: History, found: Match | None = None) -> None:
         """Add a client's messages: those behind the last answer that matched, or all of them."""
-        said = 0 if found is None else found.behind_turn[1]
+        said = 0 if found is None else found.answered_messages
         entry_of = [] if found is None else [*found.entry_of[:said]]
         for place in range(said, len(history.messages)):
             call = call_at(history, place, entry_of)
@@ -77,17 +77,17 @@ class LedgerBranch:
             message = history.messages[place]
             if place == len(self.entries) == len(self.known.messages):
                 self.known.learn(place, message, ours=False)
-            self._note(BranchEntry(message, answers=call, joints=self.writer.joints))
+            self._note(BranchEntry(message, answered_call=call, joints=self.writer.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
         """Return the messages behind the last answer that matched, with the ids of our calls.
 
         The client may have given the calls other ids.
         """
-        said = found.behind_turn[1]
+        said = found.answered_messages
         messages = list(history.messages[said:])
         for k, message in enumerate(messages):
-            answered = history.answered(said + k)
+            answered = history.call_of(said + k)
             if answered is not None and answered[0] < said:
                 of, number = answered
                 call = calls_of(self.entries[found.entry_of[of]].message)[number]
@@ -127,7 +127,7 @@ class LedgerBranch:
         return bool(self.entries) and not self.entries[-1].ours
 
     @property
-    def delivered(self) -> int:
+    def delivered_calls(self) -> int:
         """How many calls there are up to and with the last one that was delivered."""
         return max((k + 1 for k, call in enumerate(self.calls) if call.delivered), default=0)
 
@@ -142,7 +142,7 @@ class LedgerBranch:
         if found.last is not None:
             turn, place = found.last
             tokens = _same_tokens(messages[place], self.calls[turn])
-        delivery = self.calls[found.turns - 1].delivered_as if found.turns else -1
+        delivery = self.calls[found.turns - 1].delivery if found.turns else -1
         return tokens, found.same_ids, delivery
 
 
@@ -196,9 +196,9 @@ def find_continuation(
             continue
         found = match(branch.entries, history, dialect, branch.known)
         whole = found.entries == len(branch.entries)
-        rest = branch.entries[found.entries :]
-        ended = found.messages == len(history.messages)
-        again = ended and (bool(rest) and rest[0].ours if not whole else branch.unanswered)
+        again = found.messages == len(history.messages) and (
+            branch.unanswered if whole else branch.entries[found.entries].ours
+        )
         if not (found.turns or again):
             continue
         agreement = branch.agreement(history.messages, found)

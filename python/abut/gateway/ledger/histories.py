@@ -92,13 +92,14 @@ class Histories:
         """Called when a rollout has moved on: was asked, has answered, or has ended."""
         self._roots: dict[str, _Node] = {}
         self._paths: dict[Ledger, dict[LedgerBranch, _Path]] = {}
-        self._bodies: dict[bytes, dict[Ledger, None]] = {}
-        self._bodies_of: dict[Ledger, set[bytes]] = {}
-        self._claims: dict[int, tuple[AgentRequest, OpenEnd]] = {}  # by the identity of the request
+        self._by_digest: dict[bytes, dict[Ledger, None]] = {}
+        self._digests_of: dict[Ledger, set[bytes]] = {}
+        # By identity: a request cannot be hashed, and equal requests are not the same request.
+        self._claims: dict[int, tuple[AgentRequest, OpenEnd]] = {}
 
     def add(self, ledger: Ledger) -> None:
         """Follow a rollout from here on."""
-        self._paths[ledger], self._bodies_of[ledger] = {}, set()
+        self._paths[ledger], self._digests_of[ledger] = {}, set()
         ledger.observer = self
 
     def remove(self, ledger: Ledger) -> None:
@@ -109,20 +110,20 @@ class Histories:
                 open_end.node.free.pop(open_end, None)
                 open_end.node.taken.pop(open_end, None)
                 open_end.node.prune()
-        for body in self._bodies_of.pop(ledger, ()):
-            del self._bodies[body][ledger]
-            if not self._bodies[body]:
-                del self._bodies[body]
+        for digest in self._digests_of.pop(ledger, ()):
+            del self._by_digest[digest][ledger]
+            if not self._by_digest[digest]:
+                del self._by_digest[digest]
         for frame in [frame for frame, root in self._roots.items() if not root.by_keys]:
             del self._roots[frame]
         self.on_change()
 
     # ---- what happens in a rollout
 
-    def asked(self, ledger: Ledger, body: bytes) -> None:
-        """Note that a rollout was asked with a body."""
-        self._bodies.setdefault(body, {})[ledger] = None
-        self._bodies_of[ledger].add(body)
+    def asked(self, ledger: Ledger, digest: bytes) -> None:
+        """Note that a rollout was asked with a body of this digest."""
+        self._by_digest.setdefault(digest, {})[ledger] = None
+        self._digests_of[ledger].add(digest)
 
     def heard(self, ledger: Ledger, branch: LedgerBranch) -> None:
         """Note that a branch has an answer at its end."""
@@ -136,7 +137,7 @@ class Histories:
         path.entries = len(branch.entries)
         open_end = OpenEnd(ledger, branch, path.entries, len(branch.calls), path.node)
         path.open_ends.append(open_end)
-        _sort(open_end)
+        _file(open_end)
         self.on_change()
 
     def passed(self, ledger: Ledger, branch: LedgerBranch, entries: int) -> None:
@@ -145,7 +146,7 @@ class Histories:
         for open_end in reversed(path.open_ends if path is not None else []):
             if open_end.entries == entries:
                 open_end.is_passed = True
-                _sort(open_end)
+                _file(open_end)
             if open_end.entries <= entries:
                 break
 
@@ -153,7 +154,7 @@ class Histories:
         """Reserve an end for a request, until the request is placed or refused."""
         self._claims[id(request)] = request, open_end
         open_end.claims += 1
-        _sort(open_end)
+        _file(open_end)
 
     def settled(self, request: AgentRequest) -> None:
         """Note that a request was placed or refused."""
@@ -161,18 +162,18 @@ class Histories:
         if open_end is not None:
             open_end.claims -= 1
             if open_end.ledger in self._paths:
-                _sort(open_end)
+                _file(open_end)
         self.on_change()
 
     # ---- who has a history
 
     def is_new(self, ledger: Ledger) -> bool:
         """Return whether a rollout was asked nothing yet."""
-        return not self._bodies_of[ledger]
+        return not self._digests_of[ledger]
 
-    def with_body(self, body: bytes) -> Iterable[Ledger]:
-        """Return the rollouts that were asked with this body."""
-        return self._bodies.get(body, ())
+    def with_digest(self, digest: bytes) -> Iterable[Ledger]:
+        """Return the rollouts that were asked with a body of this digest."""
+        return self._by_digest.get(digest, ())
 
     def levels(self, request: AgentRequest, history: History) -> Iterator[list[_Node]]:
         """Yield the nodes that a request may go on from, in groups: longest beginnings first."""
@@ -205,17 +206,17 @@ def _keys_of(entry: BranchEntry) -> frozenset[Hashable] | None:
     return frozenset(("ours", key) for key in keys_returned(entry))
 
 
-def _sort(open_end: OpenEnd) -> None:
-    """Move an end to the free or the taken ends of its node."""
+def _file(open_end: OpenEnd) -> None:
+    """List an end among the free or the taken ends of its node, as it now is."""
     free, taken = open_end.node.free, open_end.node.taken
     into, out_of = (free, taken) if open_end.is_free else (taken, free)
     out_of.pop(open_end, None)
     into[open_end] = None
 
 
-def who_repeats(histories: Histories, body: bytes, retried: bool) -> Sequence[Ledger]:
+def who_repeats(histories: Histories, digest: bytes, retried: bool) -> Sequence[Ledger]:
     """Return the rollouts that a repeated request fits best; none if it is new."""
-    fits = [(one.fits_again(body, retried), one) for one in histories.with_body(body)]
+    fits = [(one.fits_again(digest, retried), one) for one in histories.with_digest(digest)]
     best = max((fit for fit, _ in fits), default=0)
     return [ledger for fit, ledger in fits if fit == best] if best else []
 

@@ -28,7 +28,7 @@ from abut.gateway.ledger.agent_call import (
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
 from abut.gateway.ledger.matching import History, Match
 from abut.gateway.ledger.policy import LedgerObserver, Policy
-from abut.gateway.ledger.refusal import Refusal, ended, over, said_to_client, unwritten
+from abut.gateway.ledger.refusal import Refusal, context_full, ended, said_to_client, unwritten
 from abut.gateway.ledger.writer import Writer, template_messages, why_unwritten
 from abut.messages import Message
 from abut.rollout.rollout import BranchCause, StopReason
@@ -42,8 +42,8 @@ class Ledger:
         rollout_id: with its attempt.
         branches: its conversations, in the order in which they were begun.
         calls: all calls that were placed.
-        refused: the limit that ended it, or that it ran into last.
-        refusal: why its last refused request got no answer.
+        refused: the limit (or empty sample) that ended it, or that its last refusal named.
+        refusal: the message of its last refusal.
         client_rewrites: how often a message of the policy came back changed, by rule.
         stale_ids: how often an answer came back with other token ids.
         tool_choice_unmet: how often a call was asked for and none was sampled.
@@ -67,8 +67,8 @@ class Ledger:
         self._repeats = Repeats()
         self._policy = policy
         self._lock = asyncio.Lock()
-        self._over: Callable[[], Refusal] | None = None
-        self._asking: set[asyncio.Task[None]] = set()  # a loop keeps only weak references
+        self._end_refusal: Callable[[], Refusal] | None = None  # None while it is live
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop keeps only weak references
         self._sampling: set[asyncio.Task[Any]] = set()
         self._deliveries = 0
         # Mostly empty, so that a request need not look at all calls before it.
@@ -82,7 +82,7 @@ class Ledger:
         return self._policy.tokenizer
 
     @property
-    def answered(self) -> int:
+    def answered_calls(self) -> int:
         """How many calls have an answer."""
         return sum(call.sample is not None for call in self.calls)
 
@@ -91,28 +91,29 @@ class Ledger:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
-    def fits_again(self, body: bytes, retried: bool) -> int:
+    def fits_again(self, digest: bytes, retried: bool) -> int:
         """Return how well a request fits as a repeated one, see `Repeats.fit`."""
-        return self._repeats.fit(body, retried)
+        return self._repeats.fit(digest, retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
-        """Answer nothing from now on, because of `why`; `reason` is the limit that was reached."""
-        if self._over is None:
-            self._over, self.refused = (lambda: over(why)), reason or self.refused
+        """Refuse all requests from now on for `why`; `reason` is the limit reached, if any."""
+        if self._end_refusal is None:
+            self._end_refusal = lambda: context_full(why)
+            self.refused = reason or self.refused
         for task in self._sampling:
             task.cancel()
 
     async def close(self) -> None:
         """End the rollout, and wait until nothing of it changes any more."""
-        self._over = self._over or ended
-        self.end("")
+        self._end_refusal = self._end_refusal or ended
+        self.end("")  # cancels the samples; the refusal above stands
         if self._sampling:
             await asyncio.wait(self._sampling)
-        async with self._lock:
+        async with self._lock:  # held while a prompt or an answer is being written
             pass
 
     def ask(
-        self, request: AgentRequest, *, body: bytes, retried: bool, is_open: Callable[[], bool]
+        self, request: AgentRequest, *, digest: bytes, retried: bool, is_open: Callable[[], bool]
     ) -> PendingRequest:
         """Place a request and draw its sample, in a task that goes on if the client hangs up.
 
@@ -120,56 +121,56 @@ class Ledger:
 
         Args:
             request: of the client.
-            body: a digest that equal bodies share.
+            digest: of the body; equal bodies have the same one.
             retried: whether the client says that it repeats a request.
             is_open: returns whether the client still listens.
         """
         loop = asyncio.get_running_loop()
         placed, answered = loop.create_future(), loop.create_future()
-        asked = PendingRequest(request, body, retried, is_open, placed, answered)
+        pending = PendingRequest(request, digest, retried, is_open, placed, answered)
         # Now, and not in the task: another client that sends the same body meanwhile would be given
         # the same sample.
-        asked.given = self._given_again(asked)
-        self._repeats.coming(asked)
+        pending.reused = self._reused(pending)
+        self._repeats.wait(pending)
         if self.observer is not None:
-            self.observer.asked(self, body)
-        task = loop.create_task(self._answer(asked))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-        return asked
+            self.observer.asked(self, digest)
+        task = loop.create_task(self._answer(pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pending
 
     def delivered(self, call: AgentCall) -> None:
         """Note that an answer was delivered."""
         if not call.delivered:
             self._undelivered.discard(call)
-            call.delivered, call.delivered_as = True, self._deliveries
+            call.delivered, call.delivery = True, self._deliveries
             call.heard_at = self.used = time.monotonic()
             self._deliveries += 1
 
     # ---- a call
 
-    async def _answer(self, asked: PendingRequest) -> None:
+    async def _answer(self, pending: PendingRequest) -> None:
         try:
-            call, turn = await self._call(asked)
-            asked.is_placed(call)
+            call, turn = await self._call(pending)
+            pending.set_placed(call)
             if turn is None:
                 await asyncio.wait((call.answered,))
             else:
                 await self._sample(call, *turn)
             call.answered.result()
         except BaseException as error:  # raised where the client is answered
-            self._settled(asked)
-            asked.fail(error)
+            self._settled(pending)
+            pending.fail(error)
         else:
-            asked.is_answered(call)
+            pending.set_answered(call)
 
-    def _settled(self, asked: PendingRequest, call: AgentCall | None = None) -> None:
-        self._repeats.came(asked, call)
+    def _settled(self, pending: PendingRequest, call: AgentCall | None = None) -> None:
+        self._repeats.settle(pending, call)
         if self.observer is not None:
-            self.observer.settled(asked.request)
+            self.observer.settled(pending.request)
 
     async def _call(
-        self, asked: PendingRequest
+        self, pending: PendingRequest
     ) -> tuple[AgentCall, tuple[LedgerBranch, SampleRequest] | None]:
         """Return the call of a request, and the turn to sample for it.
 
@@ -180,18 +181,19 @@ class Ledger:
         """
         self.used = time.monotonic()
         self._require_open()
-        if asked.given is not None:
-            self._settled(asked)
-            return asked.given, None
-        request = asked.request
+        if pending.reused is not None:
+            self._settled(pending)
+            return pending.reused, None
+        request = pending.request
         writer = await self._policy.writer_of(request)
         self._policy.note(request)
         async with self._lock:
             self._require_open()
-            if (call := self._given_again(asked)) is not None:
-                self._settled(asked)
+            # Again, because a client may have hung up meanwhile, and its sample is free now.
+            if (call := self._reused(pending)) is not None:
+                self._settled(pending)
                 return call, None
-            branch = await self._placed(request, writer)
+            branch = await self._place(request, writer)
             turn = SampleRequest(
                 prompt_ids=branch.conversation.request(),
                 max_tokens=self._tokens_left(branch, request),
@@ -201,30 +203,30 @@ class Ledger:
                 turn=len(branch.calls),
                 stop=request.stop,
             )
-            call = asked.as_call(len(self.calls))
+            call = pending.as_call(len(self.calls))
             self.calls.append(call)
             self._undelivered.add(call)
-            self._settled(asked, call)
+            self._settled(pending, call)
             branch.sampling = True
             return call, (branch, turn)
 
     # ---- where a request goes on
 
-    def _given_again(self, asked: PendingRequest) -> AgentCall | None:
+    def _reused(self, pending: PendingRequest) -> AgentCall | None:
         """Give a request the sample of an earlier call, if the request is a repeated one."""
-        if (call := self._repeats.before(asked.body, asked.retried)) is not None:
-            call.is_open, call.delivered = asked.is_open, False
+        if (call := self._repeats.before(pending.digest, pending.retried)) is not None:
+            call.is_open, call.delivered = pending.is_open, False
             self._undelivered.add(call)
         return call
 
-    async def _placed(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
+    async def _place(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
         """Return the branch at whose end the request is answered, with all its messages."""
         seen = seen_in(self.branches, request.messages)
         history = History(request.messages, seen, writer.joints)
         place = find_continuation(self.branches, request.frame, history, request.dialect)
         if place is None:
             why = why_root(self.branches, request.frame, history, request.dialect)
-            return await self._root(request, writer, history, why)
+            return await self._new_root(request, writer, history, why)
         branch, found, again, stale = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
@@ -235,19 +237,19 @@ class Ledger:
         if again:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
-        entries = found.behind_turn[0]
+        entries = found.answered_entries
         if self.observer is not None:
             self.observer.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
-        # A turn may have been begun there whose sample was refused: then the trajectory goes on
-        # behind the answer, though no message does.
+        # If a turn was begun there and its sample was refused, the trajectory goes on behind the
+        # answer, though no message does.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:
             target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
         target.note_env_time()
         try:
-            await self._say(target, target.in_own_ids(history, found))
+            await self._write_reply(target, target.in_own_ids(history, found))
         except TemplateError as error:
             if request.messages[-1]["role"] == "assistant":
                 raise Refusal(
@@ -255,7 +257,7 @@ class Ledger:
                     f"{said_to_client(error)}",
                     param="messages",
                 ) from error
-            return await self._root(request, writer, history, "template")
+            return await self._new_root(request, writer, history, "template")
         target.say(history, found)
         if target is not branch:
             self.branches.append(target)
@@ -274,7 +276,7 @@ class Ledger:
         self.branches.append(other)
         return other
 
-    async def _root(
+    async def _new_root(
         self, request: AgentRequest, writer: Writer, history: History, cause: BranchCause | None
     ) -> LedgerBranch:
         """Return a new conversation, as the template renders it."""
@@ -292,7 +294,7 @@ class Ledger:
         self.branches.append(branch)
         return branch
 
-    async def _say(self, branch: LedgerBranch, messages: Sequence[Message]) -> None:
+    async def _write_reply(self, branch: LedgerBranch, messages: Sequence[Message]) -> None:
         """Write the messages that follow the last turn of a branch."""
         conversation = branch.conversation
         joined, names, ids = branch.writer.joins, branch.names, branch.own_ids
@@ -306,8 +308,8 @@ class Ledger:
     # ---- limits
 
     def _require_open(self) -> None:
-        if self._over is not None:
-            raise self._over()
+        if self._end_refusal is not None:
+            raise self._end_refusal()
 
     def _require_turns(self, turns: int) -> None:
         limit = self._policy.max_turns
@@ -325,7 +327,7 @@ class Ledger:
 
     def _out_of(self, reason: StopReason, why: str) -> Refusal:
         self.refused = reason
-        return over(why, reason=reason)
+        return context_full(why, reason=reason)
 
     # ---- samples
 
@@ -338,7 +340,7 @@ class Ledger:
             sample = check_sample(await self._policy.sample(request, call.request), request)
             if not len(sample.ids):
                 self.end("nothing was sampled", StopReason.EMPTY_SAMPLE)
-                raise over("nothing was sampled")
+                raise context_full("nothing was sampled")
             async with self._lock:
                 answer = await self._heard(branch, call, request, sample)
             call.generate_s = time.monotonic() - call.asked_at
@@ -347,13 +349,13 @@ class Ledger:
             if self.observer is not None:
                 self.observer.heard(self, branch)
         except asyncio.CancelledError:  # `end` cancelled it, and the client is told so
-            call.refuse(self._over() if self._over else ended())
+            call.refuse(self._end_refusal() if self._end_refusal else ended())
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused
             call.refuse(refusal)
         except Exception as error:
             self.end("the policy failed")
-            call.refuse(over("the policy failed"))
+            call.refuse(context_full("the policy failed"))
             self._policy.failed(error)
         finally:
             branch.sampling = False

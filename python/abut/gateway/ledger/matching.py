@@ -80,7 +80,7 @@ class BranchEntry:
     ours: bool = False
     stop: Sequence[str] = ()
     """The stop strings of the request that it answers."""
-    answers: CallPosition | None = None
+    answered_call: CallPosition | None = None
     """The call that a tool's message answers: the index of its entry, and its number there."""
     joints: Mapping[str, str | None] = field(default_factory=dict)
     """By role, the text that the row has between two text parts, see `Writer.joints`."""
@@ -94,7 +94,9 @@ class BranchEntry:
     def comparable(self) -> Hashable:
         """The comparable value of a client's message."""
         joint = self.joints.get(str(self.message.get("role")))
-        return comparable_message(self.message, has_call=self.answers is not None, joint=joint)
+        return comparable_message(
+            self.message, has_call=self.answered_call is not None, joint=joint
+        )
 
     @cached_property
     def coarse(self) -> Hashable:
@@ -153,7 +155,7 @@ class History:
             self._answers.append(ids.call_of(message))
             ids.add(message, at)
 
-    def answered(self, at: int) -> CallPosition | None:
+    def call_of(self, at: int) -> CallPosition | None:
         """Return the call that a tool's message answers, by the ids of this request."""
         seen = self._seen
         if at < seen.messages:
@@ -173,7 +175,7 @@ class History:
             message = self.messages[at]
             self._comparables[at] = comparable_message(
                 message,
-                has_call=self.answered(at) is not None,
+                has_call=self.call_of(at) is not None,
                 joint=self._joints.get(str(message.get("role"))),
             )
         return self._comparables[at]
@@ -191,7 +193,8 @@ class Match:
         entries: how many entries of the branch agree.
         messages: how many messages of the request agree.
         turns: how many of the entries are answers.
-        behind_turn: how many entries and messages there are up to and with the last answer.
+        answered_entries: how many entries there are up to and with the last answer.
+        answered_messages: how many messages there are up to and with the last answer.
         rewrites: how many answers came back changed, by rule.
         entry_of: the index of the entry that each message is.
         same_ids: how many answers have calls with our ids.
@@ -201,7 +204,8 @@ class Match:
     entries: int
     messages: int
     turns: int
-    behind_turn: tuple[int, int]
+    answered_entries: int
+    answered_messages: int
     rewrites: Mapping[str, int]
     entry_of: Sequence[int]
     same_ids: int
@@ -225,8 +229,9 @@ def match(
     """
     messages, known = history.messages, KnownPrefix() if known is None else known
     at = place = known.common(messages)
-    turns, behind, found, same_ids = known.compared(place)
-    behind_turn, last = (behind, behind), (turns - 1, behind - 1) if turns else None
+    turns, behind, rewrites, same_ids = known.compared(place)
+    behind_turn = (behind, behind)  # entries and messages up to and with the last answer
+    last = (turns - 1, behind - 1) if turns else None
     entry_of = list(range(place))
     shared = (at, turns, behind_turn)  # up to the last entry that the request has
     for entry in islice(entries, at, None):
@@ -238,7 +243,7 @@ def match(
             same = (
                 entry.ours and bool(entry.call_ids) and ids_of(calls_of(message)) == entry.call_ids
             )
-            if at == place:
+            if at == place:  # no answer was left out before, so the two lists run in step
                 known.learn(place, message, ours=entry.ours, rule=how, same_ids=same)
             if entry.ours:
                 same_ids, last = same_ids + same, (turns, place)
@@ -251,7 +256,7 @@ def match(
         at += 1
         if entry.ours:
             if how:
-                found[how] = found.get(how, 0) + 1
+                rewrites[how] = rewrites.get(how, 0) + 1
             turns += 1
             behind_turn = (at, place)
         if how != LEFT_OUT:
@@ -259,10 +264,10 @@ def match(
     # An empty answer at the end counts as left out only if no assistant message follows: with one,
     # the client wrote another answer in its place, which is an edit.
     if at > shared[0] and history.has_answer_from(place):
-        found[LEFT_OUT] -= turns - shared[1]
+        rewrites[LEFT_OUT] -= turns - shared[1]
         at, turns, behind_turn = shared
-    rewrites = {rule: count for rule, count in found.items() if count}
-    return Match(at, place, turns, behind_turn, rewrites, entry_of, same_ids, last)
+    rewrites = {rule: count for rule, count in rewrites.items() if count}
+    return Match(at, place, turns, *behind_turn, rewrites, entry_of, same_ids, last)
 
 
 def call_at(history: History, at: int, entry_of: Sequence[int]) -> CallPosition | None:
@@ -273,7 +278,7 @@ def call_at(history: History, at: int, entry_of: Sequence[int]) -> CallPosition 
         at: its index.
         entry_of: the entries of the messages before it.
     """
-    call = history.answered(at)
+    call = history.call_of(at)
     return None if call is None else (entry_of[call[0]], call[1])
 
 
@@ -284,7 +289,7 @@ def _how_returned(
     if entry.ours:
         return rewrite_of(history.messages[at], entry, dialect)
     same = history.comparable(at) == entry.comparable
-    return "" if same and entry.answers == call_at(history, at, entry_of) else None
+    return "" if same and entry.answered_call == call_at(history, at, entry_of) else None
 
 
 def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:

@@ -19,10 +19,13 @@ _MOST = 32
 
 
 class LedgerObserver(Protocol):
-    """Is told of everything that happens in a ledger, on its loop."""
+    """Follows what happens in a ledger, on its loop.
 
-    def asked(self, ledger: Any, body: bytes) -> None:
-        """A request came; equal bodies have the same `body`."""
+    `ledger` is a `Ledger`, whose module imports this one.
+    """
+
+    def asked(self, ledger: Any, digest: bytes) -> None:
+        """A request came; equal bodies have the same digest."""
         ...
 
     def settled(self, request: AgentRequest) -> None:
@@ -100,9 +103,9 @@ class ClientWarnings:
             warn(name, f"requests have {name[:80]!r}, which the gateway ignores")
         for name in request.unmet:
             warn(name, f"requests ask by {name} for what is not enforced: sampled freely")
+        if self._sampling is None:
+            return
         for name, asked in request.sampling.items():
-            if self._sampling is None:
-                return
             if name not in self._sampling:
                 warn(name, f"requests have {name}={asked!r}, which the sampler decides itself")
             elif asked != (own := self._sampling[name]):

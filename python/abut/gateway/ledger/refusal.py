@@ -52,12 +52,17 @@ def said_to_client(error: Exception) -> str:
     return f"{why}\nhint: {hint}" if hint and "ChatTemplateProcessor" not in hint else why
 
 
-def over(why: str, *, reason: StopReason | None = None) -> Refusal:
-    """Return the refusal that SDKs take for the end of the context: the rollout gets no more."""
+def context_full(why: str, *, reason: StopReason | None = None) -> Refusal:
+    """Return a refusal that SDKs take for a full context, so agents end as they would there."""
     text = f"This rollout is at its maximum context length: {why}"
     return Refusal(text, code=_OVER, reason=reason)
 
 
 def ended(why: str = "") -> Refusal:
-    """Return the refusal of a rollout that is over, which is no end of the context."""
+    """Return the refusal of a request whose rollout has ended."""
     return Refusal("this rollout is over" + (f": {why}" if why else ""), code="rollout_over")
+
+
+def not_answered(why: str) -> Refusal:
+    """Return the refusal of a request that names no rollout."""
+    return Refusal(f"a request that names no rollout is not answered: {why}", code="not_answered")

@@ -74,7 +74,7 @@ def fill(rollout: Rollout, ledger: Ledger | None, which: Which, result: AgentRes
         elif (limit := limit_of(ledger)) is not None:
             rollout.stop_reason = limit
         if row is not None:
-            calls = row.calls[: row.delivered]
+            calls = row.calls[: row.delivered_calls]
             last = row.conversation.turns[len(calls) - 1]
             talk = row.conversation.fork(last.end)
             rollout.columns = talk.trajectory.columns()
@@ -100,7 +100,7 @@ def _record(call: AgentCall) -> TurnRecord:
 
 def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | None:
     """Return the branch that becomes the row: one of those with a delivered sample."""
-    heard = [branch for branch in branches if branch.delivered]
+    heard = [branch for branch in branches if branch.delivered_calls]
     if not heard:
         return None
     if which == "last":
@@ -109,20 +109,20 @@ def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | Non
 
 
 def _last_delivery(branch: LedgerBranch) -> int:
-    return branch.calls[branch.delivered - 1].delivered_as
+    return branch.calls[branch.delivered_calls - 1].delivery
 
 
 def _heard_tokens(branch: LedgerBranch) -> int:
-    return sum(call.sampled_tokens for call in branch.calls[: branch.delivered])
+    return sum(call.sampled_tokens for call in branch.calls[: branch.delivered_calls])
 
 
 def others(branches: Sequence[LedgerBranch], row: LedgerBranch | None) -> list[Branch]:
     """Return the branches that are not in the row, if they sampled tokens of their own."""
-    owned = {id(call) for call in row.calls[: row.delivered]} if row else set()
+    owned = {id(call) for call in row.calls[: row.delivered_calls]} if row else set()
     found: list[Branch] = []
     # Longest first: a branch that another one goes on from is a part of that one.
     for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
-        ends = sorted({branch.delivered, len(branch.calls)})
+        ends = sorted({branch.delivered_calls, len(branch.calls)})
         for end in ends:
             own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
             owned |= {id(branch.calls[k]) for k in own}
@@ -152,7 +152,7 @@ def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | N
         columns,
         provenance=trajectory.provenance[:stop],
         cause=cause,
-        delivered=end <= branch.delivered,
+        delivered=end <= branch.delivered_calls,
         versions=_versions(branch.calls[begin : last + 1], turns[begin : last + 1]),
     )
 

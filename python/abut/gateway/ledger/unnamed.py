@@ -20,7 +20,7 @@ from abut.gateway.ledger.comparable import text_of
 from abut.gateway.ledger.histories import Histories, OpenEnd, who_goes_on, who_repeats
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.policy import Policy
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, not_answered
 from abut.rollout.rollout import StopReason
 
 Opening: TypeAlias = tuple[tuple[str, str], ...]
@@ -93,7 +93,7 @@ class Unnamed:
     async def ledger_of(
         self,
         request: AgentRequest,
-        body: bytes,
+        digest: bytes,
         *,
         retried: bool,
         otherwise: Callable[[], Ledger] | None = None,
@@ -102,7 +102,7 @@ class Unnamed:
 
         Args:
             request: names none.
-            body: of the request.
+            digest: of its body.
             retried: whether its client says that it sent it before.
             otherwise: makes the ledger for a request that belongs to none; None: it is refused.
 
@@ -112,7 +112,7 @@ class Unnamed:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            found = self._candidates(request, body, retried)
+            found = self._candidates(request, digest, retried)
             if len(found) == 1:
                 ((ledger, open_end),) = found.items()
                 if open_end is not None:
@@ -134,10 +134,10 @@ class Unnamed:
                 raise self._refusal(request, self._ambiguous(found), _NAMELESS) from None
 
     def _candidates(
-        self, request: AgentRequest, body: bytes, retried: bool
+        self, request: AgentRequest, digest: bytes, retried: bool
     ) -> dict[Ledger, OpenEnd | None]:
         """Return the rollouts that a request may belong to, and the ends that it may go on from."""
-        if again := who_repeats(self._histories, body, retried):
+        if again := who_repeats(self._histories, digest, retried):
             return dict.fromkeys(again)
         if open_ends := who_goes_on(self._histories, request, most=None):
             return {open_end.ledger: open_end for open_end in open_ends}
@@ -201,8 +201,8 @@ class Judge:
         # The task that answers a request keeps its ledger alive.
         self._ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
-    def ledger(self) -> Ledger:
-        """Return the ledger for the next request."""
+    def new_ledger(self) -> Ledger:
+        """Return a ledger for the next request, which is a conversation of its own."""
         self._calls += 1
         ledger = _JudgeLedger(f"judge-{next(_NUMBERS)}", self._policy)
         self._ledgers.add(ledger)
@@ -226,8 +226,3 @@ class _JudgeLedger(Ledger):
         # NeMo Gym makes an empty answer of "maximum context length", and a judge that says nothing
         # scores 0: a plain refusal fails the rollout instead.
         return not_answered(why)
-
-
-def not_answered(why: str) -> Refusal:
-    """Return the refusal of a request that names no rollout."""
-    return Refusal(f"a request that names no rollout is not answered: {why}", code="not_answered")

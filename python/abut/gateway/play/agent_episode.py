@@ -77,7 +77,7 @@ class AgentEpisode:
         self._policy.clock = clock
         clock.on_over(self._time_is_over, _GRACE_S)
         endpoint = dataclasses.replace(
-            self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered
+            self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered_calls
         )
         if is_pool(self._agent):
             with clock.paused():  # the pool is busy with other rollouts
@@ -169,7 +169,7 @@ class AgentEpisode:
         if not self.ledger.calls:
             return raised
         text, hint, rest = str(raised).partition("\nhint: ")
-        after = EnvError(f"{text} (after {self.ledger.answered} calls){hint}{rest}")
+        after = EnvError(f"{text} (after {self.ledger.answered_calls} calls){hint}{rest}")
         after.may_pass = raised.may_pass
         return placed(after, raised.trace)
 

@@ -226,7 +226,7 @@ async def _asked(
 ) -> web.StreamResponse:
     is_open = _ClientListens(request)
     # A call goes on if its client hangs up, so that a retry receives the sample.
-    asked = ledger.ask(chat, body=digest, retried=retried, is_open=is_open)
+    asked = ledger.ask(chat, digest=digest, retried=retried, is_open=is_open)
     try:
         model = chat.model or MODEL
         if chat.stream:

@@ -273,7 +273,7 @@ class Registry:
         return None if read is None or read.rank == self.rank else read.rank
 
     async def ledger_of(
-        self, endpoint_id: str | None, request: AgentRequest, body: bytes, *, retried: bool
+        self, endpoint_id: str | None, request: AgentRequest, digest: bytes, *, retried: bool
     ) -> Ledger:
         """Return the ledger of the rollout that a request belongs to; arguments as of `Ledger.ask`.
 
@@ -281,10 +281,12 @@ class Registry:
             Refusal: it has ended, or never was one of this run.
         """
         if self.standalone is not None:
-            return await self.standalone.ledger_of(endpoint_id, request, body, retried=retried)
+            return await self.standalone.ledger_of(endpoint_id, request, digest, retried=retried)
         if endpoint_id is None:
-            otherwise = None if self.judge is None else self.judge.ledger
-            return await self.unnamed.ledger_of(request, body, retried=retried, otherwise=otherwise)
+            otherwise = None if self.judge is None else self.judge.new_ledger
+            return await self.unnamed.ledger_of(
+                request, digest, retried=retried, otherwise=otherwise
+            )
         if (ledger := self.ledgers.get(endpoint_id)) is not None:
             return ledger
         read = EndpointId.read(endpoint_id)

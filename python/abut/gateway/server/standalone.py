@@ -23,7 +23,7 @@ from abut.concurrency.threads import THREADS
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.histories import Histories, who_goes_on, who_repeats
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.refusal import Refusal, ended, over
+from abut.gateway.ledger.refusal import Refusal, context_full, ended
 from abut.gateway.ledger.row import fill
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
@@ -93,7 +93,7 @@ class Standalone:
         self._live: dict[str, _Live] = {}
         self._histories = Histories()
         """The histories of the rollouts that no client has named."""
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._ended_ids: OrderedDict[str, None] = OrderedDict()
         self._idle = IdleRollouts()
         self._numbers = itertools.count()
         self._stack = AsyncExitStack()
@@ -107,7 +107,7 @@ class Standalone:
     def answered(self, id_: str) -> int:
         """How many calls of a live rollout were answered."""
         live = self._live.get(id_)
-        return 0 if live is None else live.ledger.answered
+        return 0 if live is None else live.ledger.answered_calls
 
     def counts(self, ledgers: Sequence[Ledger] | None = None) -> tuple[int, int]:
         """How many calls were answered and tokens sampled, by ended rollouts and by `ledgers`.
@@ -118,7 +118,7 @@ class Standalone:
             ledgers = [live.ledger for live in list(self._live.values())]
         calls, tokens = self._counted
         for ledger in ledgers:
-            calls += ledger.answered
+            calls += ledger.answered_calls
             tokens += sum(call.sampled_tokens for call in list(ledger.calls))
         return calls, tokens
 
@@ -150,7 +150,7 @@ class Standalone:
             await THREADS.ask(self._recorder.flush)
 
     async def ledger_of(
-        self, id_: str | None, request: AgentRequest, body: bytes, *, retried: bool
+        self, id_: str | None, request: AgentRequest, digest: bytes, *, retried: bool
     ) -> Ledger:
         """Return the ledger of a request's rollout; without a name it is found by its history.
 
@@ -158,10 +158,10 @@ class Standalone:
             Refusal: it has ended.
         """
         if id_ is None:
-            return self._found(request, body, retried) or self._open_unnamed()
+            return self._found(request, digest, retried) or self._open_unnamed()
         if (live := self._live.get(id_)) is not None:
             return live.ledger
-        self._require_not_over(id_)
+        self._require_not_ended(id_)
         check_id(id_)
         return self._open(id_)
 
@@ -169,7 +169,7 @@ class Standalone:
         """Note that a rollout's request was refused; its first request opens it all the same."""
         live = self._live.get(id_)
         if live is None:
-            if id_ in self._over or self._stops or _ID.fullmatch(id_) is None:
+            if id_ in self._ended_ids or self._stops or _ID.fullmatch(id_) is None:
                 return
             self._open(id_)
             live = self._live[id_]
@@ -192,8 +192,8 @@ class Standalone:
             await THREADS.ask(lambda: recorder.write_scores([line]))
         return self._idle.scored(id_, result.reward)
 
-    def _require_not_over(self, id_: str) -> None:
-        if id_ in self._over:
+    def _require_not_ended(self, id_: str) -> None:
+        if id_ in self._ended_ids:
             idle = id_ in self._idle
             raise ended(f"nothing came for {self._idle_s:g} s" if idle else "")
 
@@ -205,11 +205,11 @@ class Standalone:
         """
         live = self._live.pop(id_, None)
         if live is None:
-            self._require_not_over(id_)
+            self._require_not_ended(id_)
             raise Refusal(f"there is no rollout {id_[:200]!r}", code="unknown_rollout")
-        self._over[id_] = None
-        if len(self._over) > _ENDED_KEPT:
-            self._over.popitem(last=False)
+        self._ended_ids[id_] = None
+        if len(self._ended_ids) > _ENDED_KEPT:
+            self._ended_ids.popitem(last=False)
         if live.idle is not None and live.idle is not asyncio.current_task():
             live.idle.cancel()
         self._histories.remove(live.ledger)
@@ -225,13 +225,13 @@ class Standalone:
 
     # ---- which rollout
 
-    def _found(self, request: AgentRequest, body: bytes, retried: bool) -> Ledger | None:
+    def _found(self, request: AgentRequest, digest: bytes, retried: bool) -> Ledger | None:
         """Return the rollout that a request without a name goes on with.
 
         Among agents with equal histories any rollout will do, but no two requests may get the same
         one, so it is claimed here, before anything is awaited.
         """
-        if again := who_repeats(self._histories, body, retried):
+        if again := who_repeats(self._histories, digest, retried):
             return again[0]
         open_ends = who_goes_on(self._histories, request)
         if not open_ends:
@@ -246,7 +246,7 @@ class Standalone:
 
     def _open(self, id_: str) -> Ledger:
         if self._stops:
-            raise over("the gateway stops")
+            raise context_full("the gateway stops")
         policy = ClientPolicy(self._shared, id_, self._bounds)
         ledger = Ledger(id_, policy)
         live = _Live(ledger, policy, time.monotonic())
