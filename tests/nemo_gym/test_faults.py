@@ -123,7 +123,6 @@ def run(
         pytest.MonkeyPatch.context() as patch,
     ):
         faults = Faults(servers.pids)
-        end_only_what_hangs(patch, faults)
         plays = Plays(tokenizer, hf_tokenizer.eos_token_id)
 
         def says(sampled: Any) -> Any:
@@ -179,7 +178,9 @@ def run(
             handler = logging.Handler()
             handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
             logging.getLogger("abut").addHandler(handler)
-            run.trainer.train()
+            with pytest.MonkeyPatch.context() as limits:  # no longer than this run
+                end_only_what_hangs(limits, faults)
+                run.trainer.train()
             logging.getLogger("abut").removeHandler(handler)
             run.calls, run.faults, run.gateway, run.said = calls, faults, gateway, said
             yield run
