@@ -133,7 +133,7 @@ class Batch:
             try:
                 playing = self._playing = tasks.submit(play)
                 playing.add_done_callback(self._stop_loop)
-                self.sampler.serve(playing, self._at_most)
+                self.sampler.serve(playing, self._most_asked)
                 self.has_ended(None)
             except BaseException:
                 # Ctrl-C or a failing model: end every rollout, then let the error go on.
@@ -145,8 +145,10 @@ class Batch:
 
     def has_ended(self, wait_s: float | None) -> bool:
         """Return whether no rollout plays any more; after an interrupt, some may for a while."""
-        if self._playing is None or not wait([self._playing], wait_s).done:
-            return self._playing is None
+        if self._playing is None:
+            return True
+        if not wait([self._playing], wait_s).done:
+            return False
         if self._thread is not None:
             self._thread.join(wait_s)
             return not self._thread.is_alive()
@@ -158,7 +160,7 @@ class Batch:
         Raises:
             SamplerError: the sampler failed, or was cancelled, but not by the rollout that waits.
         """
-        if self.in_process:  # `_at_most` bounds these
+        if self.in_process:  # `_most_asked` bounds these
             return await self._sampled(request)
         await self._request_slots.take(request.turn)
         try:
@@ -184,8 +186,8 @@ class Batch:
         asked = self.attempts.asks(request.rollout_id)
         return self.attempts.labelled(await self.sampler.sample(request), asked)
 
-    def _at_most(self) -> int:
-        """How many turns can be asked for at once, by those that play now."""
+    def _most_asked(self) -> int:
+        """How many turns the attempts that play now can ask for at once."""
         return max(1, min(len(self.attempts), self.config.max_requests))
 
     def conversation(self, processor: PartsProcessor | None = None) -> Conversation:

@@ -53,7 +53,7 @@ class RolloutConfig:
     max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
     branch: Literal["longest", "last"] = _help(
         "longest",
-        "Which conversation of an agent becomes the row: that with the most sampled tokens, or "
+        "Which conversation of an agent becomes the row: the one with the most sampled tokens, or "
         "the one that the last answered call ended.",
     )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")

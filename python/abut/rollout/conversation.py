@@ -90,7 +90,7 @@ class PolicyTurn:
 
 
 class Conversation:
-    """A trajectory, and its messages.
+    """A trajectory and its messages, written turn by turn.
 
     Attributes:
         trajectory: its tokens.
@@ -131,7 +131,7 @@ class Conversation:
         if isinstance(processor, ToolSpellings):
             self.control_spellings.update(processor.tool_spellings)
         self._quick = processor if isinstance(processor, QuickProcessor) else None
-        self._written = 0  # so many messages are in the trajectory
+        self._written = 0  # how many of the messages are in the trajectory
         self._sampled: Ids = ()  # by the turn whose end is not written yet
         self._stops: list[int] = []  # where in it are stop tokens
 
@@ -325,7 +325,7 @@ class Conversation:
         )
 
     def _until_stop(self, ids: Ids, stop_string: str | None, record: TurnRecord) -> str:
-        """Return the text of a sample before what ended it, which goes into the record."""
+        """Return the text of a sample before its stop; note in the record what stopped it."""
         decode_bytes, start = self._tokenizer.decode_bytes, record.start
         if self._stops:
             record.stop_token = start + self._stops[0]
@@ -340,6 +340,7 @@ class Conversation:
                 f"{stop_string!r}, which is not in its text\n"
                 "hint: return all sampled ids, those of the stop string included"
             )
+        # The token that has the byte `at`, by the lengths of the decoded beginnings.
         token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
         record.stop_token, record.stop_string = start + token, stop_string
         record.stop_inside = at > len(decode_bytes(ids[:token]))
@@ -361,7 +362,7 @@ def budget_of(config: RolloutConfig, holds: int | None) -> Budget:
 
     Args:
         config: its limits.
-        holds: so many tokens the sampler can hold; None: it does not say.
+        holds: how many tokens the sampler can hold; None: it does not say.
 
     Raises:
         ValueError: nothing bounds it.

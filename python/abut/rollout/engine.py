@@ -54,8 +54,8 @@ class Engine:
             tokenizer: makes the tokens.
             processor: writes the conversations of tasks that have no processor of their own.
             sampler: draws the turns.
-            config: limits and policies. Nobody fills in what is None here, so one of the limits
-                of completion and context has to be there, or the sampler has to know one.
+            config: limits and policies. No trainer replaces a None here, so it must have
+                `max_completion_tokens` or `max_context_tokens`, unless the sampler has a limit.
             stop_token_ids: end a turn, besides those of the processor.
             progress: show a bar.
         """
@@ -161,7 +161,7 @@ class Engine:
             batch.run(lambda: stream.play(batch), on)
         finally:
             self._parts.closes_hang = batch.closing.hangs
-            if batch.has_ended(0):  # an engine that waits for its next batch holds nothing of it
+            if batch.has_ended(0):  # so that nothing of it stays in memory until the next batch
                 self._unended = None
         return batch
 

@@ -26,6 +26,12 @@ from abut.envs.foreign import close_async_env, close_env
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_S = 5.0
+_CLOSE_LOOP_S = 2.0
+# The limit for each of three waits, so that a Ctrl-C ends a batch within a second.
+INTERRUPTED_CLOSE_S = 0.25
+# A stream closes environments for days, so closed ones are forgotten each time this many are kept.
+_FORGET = 64
 _MOVES = (
     ", and from the next attempt on, environments of this class have a loop and a thread of their "
     "own"
@@ -44,10 +50,13 @@ class EnvLoops:
         self._kinds = WeakSet[Any]()
         """The kinds that have used the shared loop."""
         self._agents = WeakSet[Any]()
+        """The kinds that are agents."""
         self._told = WeakSet[Any]()
+        """The kinds that a warning was logged about."""
         self._own = WeakKeyDictionary[Any, WatchedLoop | None]()
         """The loop of each kind that has blocked one; None: made when it is needed."""
         self._lost: list[WatchedLoop] = []
+        """Loops that a call may block for ever, ended with the batch."""
 
     def open(self) -> WatchedLoop:
         """Start the loop that all share, and return it."""
@@ -149,16 +158,6 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
             alive(*args)
 
     return call
-
-
-logger = logging.getLogger(__name__)
-
-_CLOSE_S = 5.0
-_CLOSE_LOOP_S = 2.0
-# The limit for each of three waits, so that a Ctrl-C ends a batch within a second.
-INTERRUPTED_CLOSE_S = 0.25
-# A stream closes environments for days, so closed ones are forgotten each time this many are kept.
-_FORGET = 64
 
 
 class EnvClosing:

@@ -95,7 +95,7 @@ class Episode:
         """The line of its environment that takes so long, for errors."""
         return self._env.where("step")
 
-    def failed(self, error: str) -> Rollout:
+    def as_failed(self, error: str) -> Rollout:
         """Return a failed rollout: a copy, so that a thread which still plays cannot change it."""
         partial = self.rollout
         return Rollout(
@@ -118,7 +118,7 @@ class Episode:
         try:
             self._conversation.open(messages)
         except TemplateError as error:
-            raise self._env.wrote("reset", error, said) from error
+            raise self._env.unwritable("reset", error, said) from error
 
     async def _turn(self, clock: TimeLimit) -> bool:
         """Play one turn; returns whether the episode is over."""
@@ -172,15 +172,15 @@ class Episode:
         if self._env.has_thread:
             over = await self._env.step_between(hear, self._answer)
             return over is None or over  # None: there was no action
-        action = await self._written(self._conversation.is_quick(ids=sample.ids), hear)
+        action = await self._write(self._conversation.is_quick(ids=sample.ids), hear)
         if action is None:
             return True
         answer = await self._env.step(action)
         quick = self._conversation.is_quick(messages=answer.messages or [_empty_turn()])
-        return await self._written(quick, lambda: self._answer(answer))
+        return await self._write(quick, lambda: self._answer(answer))
 
-    async def _written(self, quick: bool, write: Callable[[], T]) -> T:
-        """Write here what is quick, all else on a thread: every rollout waits for this loop."""
+    async def _write(self, quick: bool, write: Callable[[], T]) -> T:
+        """Call `write` here if it is quick, else on a thread, because every rollout waits here."""
         return write() if quick else await THREADS.ask(write)
 
     def _hear(self, sample: Sample, generate_s: float) -> str | None:
@@ -217,7 +217,7 @@ class Episode:
         try:
             self._conversation.reply()
         except TemplateError as error:
-            raise self._env.wrote("step", error, answer.messages) from error
+            raise self._env.unwritable("step", error, answer.messages) from error
         left, reason = self._allowance()
         if left < 1:
             self.rollout.stop_reason = reason

@@ -38,8 +38,8 @@ class Failures:
         self._logged = logged
         self._causes: dict[str, BaseException] = {}
 
-    def anew(self) -> "Failures":
-        """Begin the failures that are judged next; a kind that was logged in full is not again."""
+    def next(self) -> "Failures":
+        """Return an empty count for the rollouts that are judged next. What was logged stays so."""
         return Failures(self._logged)
 
     def note(self, error: Exception, rollout_id: str, attempt: int) -> tuple[str, str]:
@@ -76,7 +76,7 @@ class Failures:
     def judge(
         self, tallies: Sequence["Tally"], max_failed_frac: float, *, logs: bool = True
     ) -> None:
-        """Warn of rollouts that failed.
+        """Warn about rollouts that failed, or raise if there are too many.
 
         Args:
             tallies: one for each rank that has played a part of the batch.
@@ -106,7 +106,7 @@ class Failures:
         raise RolloutError(
             f"{failed} of {rollouts} rollouts{where} failed, more than max_failed_frac="
             f"{max_failed_frac:g} allows:\n{lines}\n"
-            + "\n".join(hints or ["hint: mend what failed, or raise max_failed_frac"])
+            + "\n".join(hints or ["hint: fix what failed, or raise max_failed_frac"])
         ) from self._causes.get(most)
 
 

@@ -73,6 +73,7 @@ class LiveEnv:
         self._loop: WatchedLoop | None = None
         """The loop of an asynchronous environment, from its reset on."""
         self._stood_before_s = 0.0
+        """How long that loop had stood still before the reset."""
         self._watched: WatchedCall[Any] | None = None
         """The last call on that loop."""
         self._blocked_s = 0.0
@@ -127,7 +128,7 @@ class LiveEnv:
         return self._scores_episode
 
     async def lend(self, pool: EnvPool) -> None:
-        """Have one of a pool.
+        """Borrow the environment from a pool.
 
         Raises:
             EnvError: the pool failed.
@@ -139,7 +140,9 @@ class LiveEnv:
             self._calls, self._keeps_thread = queue_of(env), True
 
     async def reset(self, begin: Callable[[Sequence[Message]], None]) -> None:
-        """Make it where it was not lent, and reset it; `begin` gets what it says, on a thread.
+        """Make the environment, unless a pool lent it, and reset it.
+
+        `begin` gets its first messages, on a thread.
 
         Raises:
             EnvError: it failed.
@@ -157,10 +160,10 @@ class LiveEnv:
     def step_between(
         self, before: Callable[[], str | None], after: Callable[[Answer], T]
     ) -> Awaitable[T | None]:
-        """Have a synchronous one take the action of `before`; `after` gets its answer.
+        """Step a synchronous environment: `before` returns the action, `after` gets the answer.
 
-        All on its thread, so that a step crosses over once and comes back once. None: there was no
-        action, and so no step.
+        All three run on its thread, so that a step crosses over once and comes back once. Returns
+        what `after` returns; None if there was no action, and so no step.
 
         Raises:
             EnvError: it failed.
@@ -176,7 +179,7 @@ class LiveEnv:
         return self._on_own_thread(step)
 
     def step(self, action: str) -> Awaitable[Answer]:
-        """Have an asynchronous one take an action.
+        """Step an asynchronous environment.
 
         Raises:
             EnvError: it failed.
@@ -200,18 +203,20 @@ class LiveEnv:
         )
 
     def where(self, method: str) -> str:
-        """Where its thread stands in this call, or else where the method does."""
+        """Return the line at which its thread is in this call, or else where the method begins."""
         if (at := stands_at(self._calls, behind=_CALLERS)) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
             return at
         return place_of(self._guarded.env, method) if self._guarded.env is not None else ""
 
-    def wrote(self, method: str, error: TemplateError, messages: Sequence[Message]) -> Exception:
-        """Return what says that the template cannot write what a method of it replied.
+    def unwritable(
+        self, method: str, error: TemplateError, messages: Sequence[Message]
+    ) -> Exception:
+        """Return the error of a reply that the template cannot write.
 
-        A role that no template knows is the environment's mistake; another message may be the
-        template's, and its error stands as it is.
+        A role that no template knows is the environment's mistake. Any other message may be fine,
+        and the template too narrow, so the template's error is returned as it is.
         """
         strange = [m["role"] for m in messages if m["role"] not in _ROLES]
         if not strange or self._guarded.env is None:
@@ -246,7 +251,7 @@ class LiveEnv:
         self._claimed = env
 
     def _make(self) -> bool:
-        """Make the environment; whether the attempt still wants it."""
+        """Make the environment; return whether the attempt still wants it."""
         env = make_env(self._task.factory)
         with self._lock:
             late = self._over
@@ -258,12 +263,16 @@ class LiveEnv:
         return not late
 
     def _start(self, begin: Callable[[Sequence[Message]], None]) -> Mapping[str, Any] | None:
-        """Make it and begin; what `reset` gets where it is an asynchronous one."""
+        """Make the environment, and reset it if it is synchronous.
+
+        If it is asynchronous, return the keywords for its `reset`, which runs on its loop.
+        """
         if self._guarded.env is None and not self._make():
             return None
         keywords = self._guarded.reset_keywords()
         if is_async(self._guarded.env):
-            # Not only when the loop hears of it: thousands that begin would need a thread each.
+            # End its thread now. Until the loop gets to it, thousands that begin at once would
+            # each keep one.
             self._calls.end_with_call()  # type: ignore[union-attr]
             return keywords
         if not self._keeps_thread:
@@ -300,7 +309,11 @@ class LiveEnv:
     def _on_loop(
         self, method: str, then: Callable[[Any, float], T], /, *args: Any, **keywords: Any
     ) -> Awaitable[T]:
-        """Call the environment on its loop, and look at it there: `then` gets seconds as well."""
+        """Call a method on the environment's loop.
+
+        `then` gets what it returned and the seconds it took, on that loop too, because it may look
+        at the environment.
+        """
         self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
 
         async def run() -> T:

@@ -58,7 +58,7 @@ class AnyEpisode(Protocol):
         """The line of foreign code that takes long, for errors."""
         ...
 
-    def failed(self, error: str) -> Rollout:
+    def as_failed(self, error: str) -> Rollout:
         """Return a failed rollout, with all that was played of it."""
         ...
 
@@ -170,7 +170,7 @@ def _episode(batch: Batch, task: RolloutTask, number: int) -> AnyEpisode:
 
 
 async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Rollout, bool]:
-    """Play one episode, whatever becomes of it; returns also whether another may go better."""
+    """Play one episode; return its rollout, failed or not, and whether a retry may succeed."""
     with batch.attempts.plays(episode.request_id) as attempt:
         limit_s = batch.config.rollout_timeout_s
         try:
@@ -189,13 +189,13 @@ async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Roll
             # cancelled this task a second time, and then the batch must win.
             if not attempt.is_stale or attempt.task.uncancel():
                 raise
-            stale = episode.failed("")
+            stale = episode.as_failed("")
             stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
             return stale, True
 
 
 def _failed(batch: Batch, episode: AnyEpisode, number: int, error: Exception) -> Rollout:
     text, trace = batch.failures.note(error, episode.rollout.rollout_id, number)
-    rollout = episode.failed(text)
+    rollout = episode.as_failed(text)
     rollout.attempt_tracebacks = [trace]
     return rollout

@@ -50,8 +50,11 @@ class TurnRecord:
     end: int
     """Behind its last token."""
     finish_reason: str = ""
+    """As in `Sample`."""
     generate_s: float = 0.0
+    """Seconds from the request to the sample."""
     env_s: float = 0.0
+    """Seconds that the environment or agent took after it."""
     reward: float | None = None
     """The env's reward after this turn's step; None: no score."""
     stop_token: int | None = None
@@ -66,8 +69,8 @@ class TurnRecord:
     """`(end - start,)`: the version of the weights that sampled each token, as in `Sample`; empty
     where nobody counts them."""
     newest_version: int | None = None
-    """The one that sampled when the answer was there. Where that is not the one of its tokens,
-    some of them are of later weights than `versions` says, or may be."""
+    """The version that sampled when the turn was complete. If it is newer than `versions`, the weights
+    changed during the turn, so some tokens may come from later weights than `versions` says."""
 
     def note_sample(self, sample: Sample, generate_s: float) -> None:
         """Take over what the sampler says of its sample, which took so many seconds."""
@@ -96,9 +99,10 @@ class Branch:
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """As in `Rollout`."""
     cause: BranchCause | None = None
-    """Why it is not the row, or the row not it; None: only the delivery parts the two."""
+    """Why the conversation branched; None: it did not, and is the row's with a sample that the agent
+    did not get."""
     delivered: bool = True
-    """True if somebody got what was sampled here; what nobody heard is no one's action."""
+    """True if the agent received these samples. One that it never received is not its action."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
     """As `Rollout.versions`, for its columns."""
 
@@ -114,7 +118,7 @@ class Rollout:
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """One code per token of `columns`, prompt and completion; see `abut.trajectory.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
-    """The first request, where there was one."""
+    """The prompt of the first request; None if there was no request."""
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The tokens that an agent sampled outside the conversation that became the row."""
     reward: float | None = None

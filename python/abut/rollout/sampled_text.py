@@ -1,8 +1,10 @@
 """A turn as it was sampled: its text, and the tokens that end it.
 
-In the text a control token counts only where it was sampled.
+Invariant: a control token counts only where it was sampled as one. A policy can also spell
+`<tool_call>` with ordinary tokens, and an answer that quotes it in this way is not a call.
 
-A policy can spell `<tool_call>` with other tokens, and an answer that quotes one is not a call.
+Parsers search the text, so each spelled control token is veiled there: a character that the text
+does not have stands for its first one, until `Sampled` puts that back.
 """
 
 from collections.abc import Collection, Sequence
@@ -77,17 +79,17 @@ def end_of_turn(
     """Return the parts that end a sampled turn before `messages` follow; `[]` if none is missing.
 
     The engine, the audit and the replay share this function, so what is certified is what training
-    writes. A turn ended at its first stop token. What was sampled behind that stays, and where one
-    of its stop tokens is the one that the template writes, nothing is missing. A turn without any
-    was cut: where it was cut inside its thinking, what closes the thinking comes first.
+    writes. A turn ends at its first stop token, but tokens sampled behind that stay in the row. If
+    one of its stop tokens is the one that the template writes, nothing is missing. A turn without
+    a stop token was cut; if it was cut inside its thinking, the thinking is closed first.
 
     Args:
         processor: writes the end; thinking too, if it is a `ThinkingProcessor`.
         tokenizer: decodes the sample.
-        ids: all that was sampled; none: the end is missing as a whole.
+        ids: all that was sampled; if empty, the whole end is missing.
         messages: what follows the turn.
-        stops: where in `ids` stop tokens of the engine stand, which may have more of them than
-            the processor; at the first of them the turn ended.
+        stops: the positions in `ids` of the engine's stop tokens, which may be more than the
+            processor's. The turn ended at the first.
 
     Raises:
         TemplateError: as `PartsProcessor.closing`.
@@ -96,6 +98,7 @@ def end_of_turn(
         return processor.closing(messages)
     if stops:
         ends = [processor.closing(messages, after=int(ids[place])) for place in stops]
+        # The shortest, because there the most of the template's end was sampled already.
         return min(ends, key=lambda parts: len("".join(parts)))
     if isinstance(processor, ThinkingProcessor):
         thinking = processor.close_thinking(sampled_text(tokenizer, ids))

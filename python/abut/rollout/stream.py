@@ -2,9 +2,9 @@
 
 A batch is a stream of known length, with one group.
 
-Invariant: whatever becomes of its rollouts, every group whose members have all ended is handed over
-once, whole; and none begins while as many as there are slots wait to be handed over, so that
-nothing is played for ever that nobody takes.
+Invariant: each group is handed over once, as a whole, when all of its rollouts have ended, however
+they ended. No rollout begins while as many wait to be handed over as there are slots, so a consumer
+that falls behind stops the stream instead of filling the memory.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ class Stream:
     """Plays what an iterator has, until that ends or the stream is stopped.
 
     Args:
-        groups: the tasks of one group after the other. An iterator is asked on a thread, since what
-            makes them may take long. Where it ends, the stream ends with it.
+        groups: the tasks of one group after the other. An iterator is asked on a thread, because
+            making tasks may take long. The stream ends with it, or at an empty group.
         deliver: gets each group that has ended, on the loop of the batch; groups that end at once
             are delivered at once. While it waits, other rollouts go on.
         at_once: how many rollouts are in flight at most, if the config does not say.
-        judged: each time so many rollouts have ended, it is judged whether too many failed; None
-            leaves that to the caller.
+        judged: after each so many rollouts, raise if too many of them failed; None leaves that to
+            the caller.
         begin: called on the loop of the batch before anything is delivered; what it waits for
             holds nothing up.
         ended: gets each rollout when it has ended, on the loop of the batch.
@@ -63,8 +63,8 @@ class Stream:
         self._on_ended = ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        self._over: asyncio.Future[None] | None = None
-        """Done where it has ended or is stopped; holds the error that ended it."""
+        self._finished: asyncio.Future[None] | None = None
+        """Done once the stream has ended or was stopped; holds the error that ended it."""
         self._running: set[asyncio.Task[None]] = set()
         self._undelivered = 0
         self._delivered = asyncio.Event()
@@ -76,18 +76,18 @@ class Stream:
     def stop(self) -> None:
         """End the stream, and cancel what plays."""
         self._stopped = True
-        self._soon(self._end)
+        self._call_soon(self._end)
 
     def update_version(self, version: int) -> None:
         """Note that other weights sample from now on, and end rollouts that are too old by then."""
         self.version = version
-        self._soon(self._update)
+        self._call_soon(self._update)
 
     def ping(self, pong: Callable[[], object]) -> None:
         """Have its loop call `pong`, which it does unless something blocks it."""
-        self._soon(pong)
+        self._call_soon(pong)
 
-    def _soon(self, call: Callable[[], object]) -> None:
+    def _call_soon(self, call: Callable[[], object]) -> None:
         loop = self._loop
         if loop is not None:
             try:
@@ -100,7 +100,7 @@ class Stream:
     async def play(self, batch: Batch) -> None:
         """Open what plays, play until the end, a stop or an error, and settle what still runs."""
         self._batch, self._loop = batch, asyncio.get_running_loop()
-        self._over = self._loop.create_future()
+        self._finished = self._loop.create_future()
         self._update()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(batch.sampler.on_batch_loop())
@@ -110,7 +110,7 @@ class Stream:
                     if self._begin is not None:
                         self._start(self._begin())
                     self._start(self._feed(batch, players))
-                    await self._over
+                    await self._finished
             finally:
                 batch.closing.gives_up = True
                 for task in self._running:
@@ -118,8 +118,8 @@ class Stream:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     def _end(self) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
 
     def _update(self) -> None:
         if self._batch is not None and self.version is not None:
@@ -128,18 +128,18 @@ class Stream:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._running.add(task)
-        task.add_done_callback(self._look_at)
+        task.add_done_callback(self._has_ended)
 
-    def _look_at(self, task: asyncio.Task[None]) -> None:
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
         """End the stream with the first error, or when nothing runs any more."""
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
-        if self._over is None or self._over.done():
+        if self._finished is None or self._finished.done():
             return
         if error is not None:
-            self._over.set_exception(error)
+            self._finished.set_exception(error)
         elif task.cancelled():  # not by this stream, so it cannot go on
-            self._over.cancel()
+            self._finished.cancel()
         elif not self._running:
             self._end()
 
@@ -152,7 +152,7 @@ class Stream:
                 await players.open(task)
             for number in range(len(tasks)):
                 await slots.acquire()
-                # After the slot: meanwhile more groups may have ended that nobody takes.
+                # After the wait for a slot, because more groups may have ended meanwhile.
                 while self._undelivered >= batch.at_once:
                     self._delivered.clear()
                     await self._delivered.wait()
@@ -202,10 +202,10 @@ class Stream:
             self._delivered.set()
 
     def _judge(self, batch: Batch, task: RolloutTask, rollout: Rollout) -> None:
-        """Raise if too many failed: of the last ones, because a late fault would hide among all.
+        """Raise if too many of the latest rollouts failed; among all, a late fault would not show.
 
         Raises:
-            RolloutError: more than may, or one where none may.
+            RolloutError: more failed than may, or one did and none may.
         """
         if rollout.failed and batch.config.on_failure == "raise":
             raise RolloutError(
@@ -219,7 +219,7 @@ class Stream:
             return
         ended, self._unjudged = self._unjudged, []
         failures = batch.failures
-        batch.failures = failures.anew()
+        batch.failures = failures.next()
         failures.judge([failures.tally(ended)], batch.config.max_failed_frac)
 
 

@@ -126,7 +126,7 @@ class AgentEpisode:
             return at
         return place_of_agent(self._agent)
 
-    def failed(self, error: str) -> Rollout:
+    def as_failed(self, error: str) -> Rollout:
         """Return the row of a rollout that failed."""
         row = self._row(AgentResult(None))
         row.stop_reason, row.error, row.reward = StopReason.ERROR, error, None
@@ -156,8 +156,8 @@ class AgentEpisode:
         except UnplayableRow:
             raise
         except BaseException as error:  # SystemExit of an agent does not end training
-            # Whoever is told that a budget is spent ends of that, unless it says that it would have
-            # failed anyway.
+            # An agent that is refused because a budget is spent usually raises because of that. Its
+            # rollout is not a failure, unless the error says that a retry would not help.
             anyway = bool(self.ledger.calls) and not getattr(error, "may_pass", True)
             if limit_of(self.ledger) is not None and not anyway:
                 return AgentResult(None)
