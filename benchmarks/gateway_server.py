@@ -114,7 +114,7 @@ def _serve_abut(folder: Path, rollouts: int) -> None:
     workbench = Workbench(folder, Scale(), {})
     sampler = _Scripted(workbench)
     gateway = Gateway()
-    gateway.registry.belongs_to(_RUN)
+    gateway.registry.join_run(_RUN)
     over = threading.Event()
     endpoints: list[tuple[str, str]] = []
 

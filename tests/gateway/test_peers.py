@@ -20,7 +20,7 @@ KEY = "the key of the run, and of all its ranks"
 def first() -> Iterator[Gateway]:
     """That of rank 0, which all agents ask."""
     gateway = Gateway(key=KEY)
-    gateway.registry.belongs_to(RUN, rank=0)
+    gateway.registry.join_run(RUN, rank=0)
     gateway.start()
     yield gateway
     gateway.stop()

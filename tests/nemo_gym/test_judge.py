@@ -197,7 +197,7 @@ def test_the_doctor_says_so_too(tmp_path: Path) -> None:
 
 
 def test_several_processes_cannot_have_it(stage: Any, gateway: Gateway) -> None:
-    gateway.registry.belongs_to("run0", rank=1)
+    gateway.registry.join_run("run0", rank=1)
     with FakeGym({"a": judged}) as fake, pytest.raises(EnvError, match="a run of one process"):
         play_agents(stage, NemoGym(fake.url, judge="policy"), gateway=gateway, rank=1)
 

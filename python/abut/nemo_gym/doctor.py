@@ -162,7 +162,7 @@ def _rehearsed(
             f"set {KEY_VARIABLE} where training starts, and policy_api_key of Gym to the same",
         )
         return
-    gateway.registry.belongs_to(secrets.token_hex(4))
+    gateway.registry.join_run(secrets.token_hex(4))
     gateway.registry.writers = None if template is None else writing_of(*template)
     try:
         gateway.start()

@@ -69,8 +69,9 @@ class TurnRecord:
     """`(end - start,)`: the version of the weights that sampled each token, as in `Sample`; empty
     where nobody counts them."""
     newest_version: int | None = None
-    """The version that sampled when the turn was complete. If it is newer than `versions`, the weights
-    changed during the turn, so some tokens may come from later weights than `versions` says."""
+    """The version that sampled when the turn was complete. If it is newer than `versions`, the
+    weights changed during the turn, and some tokens may come from later ones than `versions` says.
+    """
 
     def note_sample(self, sample: Sample, generate_s: float) -> None:
         """Take over what the sampler says of its sample, which took so many seconds."""
@@ -99,8 +100,8 @@ class Branch:
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """As in `Rollout`."""
     cause: BranchCause | None = None
-    """Why the conversation branched; None: it did not, and is the row's with a sample that the agent
-    did not get."""
+    """Why it branched, or why the row branched from it. None: neither did; the agent only did not
+    receive these samples."""
     delivered: bool = True
     """True if the agent received these samples. One that it never received is not its action."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)

@@ -16,9 +16,11 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
-_ENOUGH_OF_BATCH = 8
-_MOST = 0.9
-_DROPPED = 0.1
+# From so many scored rollouts of a batch on, a share of this size is not chance.
+_MIN_SCORED = 8
+_CUT_FRAC = 0.9
+# More tokens than this share in other branches than the row's are worth a warning.
+_DROPPED_FRAC = 0.1
 _WHY_BRANCHES = {
     "repeated": "it asks for several samples at one point",
     "rewritten": "it changes what was said before, or its client does",
@@ -27,8 +29,8 @@ _WHY_BRANCHES = {
     "template": "the template cannot write its messages behind a turn",
     "undelivered": "it did not wait for the answer",
 }
-# So many rollouts without an exception: before the policy has learned, a few may end like that.
-_ENOUGH = 32
+# How many rollouts, all alike, make a warning: before the policy has learned, a few may end so.
+_MIN_ALIKE = 32
 
 
 class SetupWarnings:
@@ -37,8 +39,9 @@ class SetupWarnings:
     def __init__(self) -> None:
         self._once = Once(logger)
         self._same: Counter[str] = Counter()
-        """How many rollouts did what a warning is about."""
+        """How many rollouts did what a warning is about: `first turn`, or `turns` and a name."""
         self._refuted: set[str] = set()
+        """The warnings that some rollout has refuted, so they are never logged."""
 
     def nan_reward(self, env: str) -> None:
         """Warn of an environment with a reward of NaN."""
@@ -65,7 +68,7 @@ class SetupWarnings:
                 stopped = rollout.stop_reason is StopReason.MAX_TURNS
                 self._count(f"turns {_name_of(task)}", stopped)
         for what, count in self._same.items():
-            if count < _ENOUGH or what in self._refuted:
+            if count < _MIN_ALIKE or what in self._refuted:
                 continue
             kind, _, env = what.partition(" ")
             if kind == "turns":
@@ -105,8 +108,8 @@ class SetupWarnings:
             ),
         ):
             cut = [len(one.turns) for one in scored if one.stop_reason is reason]
-            enough = len(scored) >= _ENOUGH_OF_BATCH and len(cut) >= _MOST * len(scored)
-            if enough and "first turn" not in self._once:  # which says the same
+            enough = len(scored) >= _MIN_SCORED and len(cut) >= _CUT_FRAC * len(scored)
+            if enough and "first turn" not in self._once:  # that warning says the same
                 self._once.warn(
                     f"cut {reason}",
                     f"{len(cut)} of the {len(scored)} rollouts of a batch ended on {reason}="
@@ -122,7 +125,7 @@ class SetupWarnings:
                 causes[why] += int(branch.columns.env_mask.sum())
         dropped = causes.total()
         sampled = dropped + sum(rollout.sampled_tokens for rollout in rollouts)
-        if not dropped or dropped / sampled <= _DROPPED:
+        if not dropped or dropped / sampled <= _DROPPED_FRAC:
             return
         ((why, most),) = causes.most_common(1)
         self._once.warn(

@@ -93,14 +93,14 @@ def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
     """
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:
-        gateway.registry.belongs_to(run_id)
+        gateway.registry.join_run(run_id)
         gateway.start()
         return
     from accelerate.utils import broadcast_object_list, gather_object
 
     rank = accelerator.process_index
     (key,) = broadcast_object_list([gateway.key])
-    gateway.registry.belongs_to(run_id, rank=rank, key=key)
+    gateway.registry.join_run(run_id, rank=rank, key=key)
     error: Exception | None = None
     try:
         gateway.start()

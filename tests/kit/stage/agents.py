@@ -53,7 +53,7 @@ def play_agents(
     """Play one rollout of each agent, all in one batch; the gateway stops where none was given."""
     own = gateway is None
     gateway = gateway or Gateway()
-    gateway.registry.belongs_to(RUN, rank=rank)
+    gateway.registry.join_run(RUN, rank=rank)
     sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
     engine = engine or stage.engine(sampler, **options)
     bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}

@@ -64,7 +64,7 @@ def play_test(
     """Play a batch of a test, some generations of each row."""
     rows = list(test.dataset()) if rows is None else rows
     gateway = Gateway()
-    gateway.registry.belongs_to(RUN)
+    gateway.registry.join_run(RUN)
     sampler = sampler or Recording(answers(stage, answer or (lambda text: "yes")))
     engine = stage.engine(sampler, **options)
     bound = AgentSource(test, gateway).bind(stage.processor)

@@ -44,7 +44,8 @@ _READ = frozenset(
     | {"add_generation_prompt", "echo", "prompt_logprobs", *SAMPLING, *_ANSWER_FORMS}
 )
 _TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs"})
-_TAKEN = {"tools", "chat_template", "hf_tokenizer", "self"}
+# Parameters of `with_tools` and of templates that are not variables.
+_RESERVED_VARIABLES = {"tools", "chat_template", "hf_tokenizer", "self"}
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
@@ -73,8 +74,8 @@ class Chat(ChatRewrites):
 
         Args:
             body: its JSON.
-            like: a request that was read from a body with the same fields, and with the first of
-                its messages; neither is read again.
+            like: the request of an earlier body with equal fields, whose messages are the first
+                of this one's. Only the new messages are read.
 
         Raises:
             Refusal: names the field that is wrong, or that could not be exact.
@@ -88,7 +89,7 @@ class Chat(ChatRewrites):
             )
         _refuse_inexact(body)
         variables = _object(body, "chat_template_kwargs")
-        if taken := sorted(_TAKEN & variables.keys()):
+        if taken := sorted(_RESERVED_VARIABLES & variables.keys()):
             raise Refusal(
                 f"chat_template_kwargs: {taken[0]} is no variable of the template's",
                 param="chat_template_kwargs",

@@ -18,7 +18,7 @@ from abut.gateway.ledger.matching import (
     Dialect,
     ids_of,
     key_of_calls,
-    solid,
+    without_space,
 )
 
 Rewrite: TypeAlias = Literal[
@@ -75,14 +75,14 @@ class ChatRewrites(Dialect):
         calls = key_of_calls(calls_of(entry.message))
         if calls:
             yield "", calls
-            yield solid(_with_calls(entry)), ()
+            yield without_space(_with_calls(entry)), ()
         for whole in _with_stops(entry):
-            yield solid(whole), calls
+            yield without_space(whole), calls
 
     def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterator[Hashable]:
         """Yield the key of an answer whose code a client has repeated behind it."""
         if not calls and _CALLS in text:
-            yield solid(text.rpartition(_CALLS)[0]), ()
+            yield without_space(text.rpartition(_CALLS)[0]), ()
 
 
 def _with_stops(entry: BranchEntry) -> list[str]:

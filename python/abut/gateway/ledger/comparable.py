@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from abut.messages import Message
 
-_EMPTY_OF_OURS = ("refusal", "audio", "annotations", "function_call")
+_EMPTY_FIELDS = ("refusal", "audio", "annotations", "function_call")
 """Keys that clients add to an assistant message, and that say nothing while they are empty."""
 
 
@@ -185,7 +185,7 @@ def comparable_message(
         said["content"] = text
     calls: tuple[Hashable, ...] = ()
     if said.get("role") == "assistant":
-        for key in _EMPTY_OF_OURS:
+        for key in _EMPTY_FIELDS:
             if not said.get(key):
                 said.pop(key, None)
         theirs = calls_of(said)

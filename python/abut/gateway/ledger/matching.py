@@ -317,7 +317,7 @@ def keys_returned(entry: BranchEntry) -> Iterator[Hashable]:
 
     They are coarse: where `rewrite_of` matches a message, the two share a key with `keys_read`.
     """
-    yield solid(entry.text), key_of_calls(calls_of(entry.message))
+    yield without_space(entry.text), key_of_calls(calls_of(entry.message))
     yield from entry.dialect.keys_returned(entry)
 
 
@@ -326,7 +326,7 @@ def keys_read(message: Message, dialect: Dialect) -> Iterator[Hashable]:
     if (text := text_of(message.get("content"))) is None:
         return
     calls = key_of_calls(calls_of(message))
-    yield solid(text), calls
+    yield without_space(text), calls
     yield from dialect.keys_read(text, calls)
 
 
@@ -340,14 +340,14 @@ def ids_of(calls: Calls) -> list[Any]:
     return [call.get("id") for call in calls]
 
 
-def solid(text: str) -> str:
+def without_space(text: str) -> str:
     """Return a text without white space, which is the same however its parts are joined."""
     return "".join(text.split())
 
 
 def _coarse(message: Message) -> Hashable:
     text = text_of(message.get("content"))
-    return message.get("role"), None if text is None else solid(text)
+    return message.get("role"), None if text is None else without_space(text)
 
 
 def key_of_calls(calls: Calls) -> tuple[Hashable, ...]:

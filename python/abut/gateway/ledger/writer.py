@@ -50,9 +50,11 @@ class Writer:
 
     @cached_property
     def joints(self) -> Mapping[str, str | None]:
-        """By role, the text that the row has between two text parts.
+        """By role, the text that the row has between two text parts of one message.
 
-        None: with what the template writes there, the parts are not one string.
+        A template may write `"".join(parts)` or more, such as a line break. By this text an answer
+        that comes back in parts is compared with the one string that it was. None: the template
+        writes something there that a string cannot have.
         """
         joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
         return joints
@@ -82,7 +84,7 @@ class RunWriters(NamedTuple):
 
 
 class Writers:
-    """The writers of one gateway, on one loop. If there are too many, the least used one goes."""
+    """The writers of one gateway, on its loop, at most 64; the least recently used is dropped."""
 
     def __init__(self, make: MakeProcessor) -> None:
         self._make = make
@@ -97,7 +99,7 @@ class Writers:
         frame = request.frame
         made = self._made.get(frame)
         if made is None:
-            made = self._made[frame] = asyncio.ensure_future(self._begin(request))
+            made = self._made[frame] = asyncio.ensure_future(self._make_writer(request))
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
         self._made.move_to_end(frame)
@@ -112,7 +114,7 @@ class Writers:
                 param=param,
             ) from error
 
-    async def _begin(self, request: AgentRequest) -> Writer:
+    async def _make_writer(self, request: AgentRequest) -> Writer:
         def make() -> Writer:
             processor = self._make(request.tools, request.template_kwargs)
             answers = ToolAnswers(processor, request.tools) if request.tools else None

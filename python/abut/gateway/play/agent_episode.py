@@ -183,37 +183,29 @@ class AgentEpisode:
 
     def _finish(self, result: AgentResult) -> Rollout:
         """Return the row, now that the ledger no longer changes."""
+        row = self._row(result)
+        if row.columns is None:
+            raise placed(self._why_no_row(), self.where())
+        return row
+
+    def _why_no_row(self) -> EnvError:
         ledger, name = self.ledger, self._name
-        if not ledger.calls and ledger.refused in LIMITS:
+        if ledger.calls:
+            last = f"; the last refusal: {ledger.refusal}" if ledger.refusal else ""
+            return EnvError(f"none of the {len(ledger.calls)} calls of {name} was answered{last}")
+        if ledger.refused in LIMITS:
             refused = EnvError(
                 f"the first call of {name} was refused, for {ledger.refused}: its prompt alone is "
                 "too long\nhint: leave such rows out, or raise the limit"
             )
             refused.may_pass = False
-            raise placed(refused, self.where())
-        if not ledger.calls and ledger.refusal is not None:
-            raise placed(
-                EnvError(f"every call of {name} was refused; the last one: {ledger.refusal}"),
-                self.where(),
-            )
-        if not ledger.calls:
-            raise placed(
-                EnvError(
-                    f"{name} made no call\nhint: it has to ask endpoint.base_url with "
-                    "endpoint.api_key; is the client another one's?"
-                ),
-                self.where(),
-            )
-        row = self._row(result)
-        if row.columns is None:
-            raise placed(
-                EnvError(
-                    f"none of the {len(ledger.calls)} calls of {name} was answered"
-                    + (f"; the last refusal: {ledger.refusal}" if ledger.refusal else "")
-                ),
-                self.where(),
-            )
-        return row
+            return refused
+        if ledger.refusal is not None:
+            return EnvError(f"every call of {name} was refused; the last one: {ledger.refusal}")
+        return EnvError(
+            f"{name} made no call\nhint: it has to ask endpoint.base_url with "
+            "endpoint.api_key; is the client another one's?"
+        )
 
     def _row(self, result: AgentResult) -> Rollout:
         """Return the ledger as a rollout."""

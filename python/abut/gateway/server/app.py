@@ -55,7 +55,7 @@ _PEERS = web.AppKey("peers", ClientSession)
 
 def make_app(registry: Registry) -> web.Application:
     """Return the application of a gateway."""
-    app = web.Application(middlewares=[_answers])
+    app = web.Application(middlewares=[_answer])
     app[_REGISTRY] = registry
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
@@ -79,7 +79,7 @@ async def _peers(app: web.Application) -> Any:
 
 
 @web.middleware  # type: ignore[untyped-decorator]
-async def _answers(
+async def _answer(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Answer a request, and close its connection if nobody has read its body."""
@@ -198,7 +198,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         named = access.rollout_id
         content = registry.bodies.body(named, await _chunks(request))
         body, beginning = await _parsed(content)
-        access.check(_rollout_of(request, body))
+        access.check(_rollout_of(request, body))  # the body may name another rollout
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
@@ -213,7 +213,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:
             registry.connections.note(connection, ledger.rollout_id)
-        return await _asked(request, ledger, chat, digest, retried)
+        return await _respond(request, ledger, chat, digest, retried)
 
 
 async def _parsed(content: Body) -> tuple[Any, Beginning | None]:
@@ -221,17 +221,17 @@ async def _parsed(content: Body) -> tuple[Any, Beginning | None]:
     return await work_done(small, lambda: read_body(content))
 
 
-async def _asked(
+async def _respond(
     request: web.Request, ledger: Ledger, chat: AgentRequest, digest: bytes, retried: bool
 ) -> web.StreamResponse:
     is_open = _ClientListens(request)
     # A call goes on if its client hangs up, so that a retry receives the sample.
-    asked = ledger.ask(chat, digest=digest, retried=retried, is_open=is_open)
+    pending = ledger.ask(chat, digest=digest, retried=retried, is_open=is_open)
     try:
         model = chat.model or MODEL
         if chat.stream:
-            return await _stream(request, ledger, await asked.placed, model)
-        return await _plain(request, ledger, await asked.answered, model)
+            return await _send_stream(request, ledger, await pending.placed, model)
+        return await _send_whole(request, ledger, await pending.answered, model)
     finally:
         is_open.gone = True
 
@@ -288,7 +288,7 @@ def _is_retry(request: web.Request) -> bool:
     return bool(count.isdecimal() and count.strip("0"))  # `int` refuses more than 4300 digits
 
 
-async def _plain(
+async def _send_whole(
     request: web.Request, ledger: Ledger, call: AgentCall, model: str
 ) -> web.StreamResponse:
     answer, tokenizer, chat = call.answered.result(), ledger.tokenizer, call.request
@@ -304,7 +304,7 @@ async def _plain(
     return response
 
 
-async def _stream(
+async def _send_stream(
     request: web.Request, ledger: Ledger, call: AgentCall, model: str
 ) -> web.StreamResponse:
     headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: ledger.rollout_id}

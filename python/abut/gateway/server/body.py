@@ -52,8 +52,8 @@ class Beginning:
         digest: of these bytes; the next body continues a copy.
         messages: at least one.
         fields: all other fields of the body.
-        noted: the request that was read from it. Until then, that of an earlier body with the same
-            fields, whose messages are the first of these; or None.
+        noted: the request that was read from this body. Before it is read: the request of an
+            earlier body with the same fields, whose messages are the first of these, if any.
     """
 
     pieces: tuple[bytes, ...]

@@ -57,7 +57,7 @@ class SharedSampler:
     settings: dict[str, Sampler] = dataclasses.field(default_factory=dict)
     """The samplers with a client's settings, by these settings."""
 
-    def by(self, settings: Mapping[str, Any]) -> Sampler:
+    def with_settings(self, settings: Mapping[str, Any]) -> Sampler:
         """Return the sampler with a client's settings.
 
         Raises:
@@ -73,7 +73,7 @@ class SharedSampler:
                 made = changed(**settings)
             except (TypeError, ValueError) as error:
                 raise Refusal(str(error), param=next(iter(settings))) from error
-            if len(self.settings) >= _KEPT:
+            if len(self.settings) >= _KEPT:  # only if a client draws its settings at random
                 self.settings.clear()
             self.settings[key] = made
         return self.settings[key]
@@ -117,7 +117,9 @@ class ClientPolicy:
 
     async def writer_of(self, request: AgentRequest) -> Writer:
         """Return the writer of a request's conversation."""
-        self._shared.by(request.sampling)  # so that settings are refused before anything is written
+        self._shared.with_settings(
+            request.sampling
+        )  # so that settings are refused before anything is written
         return await self._shared.writers.of(request)
 
     def note(self, request: AgentRequest) -> None:
@@ -136,7 +138,7 @@ class ClientPolicy:
         seconds = self._shared.config.turn_timeout_s
         try:
             async with asyncio.timeout(seconds), self._shared.slots:
-                return await self._shared.by(chat.sampling).sample(request)
+                return await self._shared.with_settings(chat.sampling).sample(request)
         except TimeoutError:
             why = f"turn_timeout_s={seconds:g} is over"
             raise context_full(why, reason=StopReason.DEADLINE) from None

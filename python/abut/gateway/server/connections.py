@@ -10,7 +10,7 @@ open until the garbage collector finds it, so our end is closed some time after 
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -27,6 +27,9 @@ _KEEPALIVE_S = 620.0
 # The time for a client that is refused before its body was read to send the rest and read why.
 _LINGER_S = 5.0
 _SHUTDOWN_S = 1.0
+
+State: TypeAlias = Literal["head", "request", "idle", "lingers"]
+"""Waits for headers, has a request in work, waits for the next one, or drops a refused body."""
 
 
 class Connection(asyncio.Protocol):
@@ -46,7 +49,7 @@ class Connection(asyncio.Protocol):
         self.is_shared = False
         """True if several rollouts have used it: their client outlives each of them."""
         self._connections = connections
-        self._state: Literal["head", "request", "idle", "lingers"] = "head"
+        self._state: State = "head"
         self._ticks = 0
         self._transport: Any = None
 
@@ -94,7 +97,7 @@ class Connection(asyncio.Protocol):
         """Drop what still comes of a body, unread, until the client has read why.
 
         A socket that is closed with unread bytes in it resets the connection, and the reset may
-        overtake the answer. Who serves the requests closes it after its lingering time.
+        overtake the answer. aiohttp closes the connection after its lingering time.
         """
         self._enter("lingers")
         self._transport.resume_reading()
@@ -107,7 +110,7 @@ class Connection(asyncio.Protocol):
         elif self.is_left and self._state == "idle" and self._ticks > IDLE_TICKS:
             self._transport.close()  # after it has written what is left
 
-    def _enter(self, state: Literal["head", "request", "idle", "lingers"]) -> None:
+    def _enter(self, state: State) -> None:
         self._state, self._ticks = state, 0
 
 

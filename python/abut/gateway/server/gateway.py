@@ -252,12 +252,12 @@ class Gateway:
                     "hint: Gateway(host=…, port=0) takes a free port of this machine"
                 ) from error
             host = f"[{self._host}]" if ":" in self._host else self._host
-            if self._host in ("0.0.0.0", "::"):
+            if self._host in ("0.0.0.0", "::"):  # all addresses, and none to connect to
                 host = "127.0.0.1"
             self._url = f"http://{host}:{self._listening.port}"
             if self._public_url is not None and not registry.rank:
                 self._url = self._public_url
-            self._show_key()
+            self._write_key_file()
             # A loop that still runs while the interpreter is taken down may end in a crash.
             atexit.register(self.stop)
 
@@ -277,7 +277,7 @@ class Gateway:
             loop.end(_CLOSE_S)
             registry.loop = None
 
-    def _show_key(self) -> None:
+    def _write_key_file(self) -> None:
         """Write the key to a file that only its owner can read."""
         if self._key_file is None:
             return

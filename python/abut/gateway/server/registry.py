@@ -37,7 +37,10 @@ _ID = re.compile(
 
 @dataclass(frozen=True)
 class EndpointId:
-    """One attempt at a rollout, and the rank that plays it; None if there is only one rank."""
+    """One attempt at a rollout, and the rank that plays it; None if there is only one rank.
+
+    In URLs and headers it is `ROLLOUT.ATTEMPT`, with several ranks `ROLLOUT.ATTEMPTrRANK`.
+    """
 
     rollout_id: str
     attempt: int
@@ -148,6 +151,7 @@ class Registry:
         """The addresses of the other ranks' gateways."""
         self.rank: int | None = None
         """The rank of this process; None if there is only one."""
+        # A `PlayedAgent` sets the next four when a batch begins.
         self.settings: Mapping[str, Any] = {}
         """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a
         completion, for agents that pass them on."""
@@ -206,7 +210,7 @@ class Registry:
         assert self.loop is not None
         return self.loop.submit(call)
 
-    def belongs_to(self, run_id: str, *, rank: int | None = None, key: str | None = None) -> None:
+    def join_run(self, run_id: str, *, rank: int | None = None, key: str | None = None) -> None:
         """Set the run whose rollouts this gateway serves.
 
         Args:
@@ -278,7 +282,7 @@ class Registry:
         """Return the ledger of the rollout that a request belongs to; arguments as of `Ledger.ask`.
 
         Raises:
-            Refusal: it has ended, or never was one of this run.
+            Refusal: the rollout has ended, or never was one of this run.
         """
         if self.standalone is not None:
             return await self.standalone.ledger_of(endpoint_id, request, digest, retried=retried)
@@ -317,10 +321,10 @@ class Access:
         self._key = key
 
     def check(self, rollout_id: str | None) -> None:
-        """Take the rollout that the whole request names, and check that the key opens it.
+        """Set the rollout, which the body may name too, and check that the key opens it.
 
         Raises:
-            Refusal: it does not.
+            Refusal: the key does not open the rollout.
         """
         self.rollout_id = rollout_id
         self._keys.check(self._key, rollout_id)

@@ -302,7 +302,7 @@ class RolloutWorker:
             for source in route.agents:
                 source.sampling = functools.partial(async_client_settings, args)
         if route.agents:
-            route.gateway.registry.belongs_to(self._tasks.run_id)
+            route.gateway.registry.join_run(self._tasks.run_id)
         budget = args.token_budget if (args.token_budget or 0) > 0 else None
         rules = RowRules(args.max_staleness, budget, as_lists=trl_version() < ARRAYS_IN_ROWS)
         engine, for_task = self._engine(budget)
