@@ -401,7 +401,7 @@ def test_too_many_failures_raise_with_a_histogram(stage: Stage) -> None:
         "3 of 4 rollouts failed, more than max_failed_frac=0.5 allows:\n"
         "  2 x EnvError: Boom.step raised ValueError: boom\n"
         "  1 x EnvError: Boom.step raised OSError: gone\n"
-        "hint: mend what failed, or raise max_failed_frac"
+        "hint: fix what failed, or raise max_failed_frac"
     )
     boom.episodes.clear()
     assert len(stage.play(*envs, retries=0, max_failed_frac=0.75).rollouts) == 4
