@@ -225,7 +225,7 @@ class Conversation:
         """
         self._require_written()
         start = len(self.trajectory)
-        seam = self._noted(self.trajectory.append_sampled(ids, logprobs))
+        seam = self._add_seam(self.trajectory.append_sampled(ids, logprobs))
         self._sampled, self._stops = ids, positions_of(ids, self.stop_token_ids)
         messages, text = len(self.messages), ""
         record = TurnRecord(start, start + len(ids))
@@ -350,9 +350,9 @@ class Conversation:
 
     def _write(self, parts: list[Part], provenance: Literal["prompt", "env", "close"]) -> Written:
         seam = self.trajectory.append_parts(parts, provenance=provenance)
-        return Written(parts, self._noted(seam))
+        return Written(parts, self._add_seam(seam))
 
-    def _noted(self, seam: Seam) -> Seam:
+    def _add_seam(self, seam: Seam) -> Seam:
         self.seams.append((seam.kind, seam.exact))
         return seam
 

@@ -67,9 +67,9 @@ class AgentPlayer(RolloutPlayer, ABC):
     """Plays rollouts itself, in the place of an environment: an agent behind its gateway."""
 
     def loop(self) -> LoopTasks | None:
-        """The loop on which its batches run best, which it starts; None: that of the batch.
+        """Start and return the loop on which its batches run best; None: that of the batch.
 
-        Where several have one, it is that of the first task's.
+        If several players have one, the batch runs on that of the first task's player.
         """
         return None
 
@@ -108,14 +108,14 @@ class OpenPlayers:
         self._entered: dict[int, AgentPlayer] = {}
 
     async def open(self, task: RolloutTask) -> None:
-        """Have the player of this task ready, where it has one."""
+        """Enter the player of this task, if it has one."""
         player = player_of(task)
         if player is not None and id(player) not in self._entered:
             self._entered[id(player)] = player
             await self._stack.enter_async_context(player.for_batch(self._batch))
 
     async def settle(self, played: Played) -> None:
-        """Have each player score what takes more than one of its rollouts."""
+        """Let each player score its rollouts together."""
         for id_, player in self._entered.items():
             own = [pair for pair in played if id(pair[0].source) == id_]
             if own:

@@ -233,7 +233,9 @@ def match(
     behind_turn = (behind, behind)  # entries and messages up to and with the last answer
     last = (turns - 1, behind - 1) if turns else None
     entry_of = list(range(place))
-    shared = (at, turns, behind_turn)  # up to the last entry that the request has
+    # `at` counts entries of the branch and `place` messages of the request: the entries run ahead
+    # where the client left out an answer. `shared` is the state at the last entry that it has.
+    shared = (at, turns, behind_turn)
     for entry in islice(entries, at, None):
         message = messages[place] if place < len(messages) else None
         if message is None:

@@ -96,7 +96,7 @@ class ClientWarnings:
         self._sampling = sampling
         self._once = Once(logger, most=_MOST)
 
-    def see(self, request: AgentRequest) -> None:
+    def warn_about(self, request: AgentRequest) -> None:
         """Warn about the fields of a request."""
         warn = self._once.warn
         for name in request.ignored:

@@ -70,7 +70,7 @@ class BatchPolicy:
 
     def note(self, request: AgentRequest) -> None:
         """Warn about fields of a request that are not followed."""
-        self._shared.warnings.see(request)
+        self._shared.warnings.warn_about(request)
 
     def end(self) -> None:
         """Draw no more samples; on the loop of the batch."""

@@ -124,7 +124,7 @@ class ClientPolicy:
 
     def note(self, request: AgentRequest) -> None:
         """Warn about fields of a request that are not followed."""
-        self._shared.warnings.see(request)
+        self._shared.warnings.warn_about(request)
 
     async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
         """Draw one turn with the client's settings.
