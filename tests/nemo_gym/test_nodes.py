@@ -234,7 +234,9 @@ def test_a_node_that_is_cut_off_costs_its_own_rollouts(
         assert len({rollout["seed"] for rollout in failed}) == 2
         for rollout in failed:
             assert rollout["reward"] is None
-            assert " of g1 at http://10.77.0.5:" in rollout["error"]
+            # The agent does not answer, or what it needs did not before the second attempt.
+            assert " of g1 " in rollout["error"]
+            assert " at http://10.77.0.5:" in rollout["error"]
         assert all(r["reward"] is not None for r in rollouts if r not in failed)
     for log in logs[cut_at : cut_at + 2]:
         assert log["rollout/error_frac"] == 0.5
