@@ -62,7 +62,9 @@ def run(folder: Path, rows: str) -> Mapping[str, Any]:
     """Run the benchmarks of a checkout, and return what they write as JSON."""
     python = folder.resolve() / ".venv" / "bin" / "python"
     # Until 0.2 the benchmarks were in the package.
-    start = ["-m", "benchmarks"] if (folder / "benchmarks").is_dir() else ["-m", "abut.cli", "bench"]
+    start = (
+        ["-m", "benchmarks"] if (folder / "benchmarks").is_dir() else ["-m", "abut.cli", "bench"]
+    )
     with tempfile.TemporaryDirectory() as into:
         path = Path(into) / "figures.json"
         command = [str(python), *start, "--here", "--json", str(path)]
