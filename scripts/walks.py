@@ -111,7 +111,7 @@ def request_to_row() -> list[str]:
         try:
             engine = Engine(tokenizer, processor, ScriptedSampler(lambda _: ids), config)
             source: Any = AgentSource(asks, gateway).bind(processor)
-            gateway.registry.belongs_to("run0")
+            gateway.registry.join_run("run0")
             (rollout,) = engine.run(
                 [RolloutTask(0, "r0-run0", source, messages=[], seed="", episode_seed=0)]
             )
