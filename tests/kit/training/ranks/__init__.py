@@ -77,7 +77,8 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.wait()
-    assert ended == [*codes], [log.read_text(errors="replace")[-4000:] for log in logs]
+    said = [log.read_text(errors="replace")[-4000:] for log in logs]
+    assert ended == [*codes], (ended, said)
     return [json.loads(found_at(folder, rank).read_text()) for rank in range(RANKS)]
 
 
