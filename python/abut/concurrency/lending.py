@@ -1,8 +1,8 @@
 """Lending pools: borrowers wait in line, on the loop of the pool, for what there is too little of.
 
-Invariant: borrowers are served in the order of coming, each item has one borrower at a time, and
-nothing waits for ever: a coroutine that was given to the loop of a pool begins before the loop
-ends.
+Invariant: borrowers are served in the order in which they come, each item has one borrower at a
+time, and nothing waits for ever: a coroutine that was given to the loop of a pool begins before the
+loop ends.
 """
 
 import asyncio
@@ -89,8 +89,8 @@ class LendingPool(ABC, Generic[Item]):
     """
 
     def __init__(self) -> None:
-        # Only the first in line looks for what is free; `asyncio.Lock` serves in the order of
-        # coming, and a borrower that is cancelled leaves its place to the next.
+        # Only the first in line looks for what is free. `asyncio.Lock` wakes those who wait in the
+        # order in which they came, and one that is cancelled leaves its turn to the next.
         self._line = asyncio.Lock()
         self._in_line = 0
         self._changed = asyncio.Event()

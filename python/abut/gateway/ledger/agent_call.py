@@ -98,7 +98,6 @@ class PolicyAnswer:
         ids: `(T,)` int64: the sampled tokens.
         logprobs: `(T,)` float32, nats.
         own_ids: call ids that the policy wrote itself.
-        left_out: how many calls were sampled and not wanted.
         created: Unix time, seconds.
     """
 
@@ -109,7 +108,6 @@ class PolicyAnswer:
     ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
     own_ids: frozenset[str] = frozenset()
-    left_out: int = 0
     created: int = 0
 
 
@@ -144,11 +142,9 @@ def answer_of(
     if reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning
     own_ids: set[str] = set()
-    left_out = 0
     parsed = _parsed(processor, action) if request.tools and request.calls else None
     if parsed is not None and parsed.calls:
         calls = parsed.calls[: 1 if request.one_call else None]
-        left_out = len(parsed.calls) - len(calls)
         broken = [action[call.start : call.end] for call in parsed.malformed]
         message["content"] = "\n".join(filter(None, [parsed.content, *broken])) or None
         message["tool_calls"] = []
@@ -167,7 +163,6 @@ def answer_of(
         ids=ids,
         logprobs=logprobs,
         own_ids=frozenset(own_ids),
-        left_out=left_out,
         created=int(time.time()),
     )
 

@@ -175,8 +175,6 @@ class Continuation(NamedTuple):
     found: Match
     again: bool
     """True if it asks once more what the branch was asked behind `found.turns` answers."""
-    stale: bool
-    """True if the token ids that it names for the last of these answers are not ours."""
 
 
 def find_continuation(
@@ -206,7 +204,7 @@ def find_continuation(
         # siblings. Of branches in which the same was said, ids decide, then the latest delivery.
         rank = (again, found.turns, whole, *agreement)
         if best is None or rank >= best[0]:
-            best = rank, Continuation(branch, found, again, agreement[0] < 0)
+            best = rank, Continuation(branch, found, again)
     return None if best is None else best[1]
 
 

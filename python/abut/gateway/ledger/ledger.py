@@ -45,9 +45,7 @@ class Ledger:
         refused: the limit (or empty sample) that ended it, or that its last refusal named.
         refusal: the message of its last refusal.
         client_rewrites: how often a message of the policy came back changed, by rule.
-        stale_ids: how often an answer came back with other token ids.
         tool_choice_unmet: how often a call was asked for and none was sampled.
-        left_out_calls: how many calls were sampled and not wanted.
     """
 
     def __init__(self, rollout_id: str, policy: Policy) -> None:
@@ -57,9 +55,7 @@ class Ledger:
         self.refused: StopReason | None = None
         self.refusal: str | None = None
         self.client_rewrites: Counter[str] = Counter()
-        self.stale_ids = 0
         self.tool_choice_unmet = 0
-        self.left_out_calls = 0
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
         self.observer: LedgerObserver | None = None
@@ -227,13 +223,12 @@ class Ledger:
         if place is None:
             why = why_root(self.branches, request.frame, history, request.dialect)
             return await self._new_root(request, writer, history, why)
-        branch, found, again, stale = place
+        branch, found, again = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
                 self.delivered(call)  # its text has come back
         if found.rewrites:
             self.client_rewrites.update(found.rewrites)
-        self.stale_ids += stale
         if again:
             return self._asked_again(branch, found)
         self._require_turns(found.turns)
@@ -385,7 +380,6 @@ class Ledger:
             answer = await work_done(conversation.is_quick(ids=sample.ids), hear)
         except (TrajectoryError, TypeError, SamplerError) as error:
             raise SamplerError(f"rollout {self.rollout_id}: {error}") from error
-        self.left_out_calls += answer.left_out
         unmet = "tool_choice" in chat.unmet and "tool_calls" not in answer.message
         self.tool_choice_unmet += unmet
         return answer
