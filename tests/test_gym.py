@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from abut.envs.foreign import make_env
+from abut.envs.guarded import make_env
 from abut.envs.signatures import check_env_factory
 from abut.errors import InvalidAction
 from abut.gym import GymEnv

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import abut
-from abut.envs.foreign import check_reply, make_env
+from abut.envs.guarded import check_reply, make_env
 from abut.envs.signatures import check_env_factory
 from abut.records.read import read_records
 from tests.kit.stage.agents import play_agents

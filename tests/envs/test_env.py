@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from abut.envs.foreign import (
-    check_reply,
-    close_env,
-    env_alive,
-    env_reward_value,
-    is_async,
-    make_env,
-)
+from abut.envs.foreign import close_env
+from abut.envs.guarded import check_reply, env_alive, env_reward_value, is_async, make_env
 from abut.envs.signatures import accepted_keywords, check_env_factory
 from abut.errors import EnvError
 from abut.template.processor import ChatTemplateProcessor
@@ -165,7 +159,7 @@ def test_reset_gets_the_columns_that_it_names() -> None:
         (all_of_them, {"level": 3, "unused": 1, "episode_seed": 7}),
         (int, {}),  # nothing to look into
     ):
-        assert accepted_keywords(type("E", (), {"reset": reset}), columns, 7) == expected
+        assert accepted_keywords(reset, columns, 7) == expected
 
 
 def test_columns_and_episode_seed_reach_reset(stage: Stage) -> None:

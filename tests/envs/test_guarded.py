@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from abut.envs.guarded import queue_of
+from abut.envs.foreign import queue_of
 from tests.kit.stage.rollouts import Talk, eventually, own_threads
 
 
@@ -27,7 +27,7 @@ def test_a_forked_child_has_a_thread_of_its_own_for_each() -> None:
     code = """
 import os
 from abut.envs import WordGuessEnv
-from abut.envs.guarded import queue_of
+from abut.envs.foreign import queue_of
 env = WordGuessEnv()
 queue_of(env).submit(lambda: None).result(10)
 child = os.fork()

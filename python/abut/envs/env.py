@@ -4,7 +4,7 @@ An env never sees tokens. `reset` and `step` return `(env, reply)`: the environm
 (usually itself) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
 
 Invariant: a class that is played without an error passes `mypy --strict`. So the `Accepted…`
-protocols ask for as little as the guards in `foreign` do, and for less than `Env` and `AsyncEnv`,
+protocols ask for as little as the guards in `guarded` do, and for less than `Env` and `AsyncEnv`,
 which are what an environment should be: attributes may be read-only, or wider
 (`reward: float | None`), parameters have any name, and `reset` may demand columns of the dataset,
 which no protocol can list.

@@ -1,44 +1,27 @@
-"""The guards around environments: whatever the user's code raises or returns, it is named.
+"""Calls of foreign code: on which thread or loop it runs, how it is closed, and its errors.
 
-Invariant: nothing that an environment does comes out of here but an `EnvError` that says which of
-its methods did what, and what to do; `SystemExit` of an environment ends no training.
+Invariant: whatever foreign code raises becomes an `EnvError` that names the code and its place.
 """
 
 import asyncio
 import inspect
-import math
+import os
+import sys
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+import weakref
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from abut.concurrency.loop import is_cancelled
 from abut.concurrency.threads import THREADS, CallQueue
-from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
-from abut.envs.task import EnvFactory, EnvPool, RolloutTask
+from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of, trace_of
-from abut.messages import is_text, json_copy, strange_block
-
-_SET = {
-    "alive": "set self.alive: True in reset, False in the step that ends the episode",
-    "reward": "set self.reward in reset and step; None is no score",
-}
-"""The hints for attributes that an environment lacks."""
 
 ENV = ("an environment", "RolloutConfig.reset_timeout_s bounds a reset, step_timeout_s a step")
 AGENT = ("an agent", "RolloutConfig.rollout_timeout_s bounds a rollout")
 """For hints: who runs the user's code, and the setting that does what its SIGALRM was to do."""
-
-
-def make_env(factory: EnvFactory) -> Env | AsyncEnv:
-    """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
-    name = getattr(factory, "__name__", repr(factory))
-    try:
-        env = factory()
-    except BaseException as error:  # SystemExit of an environment does not end training
-        raise raised_by_env(f"{name}()", error) from error
-    return _with_methods(env, f"{name}()")
 
 
 def raised_by_env(what: str, error: BaseException, *, runs: tuple[str, str] = ENV) -> EnvError:
@@ -98,12 +81,7 @@ def stands_at(calls: CallQueue | None, *, behind: Collection[Path]) -> str | Non
     return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
 
 
-async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
-    """Wait for an environment of a pool; whatever that raises becomes an `EnvError`."""
-    return _with_methods(await lent_by(pool, task), f"{type(pool).__name__}.lend")
-
-
-async def lent_by(pool: Any, task: "RolloutTask") -> Any:
+async def lent_by(pool: Any, task: RolloutTask) -> Any:
     """Wait for what a pool lends, of environments or of agents; its errors become `EnvError`s."""
     try:
         return await pool.lend(task)
@@ -149,209 +127,35 @@ async def call_anywhere(
     return await returned if inspect.isawaitable(returned) else returned
 
 
-def is_async(env: Any) -> bool:
-    """Return True if `step` is a coroutine function.
+_LENT: dict[int, CallQueue] = {}
+"""The queues of environments that pools lend, by the addresses of the environments."""
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_LENT.clear)  # a forked child has none of these threads
+
+
+def queue_of(env: Any) -> CallQueue:
+    """Return the queue of an environment that a pool lends.
+
+    The environment keeps one thread as long as it lives, whoever plays with it.
 
     Raises:
-        EnvError: the env cannot say.
+        EnvError: nothing could tell when the environment ends.
     """
-    return inspect.iscoroutinefunction(env_attribute(env, "step"))
-
-
-def is_surely_async(env: Any) -> bool:
-    """Return True if the class is known to be async, without running its code; see `is_async`."""
-    return inspect.iscoroutinefunction(inspect.getattr_static(type(env), "step", None))
-
-
-def own_loop(env: Any) -> EnvLoop | None:
-    """Return the loop that an asynchronous environment must be played on; None: the engine's."""
-    return env.loop if issubclass(type(env), LoopBound) else None
-
-
-def env_attribute(env: Any, name: str) -> Any:
-    """Return an attribute of an env, None where it has none.
-
-    Raises:
-        EnvError: to look at it raises.
-    """
+    if (calls := _LENT.get(id(env))) is not None:
+        return calls
+    calls = THREADS.call_queue()
     try:
-        return getattr(env, name, None)
-    except BaseException as error:  # a property, or `__getattr__`
-        raise raised_by_env(f"{type(env).__name__}.{name}", error) from error
-
-
-def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
-    """Return `(env, reply)` as it was returned, or say what is wrong with it.
-
-    Raises:
-        EnvError: it is not a pair of an environment and a reply.
-    """
-    name = f"{type(env).__name__}.{method}"
-    check_no_awaitable(env, method, returned)
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        hint = "return (self, text)"
-        if isinstance(returned, tuple) and len(returned) == 5:
-            hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
-        raise placed_in(
-            env, method, f"{name} must return (env, reply), got {_shape(returned)}", hint
-        )
-    following, reply = returned
-    for attribute in ("reward", "alive", "step"):
-        if not _has(following, attribute):
-            what = f"{name} returned {type(following).__name__} without attribute {attribute!r}"
-            hint = _SET.get(attribute, "")
-            if not hint or not _has(following, "step"):
-                hint = "the first of the pair is the environment that goes on, usually self"
-            raise placed_in(env, method, what, hint)
-    if isinstance(reply, str):
-        return following, reply
-    if isinstance(reply, list) and reply and all(map(_is_block, reply)):
-        reply = [{"role": "user", "content": reply}]
-    for message in reply if isinstance(reply, list) else ():
-        block = strange_block(message.get("content") if isinstance(message, dict) else None)
-        if block is not None:
-            raise placed_in(
-                env,
-                method,
-                f"{name} replied with content of the type {block!r}, and abut is text only",
-                "reply with text, or with blocks of the type 'text' alone",
-            )
-    if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
-        raise placed_in(env, method, *_no_reply(name, reply))
-    # A copy: the environment may use its message again for the next turn.
-    try:
-        return following, [json_copy(message) for message in reply]
-    except BaseException as error:  # a message that holds itself, a value that has no text
-        raise placed(
-            EnvError(f"{name} replied with a message that raised {text_of(error)}"), trace_of(error)
+        weakref.finalize(env, _forget, id(env)).atexit = False
+    except TypeError as error:
+        calls.give_back()
+        raise EnvError(
+            f"a pool lent a {type(env).__name__} that cannot be weakly referenced\n"
+            'hint: add "__weakref__" to its __slots__'
         ) from error
+    _LENT[id(env)] = calls
+    return calls
 
 
-def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
-    """Refuse what one method of an environment returns where the others are not async.
-
-    Raises:
-        EnvError: it is an awaitable.
-    """
-    if not isinstance(returned, Awaitable):
-        return
-    if inspect.iscoroutine(returned):
-        returned.close()
-    raise placed_in(
-        env,
-        method,
-        f"{type(env).__name__}.{method} returned an awaitable",
-        "make reset and step both `async def`",
-    )
-
-
-def env_alive(env: Any) -> bool:
-    """Return True while the environment goes on.
-
-    Raises:
-        EnvError: the env cannot say.
-    """
-    alive = env_attribute(env, "alive")
-    if alive is not None and not callable(alive):
-        try:
-            return bool(alive)
-        except BaseException as error:  # an array of several values
-            raise raised_by_env(f"{type(env).__name__}.alive", error) from error
-    raise placed_in(
-        env,
-        "step",
-        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}",
-        "set it in reset and step; a method needs @property",
-    )
-
-
-def env_reward_value(env: Any) -> float | None:
-    """Return the env's reward; None and NaN are no score.
-
-    Raises:
-        EnvError: the reward is no number, or infinite.
-    """
-    reward = env_attribute(env, "reward")
-    if reward is None:
-        return None
-    try:
-        value = float(reward)
-    except OverflowError:
-        value = math.inf
-    except BaseException:
-        what = f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
-        raise placed_in(env, "step", what) from None
-    if math.isinf(value):
-        raise placed_in(
-            env,
-            "step",
-            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
-            "set it to None for an episode without a score",
-        )
-    return value
-
-
-def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
-    for method in ("reset", "step"):
-        if not (_has(env, method) and callable(getattr(env, method))):
-            hint = "an Env has reset(seed) and step(action), and attributes reward and alive"
-            if method == "step" and env is not None:
-                hint += (
-                    "; a factory of environments for TRL's environment_factory needs "
-                    "abut.trl.from_environment_factory(factory)"
-                )
-            raise EnvError(
-                f"{source} returned {type(env).__name__}, which has no method {method!r}\n"
-                f"hint: {hint}"
-            )
-    return env  # type: ignore[no-any-return]
-
-
-def _has(env: Any, attribute: str) -> bool:
-    try:
-        return hasattr(env, attribute)
-    except BaseException as error:
-        raise raised_by_env(f"{type(env).__name__}.{attribute}", error) from error
-
-
-def _no_reply(name: str, reply: Any) -> tuple[str, str]:
-    """Return what is wrong with a reply that is neither text nor messages, and what to do."""
-    for number, message in enumerate(reply if isinstance(reply, list) else ()):
-        if isinstance(message, dict) and isinstance(message.get("role"), str):
-            if message.get("content") is None:
-                said = f"message {number} of the reply of {name} has no content"
-                return said, 'a message is {"role": "tool", "content": "text"}; "" says nothing'
-            if not _is_message(message):
-                content = _shape(message["content"])
-                said = f"message {number} of the reply of {name} must have text, got {content}"
-                return said, "json.dumps(value) makes a text of it"
-    said = f"{name} must reply with a str or a list of messages, got {_shape(reply)}"
-    if isinstance(reply, dict) and "role" in reply:
-        return said, "a single message needs a list around it: return self, [message]"
-    if isinstance(reply, dict | list):
-        return said, (
-            "json.dumps(observation) makes a text of it; a message is "
-            '{"role": "user", "content": "text"}'
-        )
-    return said, "return (self, text), or a list of messages"
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and is_text(message.get("content"))
-    )
-
-
-def _is_block(value: Any) -> bool:
-    return isinstance(value, dict) and "type" in value and "role" not in value
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}: {[type(v).__name__ for v in value]}"
-    try:
-        return f"{type(value).__name__}: {str(value)[:80]!r}"
-    except BaseException:  # its `__str__` is foreign code
-        return type(value).__name__
+def _forget(address: int) -> None:
+    if (calls := _LENT.pop(address, None)) is not None:
+        calls.give_back()

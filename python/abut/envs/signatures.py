@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from abut.envs.foreign import env_attribute, place_of
+from abut.envs.foreign import place_of
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask, is_pool
 from abut.errors import text_of
 
@@ -22,14 +22,12 @@ class UnplayableRow(ValueError):
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def accepted_keywords(env: Any, columns: Mapping[str, Any], episode_seed: int) -> dict[str, Any]:
-    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names.
-
-    Raises:
-        EnvError: the env cannot say.
-    """
+def accepted_keywords(
+    reset: Callable[..., Any], columns: Mapping[str, Any], episode_seed: int
+) -> dict[str, Any]:
+    """Return what `reset` takes besides the seed: columns and `episode_seed` that it names."""
     columns = {name: value for name, value in columns.items() if name != "seed"}
-    return accepted_by(env_attribute(env, "reset"), columns, episode_seed)
+    return accepted_by(reset, columns, episode_seed)
 
 
 def accepted_by(

@@ -1,4 +1,4 @@
-"""One attempt at a rollout: an environment, a conversation, and the turns between them.
+"""A rollout: attempts until one succeeds, each with an environment, a conversation and turns.
 
 Messages are written on the thread of a synchronous environment, so that a turn crosses over to it
 once and comes back once. For an asynchronous environment the loop of the batch writes them where
@@ -8,6 +8,7 @@ does, because every rollout waits for that loop.
 An attempt that timed out is dropped whole, so nobody sees what its thread still does to it.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,15 +19,20 @@ from abut.concurrency.threads import THREADS
 from abut.envs.foreign import placed
 from abut.envs.source import task_envs
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, SamplerError, TemplateError, TrajectoryError
+from abut.errors import EnvError, SamplerError, TemplateError, TokenizerError, TrajectoryError
 from abut.messages import Message, container_copy
 from abut.rollout.batch import Batch
 from abut.rollout.conversation import Allowance
 from abut.rollout.live_env import Answer, LiveEnv
+from abut.rollout.player import AnyEpisode, player_of
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
 T = TypeVar("T")
+
+
+# The errors of one rollout. Any other is the sampler's failure or a defect, and ends the batch.
+_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
 
 
 class Episode:
@@ -45,6 +51,7 @@ class Episode:
             task.index,
             messages=talk.messages,
             seams=talk.seams,
+            tools=() if (made := task_envs(task)) is None else made.tools,
             control_spellings=talk.control_spellings,
         )
 
@@ -243,8 +250,6 @@ class Episode:
 
     def _finish(self) -> Rollout:
         rollout, trajectory = self.rollout, self._conversation.trajectory
-        made = task_envs(self._task)
-        rollout.tools = () if made is None else made.tools
         if rollout.sampled_tokens:
             rollout.columns = trajectory.columns()
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
@@ -274,6 +279,76 @@ class Episode:
             raise placed(slow, self._env.where(what)) from None
         finally:
             slots.give()
+
+
+async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
+    """Play one rollout: whole episodes until one succeeds or the retries are used up."""
+    began = time.monotonic()
+    errors: list[str] = []
+    traces: list[str] = []
+    number, left = 0, batch.config.retries
+    while True:
+        episode = _episode(batch, task, number)
+        try:
+            rollout, may_pass = await _attempt(batch, episode, number)
+        finally:
+            episode.end()
+        if rollout.error is not None:
+            errors.append(rollout.error)
+            traces += rollout.attempt_tracebacks
+        rollout.attempts, rollout.attempt_errors = number + 1, errors
+        rollout.attempt_tracebacks = traces
+        rollout.seconds = time.monotonic() - began
+        if not rollout.failed or not may_pass:
+            break
+        number += 1
+        if episode.may_have_clashed:
+            # Its class takes turns from now on, or has another loop, so this happens once.
+            continue
+        if not left:
+            break
+        left -= 1
+    if rollout.failed and batch.config.on_failure == "zero":
+        rollout.reward = 0.0
+    return rollout
+
+
+def _episode(batch: Batch, task: RolloutTask, number: int) -> AnyEpisode:
+    if (player := player_of(task)) is not None:
+        return player.episode(batch, task, number)
+    return Episode(batch, task, number)
+
+
+async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Rollout, bool]:
+    """Play one episode; return its rollout, failed or not, and whether a retry may succeed."""
+    with batch.attempts.plays(episode.request_id) as attempt:
+        limit_s = batch.config.rollout_timeout_s
+        try:
+            async with TimeLimit(limit_s, episode.spared_s) as deadline:
+                return await episode.run(deadline), True
+        except _ROLLOUT_ERRORS as error:
+            may_pass = not isinstance(error, EnvError) or error.may_pass
+            return _failed(batch, episode, number, error), may_pass
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            slow = EnvError(f"the rollout took longer than rollout_timeout_s={limit_s:g}")
+            return _failed(batch, episode, number, placed(slow, episode.where())), True
+        except asyncio.CancelledError:
+            # `update` cancels a stale attempt. If the batch ends in the same moment, it has
+            # cancelled this task a second time, and then the batch must win.
+            if not attempt.is_stale or attempt.task.uncancel():
+                raise
+            stale = episode.as_failed("")
+            stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
+            return stale, True
+
+
+def _failed(batch: Batch, episode: AnyEpisode, number: int, error: Exception) -> Rollout:
+    text, trace = batch.failures.note(error, episode.rollout.rollout_id, number)
+    rollout = episode.as_failed(text)
+    rollout.attempt_tracebacks = [trace]
+    return rollout
 
 
 def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:

@@ -21,18 +21,16 @@ from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs import guarded
 from abut.envs.env import Reply
-from abut.envs.foreign import (
-    close_env,
+from abut.envs.foreign import close_env, place_of, placed, queue_of, stands_at
+from abut.envs.guarded import (
+    EnvState,
+    GuardedEnv,
     is_async,
     is_surely_async,
     lend_env,
     make_env,
     own_loop,
-    place_of,
-    placed,
-    stands_at,
 )
-from abut.envs.guarded import EnvState, GuardedEnv, queue_of
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError, TemplateError
 from abut.messages import Message

@@ -1,11 +1,5 @@
-"""From a task to its rollout: what plays it, and attempts until one succeeds.
+"""Players of rollouts in the place of an environment: agents, which run their own loop."""
 
-An environment's rollout is played by an `Episode`. An agent runs its own loop, so an `AgentPlayer`
-plays its rollouts, in the place of an environment.
-"""
-
-import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -13,15 +7,9 @@ from typing import Protocol, TypeAlias
 
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop import LoopTasks
-from abut.envs.foreign import placed
 from abut.envs.task import RolloutPlayer, RolloutTask
-from abut.errors import EnvError, TemplateError, TokenizerError
 from abut.rollout.batch import Batch
-from abut.rollout.episode import Episode
-from abut.rollout.rollout import Rollout, StopReason
-
-# The errors of one rollout. Any other is the sampler's failure or a defect, and ends the batch.
-_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
+from abut.rollout.rollout import Rollout
 
 Played: TypeAlias = Sequence[tuple[RolloutTask, Rollout]]
 """The rollouts of a group, in the order of its tasks."""
@@ -129,73 +117,3 @@ def loop_of_players(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
         if player is not None and (loop := player.loop()) is not None:
             return loop
     return None
-
-
-async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
-    """Play one rollout: whole episodes until one succeeds or the retries are used up."""
-    began = time.monotonic()
-    errors: list[str] = []
-    traces: list[str] = []
-    number, left = 0, batch.config.retries
-    while True:
-        episode = _episode(batch, task, number)
-        try:
-            rollout, may_pass = await _attempt(batch, episode, number)
-        finally:
-            episode.end()
-        if rollout.error is not None:
-            errors.append(rollout.error)
-            traces += rollout.attempt_tracebacks
-        rollout.attempts, rollout.attempt_errors = number + 1, errors
-        rollout.attempt_tracebacks = traces
-        rollout.seconds = time.monotonic() - began
-        if not rollout.failed or not may_pass:
-            break
-        number += 1
-        if episode.may_have_clashed:
-            # Its class takes turns from now on, or has another loop, so this happens once.
-            continue
-        if not left:
-            break
-        left -= 1
-    if rollout.failed and batch.config.on_failure == "zero":
-        rollout.reward = 0.0
-    return rollout
-
-
-def _episode(batch: Batch, task: RolloutTask, number: int) -> AnyEpisode:
-    if (player := player_of(task)) is not None:
-        return player.episode(batch, task, number)
-    return Episode(batch, task, number)
-
-
-async def _attempt(batch: Batch, episode: AnyEpisode, number: int) -> tuple[Rollout, bool]:
-    """Play one episode; return its rollout, failed or not, and whether a retry may succeed."""
-    with batch.attempts.plays(episode.request_id) as attempt:
-        limit_s = batch.config.rollout_timeout_s
-        try:
-            async with TimeLimit(limit_s, episode.spared_s) as deadline:
-                return await episode.run(deadline), True
-        except _ROLLOUT_ERRORS as error:
-            may_pass = not isinstance(error, EnvError) or error.may_pass
-            return _failed(batch, episode, number, error), may_pass
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            slow = EnvError(f"the rollout took longer than rollout_timeout_s={limit_s:g}")
-            return _failed(batch, episode, number, placed(slow, episode.where())), True
-        except asyncio.CancelledError:
-            # `update` cancels a stale attempt. If the batch ends in the same moment, it has
-            # cancelled this task a second time, and then the batch must win.
-            if not attempt.is_stale or attempt.task.uncancel():
-                raise
-            stale = episode.as_failed("")
-            stale.stop_reason, stale.error, stale.reward = StopReason.STALE, None, None
-            return stale, True
-
-
-def _failed(batch: Batch, episode: AnyEpisode, number: int, error: Exception) -> Rollout:
-    text, trace = batch.failures.note(error, episode.rollout.rollout_id, number)
-    rollout = episode.as_failed(text)
-    rollout.attempt_tracebacks = [trace]
-    return rollout

@@ -16,7 +16,8 @@ from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError
 from abut.rollout.batch import Batch
-from abut.rollout.player import OpenPlayers, Played, play_rollout
+from abut.rollout.episode import play_rollout
+from abut.rollout.player import OpenPlayers, Played
 from abut.rollout.rollout import Rollout
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
