@@ -91,21 +91,21 @@ def test_equal_fields_are_read_once_and_say_the_same() -> None:
     asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
     body, known = read(json.dumps(asked).encode())
     assert known is not None
-    assert known.noted is None
-    first = known.noted = CHAT.read(body)
+    assert known.request is None
+    first = known.request = CHAT.read(body)
     longer, beginning = asked, known
     for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}, user):
         longer = {**asked, "messages": [*longer["messages"], added]}
         body, beginning = read(json.dumps(longer).encode(), beginning)
         assert beginning is not None
-        assert len(beginning.noted.messages) == len(longer["messages"]) - 1
-        again = beginning.noted = CHAT.read(body, beginning.noted)
+        assert len(beginning.request.messages) == len(longer["messages"]) - 1
+        again = beginning.request = CHAT.read(body, beginning.request)
         assert again == CHAT.read(longer)
         assert again.frame == CHAT.read(longer).frame
         assert again.tools is first.tools
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
-    assert other.noted is None
+    assert other.request is None
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'

@@ -9,7 +9,7 @@ from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import histories
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
-from abut.gateway.ledger.histories import Histories, who_goes_on
+from abut.gateway.ledger.histories import Histories, find_open_ends
 from abut.gateway.ledger.matching import BranchEntry, History
 from abut.gateway.ledger.writer import Writer
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
@@ -87,7 +87,7 @@ def test_the_index_finds_the_longest_history_that_there_is(seed: int) -> None:
         request = a_request(messages)
         best = find_continuation(branches, frame, History(messages), CHAT)
         turns = 0 if best is None else best.found.turns
-        found = who_goes_on(histories, request)
+        found = find_open_ends(histories, request)
         theirs = find_continuation([s.branch for s in found], frame, History(messages), CHAT)
         assert (0 if theirs is None else theirs.found.turns) == turns
 
@@ -110,7 +110,7 @@ def test_a_request_is_compared_with_its_own_rollout_among_hundreds(
     claimed = []
     for _ in range(3 if equal else 1):
         compared.clear()
-        (spot,) = who_goes_on(histories, a_request(request.messages))
+        (spot,) = find_open_ends(histories, a_request(request.messages))
         assert len(compared) == 1
         claim = a_request(request.messages)
         histories.claim(claim, spot)
@@ -122,12 +122,12 @@ def test_a_spot_that_was_claimed_in_vain_is_free_again() -> None:
     histories, request = Histories(), a_request([])
     told(histories, a_branch(1)[:-1], request.frame)
     first, second = a_request(as_sent(a_branch(1))), a_request(as_sent(a_branch(1)))
-    (spot,) = who_goes_on(histories, first)
+    (spot,) = find_open_ends(histories, first)
     histories.claim(first, spot)
     assert not spot.is_free
     histories.settled(first)
     assert spot.is_free
-    assert who_goes_on(histories, second) == [spot]
+    assert find_open_ends(histories, second) == [spot]
 
 
 def test_nothing_is_left_of_rollouts_that_ended() -> None:

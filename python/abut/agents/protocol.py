@@ -33,7 +33,7 @@ class Endpoint:
     api_key: str = field(repr=False)
     model: str
     rollout_id: str
-    counted: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+    _count_calls: Callable[[], int] | None = field(default=None, repr=False, compare=False)
 
     @property
     def calls(self) -> int:
@@ -42,12 +42,12 @@ class Endpoint:
         Raises:
             RuntimeError: this is another process.
         """
-        if self.counted is None:
+        if self._count_calls is None:
             raise RuntimeError(
                 "Endpoint.calls is counted in the gateway's process\n"
                 "hint: read it there, before or after the agent asks from elsewhere"
             )
-        return self.counted()
+        return self._count_calls()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For other processes, which can ask and not count."""

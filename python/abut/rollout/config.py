@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-_ENV_TURNS = 8
+_DEFAULT_ENV_TURNS = 8
 
 
 def _help(default: Any, text: str) -> Any:
@@ -91,7 +91,7 @@ class RolloutConfig:
     @property
     def max_env_turns(self) -> int:
         """Turns of one rollout with an environment."""
-        return _ENV_TURNS if self.max_turns is None else self.max_turns
+        return _DEFAULT_ENV_TURNS if self.max_turns is None else self.max_turns
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

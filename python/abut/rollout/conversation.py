@@ -57,7 +57,7 @@ class Allowance(NamedTuple):
     """The limit that would end the conversation."""
 
 
-class Written(NamedTuple):
+class WrittenParts(NamedTuple):
     """Parts that were written, and the seam before them."""
 
     parts: list[Part]
@@ -157,7 +157,7 @@ class Conversation:
                         count = self.control_spellings.get(token, 0)
                         self.control_spellings[token] = count + 1
 
-    def open(self, messages: Sequence[Message] = ()) -> Written:
+    def open(self, messages: Sequence[Message] = ()) -> WrittenParts:
         """Write the prompt: the messages so far.
 
         Raises:
@@ -243,7 +243,7 @@ class Conversation:
         """Return the part of a turn that its environment gets: all but its thinking."""
         return self._processor.parse_agent_output(turn.text)[1]
 
-    def reply(self, messages: Sequence[Message] = ()) -> Written:
+    def reply(self, messages: Sequence[Message] = ()) -> WrittenParts:
         """Write the answer to the policy's last turn: what is missing at its end, and messages.
 
         Messages that were only noted since that turn are written first.
@@ -262,7 +262,7 @@ class Conversation:
         self._written = len(self.messages)
         return self._write(increment, "env")
 
-    def end_turn(self, messages: Sequence[Message]) -> Written | None:
+    def end_turn(self, messages: Sequence[Message]) -> WrittenParts | None:
         """Write what is missing at the end of the last turn before `messages`; None if nothing is.
 
         The end is missing if the turn was cut by length, or ended on another stop token than the
@@ -271,7 +271,7 @@ class Conversation:
         closing = self._closing(messages)
         return self._write(closing, "close") if closing else None
 
-    def say(self, messages: Sequence[Message]) -> Written:
+    def say(self, messages: Sequence[Message]) -> WrittenParts:
         """Write messages behind an ended turn, with the prompt for the next one.
 
         Unlike `reply`, it does not keep them in `messages`.
@@ -348,9 +348,11 @@ class Conversation:
         whole = sampled_text(self._tokenizer, ids)
         return whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text
 
-    def _write(self, parts: list[Part], provenance: Literal["prompt", "env", "close"]) -> Written:
+    def _write(
+        self, parts: list[Part], provenance: Literal["prompt", "env", "close"]
+    ) -> WrittenParts:
         seam = self.trajectory.append_parts(parts, provenance=provenance)
-        return Written(parts, self._add_seam(seam))
+        return WrittenParts(parts, self._add_seam(seam))
 
     def _add_seam(self, seam: Seam) -> Seam:
         self.seams.append((seam.kind, seam.exact))

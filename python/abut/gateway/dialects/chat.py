@@ -35,7 +35,7 @@ _ANSWER_FORMS = (
     "guided_choice",
     "guided_grammar",
 )
-_READ = frozenset(
+_FIELDS = frozenset(
     {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stop"}
     | {"max_completion_tokens", "stream", "stream_options", "logprobs", "top_logprobs", "n"}
     | {"return_token_ids", "return_tokens_as_token_ids", "chat_template_kwargs", "rollout_id"}
@@ -113,7 +113,7 @@ class Chat(ChatRewrites):
             token_names=names,
             template_kwargs=variables,
             sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
-            ignored=sorted(key for key in body if key not in _READ and body[key] is not None),
+            ignored=sorted(key for key in body if key not in _FIELDS and body[key] is not None),
             unmet=unmet,
             model=_text(body, "model") or "",
             rollout_id=_text(body, "rollout_id"),

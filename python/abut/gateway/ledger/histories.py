@@ -214,14 +214,14 @@ def _file(open_end: OpenEnd) -> None:
     into[open_end] = None
 
 
-def who_repeats(histories: Histories, digest: bytes, retried: bool) -> Sequence[Ledger]:
+def find_repeated(histories: Histories, digest: bytes, retried: bool) -> Sequence[Ledger]:
     """Return the rollouts that a repeated request fits best; none if it is new."""
     fits = [(one.fits_again(digest, retried), one) for one in histories.with_digest(digest)]
     best = max((fit for fit, _ in fits), default=0)
     return [ledger for fit, ledger in fits if fit == best] if best else []
 
 
-def who_goes_on(
+def find_open_ends(
     histories: Histories, request: AgentRequest, most: int | None = 1
 ) -> Sequence[OpenEnd]:
     """Return the ends that a request may go on from: of the longest histories, the free ones.

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import text_of
-from abut.gateway.ledger.histories import Histories, OpenEnd, who_goes_on, who_repeats
+from abut.gateway.ledger.histories import Histories, OpenEnd, find_open_ends, find_repeated
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.policy import Policy
 from abut.gateway.ledger.refusal import Refusal, not_answered
@@ -137,9 +137,9 @@ class Unnamed:
         self, request: AgentRequest, digest: bytes, retried: bool
     ) -> dict[Ledger, OpenEnd | None]:
         """Return the rollouts that a request may belong to, and the ends that it may go on from."""
-        if again := who_repeats(self._histories, digest, retried):
+        if again := find_repeated(self._histories, digest, retried):
             return dict.fromkeys(again)
-        if open_ends := who_goes_on(self._histories, request, most=None):
+        if open_ends := find_open_ends(self._histories, request, most=None):
             return {open_end.ledger: open_end for open_end in open_ends}
         return dict.fromkeys(self._beginning(request) or self._quoted(request))
 

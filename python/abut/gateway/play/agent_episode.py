@@ -77,7 +77,7 @@ class AgentEpisode:
         self._policy.clock = clock
         clock.on_over(self._time_is_over, _GRACE_S)
         endpoint = dataclasses.replace(
-            self._gateway.endpoint(self._id), counted=lambda: self.ledger.answered_calls
+            self._gateway.endpoint(self._id), _count_calls=lambda: self.ledger.answered_calls
         )
         if is_pool(self._agent):
             with clock.paused():  # the pool is busy with other rollouts

@@ -202,11 +202,11 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
-        chat = registry.chat.read(body, None if beginning is None else beginning.noted)
+        chat = registry.chat.read(body, None if beginning is None else beginning.request)
         digest, retried = content.digest(beginning), _is_retry(request)
         ledger = await registry.ledger_of(rollout_id, chat, digest, retried=retried)
         if beginning is not None:
-            beginning.noted = chat
+            beginning.request = chat
             if named == ledger.rollout_id:
                 registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.

@@ -52,7 +52,7 @@ class Beginning:
         digest: of these bytes; the next body continues a copy.
         messages: at least one.
         fields: all other fields of the body.
-        noted: the request that was read from this body. Before it is read: the request of an
+        request: the request that was read from this body. Before it is read: the request of an
             earlier body with the same fields, whose messages are the first of these, if any.
     """
 
@@ -61,7 +61,7 @@ class Beginning:
     digest: "hashlib._Hash"  # SHA-256: processors have instructions for it
     messages: list[Message]
     fields: Fields
-    noted: Any = None
+    request: Any = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -228,8 +228,8 @@ def _read(body: Body) -> Beginning | None:
     pieces = (*before, piece)
     if len(pieces) > _MOST_PIECES:
         pieces = (b"".join(pieces),)
-    noted = known.noted if known is not None and fields is known.fields else None
-    return Beginning(pieces, end_before + len(piece), digest, messages, fields, noted)
+    request = known.request if known is not None and fields is known.fields else None
+    return Beginning(pieces, end_before + len(piece), digest, messages, fields, request)
 
 
 def _head(text: str) -> tuple[dict[str, Any] | None, int]:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
 _START_S = 30.0
-_FILES = 65536
+_OPEN_FILES = 65536
 _CLOSE_S = 2.0
 
 
@@ -167,8 +167,8 @@ class Gateway:
         """Return the endpoint of a rollout; without a trainer its first request opens it."""
         base_url = f"{self._url}/r/{rollout_id}/v1"
         key, standalone = self.registry.key_of(rollout_id), self.registry.standalone
-        counted = None if standalone is None else functools.partial(standalone.answered, rollout_id)
-        return Endpoint(base_url, key, MODEL, rollout_id, counted)
+        count = None if standalone is None else functools.partial(standalone.answered, rollout_id)
+        return Endpoint(base_url, key, MODEL, rollout_id, count)
 
     def end(
         self,
@@ -272,7 +272,7 @@ class Gateway:
             if registry.standalone is not None:
                 loop.submit(registry.standalone.stop).result()
             for ledger in list(registry.ledgers.values()):
-                loop.submit(_ends(ledger)).result(_CLOSE_S)
+                loop.submit(functools.partial(_end, ledger)).result(_CLOSE_S)
             loop.submit(listening.cleanup).result(_START_S)
             loop.end(_CLOSE_S)
             registry.loop = None
@@ -298,7 +298,7 @@ def _allow_more_files() -> None:
     except ImportError:  # Windows
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     with suppress(ValueError, OSError):
@@ -311,8 +311,5 @@ def key_is_given() -> bool:
     return bool(os.environ.get(KEY_VARIABLE))
 
 
-def _ends(ledger: Ledger) -> Any:
-    async def end() -> None:
-        ledger.end("the gateway has stopped")
-
-    return end
+async def _end(ledger: Ledger) -> None:
+    ledger.end("the gateway has stopped")

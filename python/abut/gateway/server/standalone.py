@@ -21,7 +21,7 @@ from typing import Any
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import THREADS
 from abut.gateway.ledger.agent_call import AgentRequest
-from abut.gateway.ledger.histories import Histories, who_goes_on, who_repeats
+from abut.gateway.ledger.histories import Histories, find_open_ends, find_repeated
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal, context_full, ended
 from abut.gateway.ledger.row import fill
@@ -231,9 +231,9 @@ class Standalone:
         Among agents with equal histories any rollout will do, but no two requests may get the same
         one, so it is claimed here, before anything is awaited.
         """
-        if again := who_repeats(self._histories, digest, retried):
+        if again := find_repeated(self._histories, digest, retried):
             return again[0]
-        open_ends = who_goes_on(self._histories, request)
+        open_ends = find_open_ends(self._histories, request)
         if not open_ends:
             return None
         self._histories.claim(request, open_ends[0])

@@ -50,7 +50,7 @@ class RolloutBuffer(queue.Queue[Any]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Event | None = None
 
-    def belongs_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
+    def set_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Set the loop that pushes; None after the last push."""
         self._loop, self._room = loop, asyncio.Event()
 

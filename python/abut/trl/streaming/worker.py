@@ -288,7 +288,7 @@ class RolloutWorker:
             try:
                 engine.stream(stream)
             finally:
-                self.rollout_buffer.belongs_to(None)
+                self.rollout_buffer.set_loop(None)
                 if self._records is not None:
                     self._records.close()
         except BaseException as error:  # check_health raises it
@@ -333,7 +333,7 @@ class RolloutWorker:
         at_once = _at_once(args)
 
         async def begin() -> None:
-            self.rollout_buffer.belongs_to(asyncio.get_running_loop())
+            self.rollout_buffer.set_loop(asyncio.get_running_loop())
             await delivery.push_restored()
 
         stream = Stream(
