@@ -1,0 +1,296 @@
+"""Credit by turn: rewards of turns and conversations become advantages of turns.
+
+Invariant: every rank computes the same advantages from the same rollouts, those of all ranks.
+
+A conversation's *path* is its turns from the first one on, those before a fork among them. Only its
+*own* turns, those behind the fork, are trained in its row.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from abut.trl.returns import Floats, PathReturns, Scale, compared, path_of
+
+_SHAPE = (
+    "hint: return [rollout][conversation, the main one first][own turn], each a finite number, or "
+    "one for each of its sampled tokens"
+)
+
+
+@dataclass(frozen=True)
+class ScoredTurn:
+    """A turn of a conversation.
+
+    Attributes:
+        tokens: how many were sampled.
+        reward: what this turn alone was paid; None: nothing.
+    """
+
+    tokens: int
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class ScoredConversation:
+    """A conversation that is a row.
+
+    Attributes:
+        name: that its calls had; None without one.
+        reward: its own; None: it has none, and shares that of the rollout.
+        turns: its own ones, which are trained in its row.
+        before: the rewards of the turns before them on its path; empty if it is not a fork.
+    """
+
+    name: str | None
+    reward: float | None
+    turns: Sequence[ScoredTurn]
+    before: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout of a group, after the reward functions.
+
+    Attributes:
+        rollout_id: as in `abut.Rollout`.
+        reward: the sum over the reward functions, as the trainer weighs them; None: no score.
+        advantage: the trainer's own.
+        conversations: those that are rows, the main one first.
+    """
+
+    rollout_id: str
+    reward: float | None
+    advantage: float
+    conversations: Sequence[ScoredConversation]
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Credit by discounted returns: a turn answers for what was paid from there on.
+
+    A turn's advantage is its return less the mean return of the other rollouts of its group at the
+    same turn, or at their last one if they ended earlier. The rewards of turns divide a
+    conversation's reward: what no turn was paid is paid at the last one. Where everything is paid
+    there and `discount` is 1, each turn gets the advantage that TRL gives the rollout.
+
+    Attributes:
+        discount: a reward counts this much less for each turn that lies between; 0 to 1.
+    """
+
+    discount: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a discount that is none.
+
+        Raises:
+            ValueError: it is not between 0 and 1.
+        """
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"Returns(discount={self.discount!r}): must be between 0 and 1")
+
+
+CreditFunction: TypeAlias = Callable[[Sequence[ScoredRollout]], Sequence[Sequence[Sequence[Any]]]]
+"""Gets a group, returns `[rollout][conversation][own turn]`: a number, or `(tokens,)` floats."""
+
+Credit: TypeAlias = Returns | CreditFunction | None
+
+
+@dataclass(frozen=True)
+class Credited:
+    """The advantages of a batch.
+
+    Attributes:
+        advantages: `[rollout][conversation][own turn]`: a number, or `(tokens,)` float64.
+        alone: for each rollout, whether one of its conversations has the advantage 0 because no
+            other rollout of the group has a reward to compare with.
+    """
+
+    advantages: list[list[list[float | Floats]]]
+    alone: list[bool]
+
+
+def checked_credit(credit: Any) -> Credit:
+    """Return the argument `credit`.
+
+    Raises:
+        TypeError: it is none of what it may be.
+    """
+    if credit is None or isinstance(credit, Returns):
+        return credit
+    if credit is Returns:
+        raise TypeError("credit=Returns is the class\nhint: credit=Returns()")
+    if not callable(credit):
+        raise TypeError(
+            f"credit={credit!r}: must be None, Returns(discount=…) or a function that gets a group "
+            "of rollouts and returns the advantages of their turns"
+        )
+    return credit  # type: ignore[no-any-return]
+
+
+def credited(
+    credit: Credit,
+    rollouts: Sequence[ScoredRollout],
+    *,
+    num_generations: int,
+    scale_rewards: Scale,
+) -> Credited:
+    """Return the advantages of a batch, the same on every rank.
+
+    A conversation with a reward of its own is judged by that alone, whatever `credit` is: all its
+    turns have one advantage, against the conversations of that name in the other rollouts of the
+    group that have a reward of their own too.
+
+    Args:
+        credit: None: the trainer's advantage for each turn.
+        rollouts: of all ranks, in TRL's order.
+        num_generations: how many of them, one behind the other, are a group.
+        scale_rewards: TRL's: what differences are divided by, the standard deviation of their group
+            or of the batch, or nothing.
+
+    Raises:
+        ValueError: a reward is not finite, or what `credit` returned has another shape or is not
+            finite; names rollout and conversation.
+        Exception: what `credit` raises.
+    """
+    _check_rewards(rollouts)
+    advantages: list[list[list[float | Floats]]] = [
+        [[r.advantage] * len(c.turns) for c in r.conversations] for r in rollouts
+    ]
+    if credit is not None and not isinstance(credit, Returns):
+        for start in range(0, len(rollouts), num_generations):
+            group = rollouts[start : start + num_generations]
+            advantages[start : start + num_generations] = _checked(credit(group), group)
+    paths: dict[tuple[bool, str | None], list[PathReturns]] = defaultdict(list)
+    for place, conversation in _places(rollouts):
+        path = _path(credit, place, conversation, rollouts[place[0]].reward, num_generations)
+        if path is not None:
+            paths[conversation.reward is not None, conversation.name].append(path)
+        elif rollouts[place[0]].reward is None:
+            advantages[place[0]][place[1]] = [0.0] * len(conversation.turns)
+    alone = [False] * len(rollouts)
+    for of_name in paths.values():
+        for path, of_turns, is_alone in compared(of_name, scale_rewards):
+            k, j = path.place
+            # One number where all turns of the conversation share its return.
+            shape = len(rollouts[k].conversations[j].turns)
+            advantages[k][j] = np.broadcast_to(of_turns, shape).tolist()
+            alone[k] |= is_alone
+    return Credited(advantages, alone)
+
+
+def _path(
+    credit: Credit,
+    place: tuple[int, int],
+    conversation: ScoredConversation,
+    of_rollout: float | None,
+    num_generations: int,
+) -> PathReturns | None:
+    """Return the path that decides a conversation's advantages; None: no path does."""
+    group = place[0] // num_generations
+    if conversation.reward is not None:
+        return path_of(place, group, conversation.reward)
+    if of_rollout is None or not isinstance(credit, Returns):
+        return None
+    return path_of(
+        place,
+        group,
+        of_rollout,
+        of_turns=[*conversation.before, *(turn.reward for turn in conversation.turns)],
+        before=len(conversation.before),
+        discount=credit.discount,
+    )
+
+
+def token_advantages(turns: Sequence[ScoredTurn], advantages: Sequence[float | Floats]) -> Floats:
+    """Return `(sampled tokens of all turns,)`, in order: the advantage of each token."""
+    of_turns = [
+        np.broadcast_to(np.asarray(advantage, np.float64), turn.tokens)
+        for turn, advantage in zip(turns, advantages, strict=True)
+    ]
+    return np.concatenate(of_turns) if of_turns else np.zeros(0)
+
+
+def _places(
+    rollouts: Sequence[ScoredRollout],
+) -> Iterable[tuple[tuple[int, int], ScoredConversation]]:
+    for k, rollout in enumerate(rollouts):
+        for j, conversation in enumerate(rollout.conversations):
+            yield (k, j), conversation
+
+
+def _check_rewards(rollouts: Sequence[ScoredRollout]) -> None:
+    for place, conversation in _places(rollouts):
+        rollout = rollouts[place[0]]
+        of_turns = [*conversation.before, *(turn.reward for turn in conversation.turns)]
+        named = [
+            ("the reward", rollout.reward),
+            ("the conversation's reward", conversation.reward),
+            *((f"the reward of turn {k}", reward) for k, reward in enumerate(of_turns)),
+        ]
+        for what, reward in named:
+            if reward is not None and not math.isfinite(reward):
+                where = _where(rollout, place[1])
+                raise ValueError(
+                    f"{where}: {what} is {reward}\nhint: give None where there is no score"
+                )
+
+
+def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[float | Floats]]]:
+    """Return what a function returned for a group, as lists of numbers and arrays.
+
+    Raises:
+        ValueError: it has another shape, or a number is not finite.
+    """
+    _check_count(returned, len(group), "credit", "rollout of the group")
+    found: list[list[list[float | Floats]]] = []
+    for rollout, of_rollout in zip(group, returned, strict=True):
+        what = f"credit for rollout {rollout.rollout_id!r}"
+        _check_count(of_rollout, len(rollout.conversations), what, "conversation")
+        found.append([])
+        for j, conversation in enumerate(rollout.conversations):
+            what = f"credit for {_where(rollout, j)}"
+            _check_count(of_rollout[j], len(conversation.turns), what, "turn of its own")
+            of_turns = [
+                _checked_turn(value, turn, f"{what}, turn {k}")
+                for k, (value, turn) in enumerate(
+                    zip(of_rollout[j], conversation.turns, strict=True)
+                )
+            ]
+            found[-1].append(of_turns)
+    return found
+
+
+def _check_count(returned: Any, count: int, what: str, of_each: str) -> None:
+    try:
+        found = str(len(returned))
+    except TypeError:
+        found = f"a {type(returned).__name__}"
+    if found != str(count):
+        raise ValueError(
+            f"{what}: expected a value for each {of_each}, {count} in all, not {found}\n{_SHAPE}"
+        )
+
+
+def _checked_turn(value: Any, turn: ScoredTurn, what: str) -> float | Floats:
+    try:
+        numbers = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what}: {value!r} is not a number\n{_SHAPE}") from None
+    if numbers.shape not in ((), (turn.tokens,)):
+        raise ValueError(
+            f"{what}: shape {numbers.shape} for {turn.tokens} sampled tokens\n{_SHAPE}"
+        )
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{what}: {value!r} is not finite\n{_SHAPE}")
+    return numbers if numbers.ndim else float(numbers)
+
+
+def _where(rollout: ScoredRollout, conversation: int) -> str:
+    name = rollout.conversations[conversation].name
+    of_name = "" if name is None else f" ({name!r})"
+    return f"rollout {rollout.rollout_id!r}, conversation {conversation}{of_name}"
