@@ -49,7 +49,7 @@ def test_the_tree_is_complete() -> None:
     ("setting", "text"),
     [
         ({"max_turns": 0}, "max_turns=0: must be at least 1, or None"),
-        ({"branch": "first"}, "branch='first': must be 'longest' or 'last'"),
+        ({"branch": "first"}, "branch='first': must be 'all', 'longest', 'last', 'random' or None"),
         ({"max_env_steps": 0}, "max_env_steps=0: must be at least 1"),
         ({"max_requests": 0}, "max_requests=0: must be at least 1"),
         ({"max_turn_tokens": 0}, "max_turn_tokens=0: must be at least 1, or None"),
@@ -90,7 +90,7 @@ def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
         "max_rollouts": None,
         "max_env_steps": 64,
         "max_requests": 256,
-        "branch": "longest",
+        "branch": None,
         "seed": 0,
     }
 

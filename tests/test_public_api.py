@@ -106,7 +106,6 @@ Endpoint
   api_key
   model
   rollout_id
-  counted = None
   calls
 Env (protocol)
   alive
@@ -171,7 +170,7 @@ RolloutConfig
   max_rollouts = None
   max_env_steps = 64
   max_requests = 256
-  branch = 'longest'
+  branch = None
   seed = 0
   max_env_turns
 RolloutError(AbutError, RuntimeError)
@@ -417,7 +416,7 @@ trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None, gateway=None)
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
 reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
-recorder=None, gateway=None)
+recorder=None, gateway=None, credit=None)
 trl.scored_only(reward_func)
 trl_env.RolloutDecoder (protocol)
   generate(input_ids)
@@ -533,7 +532,8 @@ def describe(name: str, value: Any) -> list[str]:
         return [name, *(f"  {member.name} = {member.value!r}" for member in value)]
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     lines = [name if fields else name + constructor(value)]
-    lines += [f"  {field.name}{default(field)}" for field in fields]
+    shown = [field for field in fields if not field.name.startswith("_")]
+    lines += [f"  {field.name}{default(field)}" for field in shown]
     members = {*vars(value), *getattr(value, "__annotations__", {})} - {f.name for f in fields}
     public = sorted(member for member in members if not member.startswith("_"))
     return lines + [f"  {member}{method(value, member)}" for member in public]

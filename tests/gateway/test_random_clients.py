@@ -15,7 +15,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from abut.gateway.dialects import chat_rewrites
-from abut.gateway.ledger import branch, comparable, ledger, matching
+from abut.gateway.ledger import branch, comparable, ledger, matching, row
 from abut.gateway.ledger.agent_call import Repeats
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.matching import BranchEntry, History
@@ -207,7 +207,12 @@ REST: dict[str, tuple[Any, str, Any]] = {
         "in_own_ids",
         lambda self, history, found: history.messages[found.answered_messages :],
     ),
-    "a sample stands in one row": (random_clients, "others", lambda branches, row: []),
+    "a sample stands in one row": (row, "_others", lambda branches, row, unfollowed: []),
+    "what was followed is not thrown away": (
+        random_clients,
+        "unfollowed_calls",
+        lambda branches: {call for branch in branches for call in branch.calls},
+    ),
 }
 
 

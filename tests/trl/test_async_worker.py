@@ -553,6 +553,12 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         make(reward_funcs=[])
     with pytest.raises(TypeError, match="config must be a RolloutConfig"):
         make(config=3)
+    with pytest.raises(TypeError, match="credit= with the asynchronous worker: AsyncGRPOTrainer "):
+        make(credit=lambda group: group)
+    for branch in ("longest", "last", "random"):
+        with pytest.raises(TypeError, match=rf"branch='{branch}'\) with the asynchronous worker"):
+            make(config=RolloutConfig(branch=branch))  # type: ignore[arg-type]
+    make(config=RolloutConfig(branch="all"))
     assert make()._arguments.config.turn_timeout_s == args.request_timeout
     monkeypatch.setattr("abut.trl.streaming.worker.trl_version", lambda: (1, 10))
     with pytest.raises(MissingExtraError, match=r"make_rollout_worker needs TRL 1\.11 or later"):

@@ -135,6 +135,50 @@ def test_metrics_have_what_branches_cost(run: Any) -> None:
     assert logged[0]["rollout/client_rewrites/text_lost"] == 0.0
 
 
+@agent
+async def plans_and_works(endpoint: Any) -> float:
+    """Two conversations, of one turn and of three."""
+    async with Client(endpoint) as client:
+        await client.ask([user("plan")])
+        messages = [user("work")]
+        for _ in range(3):
+            messages += [await client.ask(messages), user("go on")]
+    return 1.0
+
+
+def run_of(branch: Any, hf_tokenizer: Any, tiny_model: Any, folder: Any, loss_type: str) -> Run:
+    config = RolloutConfig(max_turn_tokens=5, retries=0, branch=branch)
+    options = {"max_steps": 1, "loss_type": loss_type, "logging_steps": 1}
+    make = {"config": config}
+    return Run(hf_tokenizer, tiny_model(), folder, plans_and_works, make=make, **options)
+
+
+@pytest.mark.parametrize(("loss_type", "by_tokens"), [("grpo", True), ("dapo", False)])
+def test_random_rows_are_drawn_as_the_loss_needs_it(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Any, loss_type: str, by_tokens: bool
+) -> None:
+    run = run_of("random", hf_tokenizer, tiny_model, tmp_path, loss_type)
+    run.trainer.train()
+    route = run.rollout_func._tasks.route
+    route.gateway.stop()
+    assert [source.draws_by_tokens for source in route.agents] == [by_tokens]
+    assert set(run.outputs[0]["num_turns"]) == {1, 3}
+    assert run.worst() < 1e-3
+
+
+def test_all_conversations_are_refused_under_trls_own_class(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Any
+) -> None:
+    run = run_of("all", hf_tokenizer, tiny_model, tmp_path, "grpo")
+    with pytest.raises(TypeError) as raised:
+        run.trainer.train()
+    assert str(raised.value) == (
+        "RolloutConfig(branch='all') with TRL's own GRPOTrainer, which takes one row for each "
+        "rollout\nhint: from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before "
+        "train()"
+    )
+
+
 def test_what_writes_conversations_is_refused_beside_agents() -> None:
     with pytest.raises(ValueError, match="system_prompt= with an agent"):
         make_rollout_func(talks, system_prompt="You are …")

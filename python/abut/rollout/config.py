@@ -1,7 +1,9 @@
 """The settings of rollouts: limits and policies."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
+
+BranchChoice: TypeAlias = Literal["all", "longest", "last", "random"]
 
 _DEFAULT_ENV_TURNS = 8
 
@@ -51,10 +53,11 @@ class RolloutConfig:
     max_rollouts: int | None = _help(None, "Rollouts in flight at once. None: all of the batch.")
     max_env_steps: int = _help(64, "Environment calls at once; fewest turns played come first.")
     max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
-    branch: Literal["longest", "last"] = _help(
-        "longest",
-        "Which conversation of an agent becomes the row: the one with the most sampled tokens, or "
-        "the one that the last answered call ended.",
+    branch: BranchChoice | None = _help(  # noqa: RUF009
+        None,
+        "Which conversations of an agent are trained: all of them, or one for each rollout: that "
+        "with the most sampled tokens, that of the last answer, or one drawn with the seed. None: "
+        "all where the trainer takes them, else the longest.",
     )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
@@ -86,7 +89,11 @@ class RolloutConfig:
             "'unscored', 'zero' or 'raise'",
         )
         self._require("reward", self.reward in ("last", "sum"), "'last' or 'sum'")
-        self._require("branch", self.branch in ("longest", "last"), "'longest' or 'last'")
+        self._require(
+            "branch",
+            self.branch is None or self.branch in get_args(BranchChoice),
+            "'all', 'longest', 'last', 'random' or None",
+        )
 
     @property
     def max_env_turns(self) -> int:

@@ -126,7 +126,8 @@ class Engine:
             if on_rollout is not None:
                 for rollout in sorted(ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
-        self._parts.warnings.dropped(played)
+        if self.config.branch != "all":
+            self._parts.warnings.dropped(played)
         return played, batch.failures
 
     def stream(self, stream: Stream) -> None:

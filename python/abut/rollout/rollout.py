@@ -104,6 +104,8 @@ class Branch:
     receive these samples."""
     delivered: bool = True
     """True if the agent received these samples. One that it never received is not its action."""
+    followed: bool = True
+    """False: the agent asked for several samples at this point, and went on from another one."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
     """As `Rollout.versions`, for its columns."""
 

@@ -19,7 +19,7 @@ _NO_ROOM = (StopReason.MAX_COMPLETION_TOKENS, StopReason.MAX_CONTEXT_TOKENS)
 # From so many scored rollouts of a batch on, a share of this size is not chance.
 _MIN_SCORED = 8
 _CUT_FRAC = 0.9
-# More tokens than this share in other branches than the row's are worth a warning.
+# If more of the tokens that could be trained are not, that is worth a warning.
 _DROPPED_FRAC = 0.1
 _WHY_BRANCHES = {
     "repeated": "it asks for several samples at one point",
@@ -27,7 +27,6 @@ _WHY_BRANCHES = {
     "tools": "it asks with other tools, or other variables for the template",
     "new": "it begins other conversations",
     "template": "the template cannot write its messages behind a turn",
-    "undelivered": "it did not wait for the answer",
 }
 # How many rollouts, all alike, make a warning: before the policy has learned, a few may end so.
 _MIN_ALIKE = 32
@@ -117,24 +116,28 @@ class SetupWarnings:
                 )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of tokens that agents have sampled and that are not trained."""
+        """Warn of conversations that train nothing, because each rollout has one row.
+
+        Samples that the agent never received, or threw away for another one, don't count.
+        """
         causes: Counter[str | None] = Counter()
         for rollout in rollouts:
             for branch in rollout.branches:
-                why: str | None = branch.cause if branch.delivered else "undelivered"
-                causes[why] += int(branch.columns.env_mask.sum())
+                if branch.delivered and branch.followed:
+                    causes[branch.cause] += int(branch.columns.env_mask.sum())
         dropped = causes.total()
-        sampled = dropped + sum(rollout.sampled_tokens for rollout in rollouts)
-        if not dropped or dropped / sampled <= _DROPPED_FRAC:
+        followed = dropped + sum(rollout.sampled_tokens for rollout in rollouts)
+        if not dropped or dropped / followed <= _DROPPED_FRAC:
             return
         ((why, most),) = causes.most_common(1)
         self._once.warn(
             "dropped",
-            f"{dropped / sampled:.0%} of the {sampled} tokens that agents sampled in a batch train "
-            "nothing: they stand in other branches than the row's. In most of them "
-            f"({most / dropped:.0%}) an agent branched because {_WHY_BRANCHES[why or 'new']}\n"
-            "hint: docs/agents.md says what goes on with a conversation and what begins another; "
-            "RolloutConfig.branch chooses the row, and the record has all branches",
+            f"{dropped / followed:.0%} of the {followed} tokens in conversations that agents "
+            "followed in a batch train nothing, because TRL's GRPOTrainer takes one conversation "
+            f"of each rollout. Most of them ({most / dropped:.0%}) are in conversations that an "
+            f"agent began because {_WHY_BRANCHES[why or 'new']}\n"
+            "hint: abut.trl.GRPOTrainer trains every conversation, and takes the same arguments; "
+            "docs/agents.md says what begins another conversation",
         )
 
     def _count(self, what: str, same: bool) -> None:

@@ -44,6 +44,10 @@ from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, t
 
 logger = logging.getLogger(__name__)
 
+_MEAN_OF_A_ROW = ("grpo", "sapo")
+"""The values of `loss_type` that take the mean over the tokens of each row; others add tokens up.
+"""
+
 
 def make_rollout_func(
     env: EnvArgument,
@@ -192,6 +196,7 @@ class RolloutFunc:
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
+        _refuse_all_rows(self._arguments.config)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         wrap_reward_functions(trainer)
         sampler = self._arguments.sampler
@@ -210,8 +215,9 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = tokenizer_of(trainer.processing_class)
-        if isinstance(sampler, str):
-            for source in self._tasks.route.agents:
+        for source in self._tasks.route.agents:
+            source.draws_by_tokens = trainer.loss_type in _MEAN_OF_A_ROW
+            if isinstance(sampler, str):
                 source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
             serve_ranks(self._tasks.route.gateway, self._tasks.run_id_of(trainer), trainer)
@@ -228,6 +234,15 @@ class RolloutFunc:
         engine, for_task = engine_for(side, arguments)
         check_end_tokens(trainer, hf_tokenizer, engine.processor.close_token_id, stacklevel=3)
         return engine, for_task
+
+
+def _refuse_all_rows(config: RolloutConfig) -> None:
+    if config.branch == "all":
+        raise TypeError(
+            "RolloutConfig(branch='all') with TRL's own GRPOTrainer, which takes one row for each "
+            "rollout\nhint: from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before "
+            "train()"
+        )
 
 
 def _refuse_tool_loop(trainer: Any) -> None:

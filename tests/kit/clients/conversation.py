@@ -111,6 +111,16 @@ class Heard:
         return sum((session.client_rewrites for session in self.sessions), Counter())
 
     @property
+    def trained_frac(self) -> float:
+        """The share of the delivered tokens that is trained where each conversation is a row."""
+        calls = [call for session in self.sessions for call in session.calls]
+        delivered = sum(call.sampled_tokens for call in calls if call.delivered)
+        rows = [branch.columns for branch in self.rollout.branches if branch.delivered]
+        if self.rollout.columns is not None:
+            rows.append(self.rollout.columns)
+        return sum(int(columns.env_mask.sum()) for columns in rows) / delivered
+
+    @property
     def causes(self) -> list[str | None]:
         """Why there is each branch; None for the first."""
         return [branch.cause for session in self.sessions for branch in session.branches]

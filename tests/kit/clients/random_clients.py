@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -23,14 +22,16 @@ from hypothesis.stateful import (
     rule,
 )
 
+from abut.agents.protocol import AgentResult
 from abut.gateway.dialects.chat import Chat, completion
 from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.ledger.row import others, row_of
+from abut.gateway.ledger.row import RowChoice, fill, unfollowed_calls
 from abut.gateway.server.body import Bodies, read_body
+from abut.rollout.rollout import Rollout
 from tests.kit.clients.edits import edits, some
 from tests.kit.clients.habits import compose, rename
 from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy
@@ -251,10 +252,10 @@ class Clients(RuleBasedStateMachine):
         self.figures["requests"] += 1
         body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
-        read = CHAT.read(body, None if beginning is None else beginning.noted)
+        read = CHAT.read(body, None if beginning is None else beginning.request)
         assert read == CHAT.read(body)
         if beginning is not None:
-            beginning.noted = read
+            beginning.request = read
             self.bodies.keep("0", beginning)
         expected = self.given_again(request.text, retried)
         heard = len(self.policy.heard)
@@ -337,14 +338,27 @@ class Clients(RuleBasedStateMachine):
         calls = [
             (heard.request, heard.sample) for heard in self.policy.heard if heard.sample is not None
         ]
-        for which in ("longest", "last"):
-            row = row_of(self.session.branches, which)  # type: ignore[arg-type]
-            columns = None
-            if row is not None:
-                end = row.conversation.turns[row.delivered_calls - 1].end
-                columns = row.conversation.fork(end).trajectory.columns()
-            rest = others(self.session.branches, row)
-            check_tree(SimpleNamespace(columns=columns, branches=rest), calls)  # type: ignore[arg-type]
+        for which in ("longest", "last", "random"):
+            rollout = Rollout("r", 0)
+            choice = RowChoice(which, seed=len(calls))  # type: ignore[arg-type]
+            fill(rollout, self.session, choice, AgentResult(None))
+            check_tree(rollout, calls)
+
+    @invariant()
+    def only_what_was_thrown_away_is_unfollowed(self) -> None:
+        if not hasattr(self, "session"):
+            return
+        followed = {id(node.before) for node in self.tree.begun}
+        for call in unfollowed_calls(self.session.branches):
+            node = self.node_of[call]
+            if any(before.is_blank for before in node.path):  # which of them it is cannot be told
+                continue
+            assert id(node) not in followed
+            assert any(
+                id(other) in followed
+                for other in self.tree.nodes
+                if other.before is node.before and other.heard.prompt == node.heard.prompt
+            )
 
     @invariant()
     def only_what_was_said_is_matched(self) -> None:

@@ -179,6 +179,7 @@ def a_trainer(hf_tokenizer: Any, **changes: Any) -> Any:
         "args": SimpleNamespace(disable_tqdm=True),
         "reward_funcs": [env_reward],
         "max_completion_length": 256,
+        "loss_type": "dapo",
         "use_vllm": False,
     }
     return SimpleNamespace(**attributes | changes)

@@ -1,8 +1,14 @@
-"""A rollout's row, made of one branch of its ledger, and the other branches beside it."""
+"""A rollout's row, made of one branch of its ledger, and the other branches beside it.
+
+Invariant: row and branches hold each sample once. A sample that nobody received is never in the
+row, and one that the agent threw away for another only if there is nothing else.
+"""
 
 import json
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +18,9 @@ from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
+from abut.rollout.config import BranchChoice
 from abut.rollout.conversation import PolicyTurn
 from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
-
-Which: TypeAlias = Literal["longest", "last"]
 
 LIMITS = (
     StopReason.MAX_TURNS,
@@ -24,6 +29,9 @@ LIMITS = (
     StopReason.DEADLINE,
 )
 """The limits at which an agent is told that there is no room."""
+
+DRAWS_ROW = -1
+"""The number of a call that no agent makes, whose seed draws the row."""
 
 
 def limit_of(ledger: Ledger) -> StopReason | None:
@@ -52,13 +60,54 @@ def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
     return is_last and call.sample.finish_reason == "length"
 
 
-def fill(rollout: Rollout, ledger: Ledger | None, which: Which, result: AgentResult) -> None:
+@dataclass(frozen=True)
+class RowChoice:
+    """How one of a rollout's conversations becomes its row.
+
+    Attributes:
+        branch: as `RolloutConfig.branch`; where all are trained, the row is the longest one.
+        by_tokens: "random" draws a row in proportion to its sampled tokens, instead of each row
+            equally often.
+        seed: of "random".
+    """
+
+    branch: BranchChoice | None = None
+    by_tokens: bool = False
+    seed: int = 0
+
+
+class BranchSpan(NamedTuple):
+    """The calls of a branch that make a row; everything before them is the row's prompt."""
+
+    branch: LedgerBranch
+    begin: int
+    end: int
+    followed: bool = True
+    """As in `Branch`."""
+
+    @property
+    def calls(self) -> Sequence[AgentCall]:
+        """The calls from `begin` to `end`."""
+        return self.branch.calls[self.begin : self.end]
+
+    @property
+    def delivered(self) -> bool:
+        """True if the agent received the samples."""
+        return self.end <= self.branch.delivered_calls
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The number of tokens that the row trains."""
+        return sum(call.sampled_tokens for call in self.calls)
+
+
+def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: AgentResult) -> None:
     """Fill a rollout from its ledger.
 
     Args:
         rollout: has its id, and the messages of its task.
         ledger: one that no longer changes; None if it still may.
-        which: the branch that becomes the row.
+        choice: of the conversation that becomes the row.
         result: of the agent.
     """
     rollout.reward, rollout.extras = result.reward, result.extras
@@ -66,27 +115,32 @@ def fill(rollout: Rollout, ledger: Ledger | None, which: Which, result: AgentRes
     if ledger is not None:
         rollout.client_rewrites = dict(ledger.client_rewrites)
         rollout.tool_choice_unmet = ledger.tool_choice_unmet
-        row = row_of(ledger.branches, which)
-        rollout.branches = others(ledger.branches, row)
+        row, others = divide(ledger.branches, choice)
+        cause = None if row is None else row.branch.cause
+        rollout.branches = [_recorded(span, span.branch.cause or cause) for span in others]
         rollout.stop_reason = StopReason.ENV_DONE
         if ledger.refused is StopReason.EMPTY_SAMPLE:
             rollout.stop_reason = ledger.refused
         elif (limit := limit_of(ledger)) is not None:
             rollout.stop_reason = limit
         if row is not None:
-            calls = row.calls[: row.delivered_calls]
-            last = row.conversation.turns[len(calls) - 1]
-            talk = row.conversation.fork(last.end)
-            rollout.columns = talk.trajectory.columns()
-            rollout.prompt_ids = rollout.columns.prompt_ids
-            rollout.provenance = talk.trajectory.provenance
-            rollout.turns = [_record(call) for call in calls]
+            _fill_row(rollout, row)
             rollout.turns[-1].reward = result.reward
-            rollout.tools = json.loads(row.frame)[0] or ()
-            rollout.seams, rollout.messages = talk.seams, talk.messages
-            rollout.control_spellings = talk.control_spellings
     if result.messages is not None:
         rollout.messages = container_copy([dict(message) for message in result.messages])
+
+
+def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
+    branch = row.branch
+    talk = branch.conversation.fork(branch.conversation.turns[row.end - 1].end)
+    whole = not row.begin
+    rollout.columns = talk.trajectory.columns() if whole else _columns(branch, row.begin, row.end)
+    rollout.prompt_ids = rollout.columns.prompt_ids
+    rollout.provenance = talk.trajectory.provenance
+    rollout.turns = [_record(call) for call in row.calls]
+    rollout.tools = json.loads(branch.frame)[0] or ()
+    rollout.seams, rollout.messages = talk.seams, talk.messages
+    rollout.control_spellings = talk.control_spellings
 
 
 def _record(call: AgentCall) -> TurnRecord:
@@ -98,9 +152,85 @@ def _record(call: AgentCall) -> TurnRecord:
     return turn.record
 
 
-def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | None:
-    """Return the branch that becomes the row: one of those with a delivered sample."""
+# ---- which calls make which row
+
+
+def divide(
+    branches: Sequence[LedgerBranch], choice: RowChoice
+) -> tuple[BranchSpan | None, list[BranchSpan]]:
+    """Return the row of a rollout, None if no sample was delivered, and the spans beside it.
+
+    The division does not depend on what "random" draws: a drawn row trains its own calls alone, so
+    that the mean over all draws counts each sample once.
+    """
+    unfollowed = unfollowed_calls(branches)
+    row = row_of(branches, choice.branch, unfollowed)
+    spans = [] if row is None else [_span(row, 0, row.delivered_calls, unfollowed)]
+    spans += _others(branches, row, unfollowed)
+    if row is None:
+        return None, spans
+    if choice.branch != "random":
+        return spans[0], spans[1:]
+    weights = weights_of(spans, by_tokens=choice.by_tokens)
+    (chosen,) = random.Random(choice.seed).choices(spans, weights)
+    return chosen, [span for span in spans if span is not chosen]
+
+
+def weights_of(spans: Sequence[BranchSpan], *, by_tokens: bool) -> list[int]:
+    """Return how often each span is drawn as the row; 0 if it was not received or not followed.
+
+    A loss that takes the mean over the tokens of each row (`grpo`, `sapo`) has to draw a row in
+    proportion to its n_i of n tokens: the expected loss is then the sum of n_i / n times the row's
+    mean, which is the mean over all n tokens. A loss that adds up tokens has to draw each of the k
+    rows equally often: the expected loss is 1 / k of the sum over all tokens.
+    """
+    can_be_row = [span.delivered and span.followed for span in spans]
+    if not any(can_be_row):
+        can_be_row[0] = True
+    return [
+        (span.sampled_tokens if by_tokens else 1) if can else 0
+        for span, can in zip(spans, can_be_row, strict=True)
+    ]
+
+
+def unfollowed_calls(branches: Sequence[LedgerBranch]) -> set[AgentCall]:
+    """Return the calls after which nothing was asked, though it was after another sample there.
+
+    Best of n leaves n - 1 of them at each point: the agent threw these samples away.
+    """
+    points: dict[int, dict[AgentCall, bool]] = {}
+    for branch in branches:
+        calls = iter(branch.calls)
+        for place, entry in enumerate(branch.entries):
+            if entry.ours:
+                # Branches share the entries that they have in common, so the entry before an
+                # answer is the point that it was sampled at.
+                samples = points.setdefault(id(branch.entries[place - 1]), {})
+                call = next(calls)
+                samples[call] = samples.get(call, False) or place + 1 < len(branch.entries)
+    return {
+        call
+        for samples in points.values()
+        for call, followed in samples.items()
+        if not followed and any(samples.values())
+    }
+
+
+def row_of(
+    branches: Sequence[LedgerBranch],
+    which: BranchChoice | None,
+    unfollowed: Collection[AgentCall] = (),
+) -> LedgerBranch | None:
+    """Return the branch that becomes the row, up to its last delivered sample.
+
+    Args:
+        branches: of the rollout.
+        which: "last" is the one with the last delivered sample; all others, that with the most
+            delivered tokens.
+        unfollowed: a branch that ends on one of these calls is not the row, if another can be.
+    """
     heard = [branch for branch in branches if branch.delivered_calls]
+    heard = [branch for branch in heard if _last_heard(branch) not in unfollowed] or heard
     if not heard:
         return None
     if which == "last":
@@ -108,52 +238,71 @@ def row_of(branches: Sequence[LedgerBranch], which: Which) -> LedgerBranch | Non
     return max(heard, key=lambda branch: (_heard_tokens(branch), _last_delivery(branch)))
 
 
+def _last_heard(branch: LedgerBranch) -> AgentCall:
+    return branch.calls[branch.delivered_calls - 1]
+
+
 def _last_delivery(branch: LedgerBranch) -> int:
-    return branch.calls[branch.delivered_calls - 1].delivery
+    return _last_heard(branch).delivery
 
 
 def _heard_tokens(branch: LedgerBranch) -> int:
     return sum(call.sampled_tokens for call in branch.calls[: branch.delivered_calls])
 
 
-def others(branches: Sequence[LedgerBranch], row: LedgerBranch | None) -> list[Branch]:
-    """Return the branches that are not in the row, if they sampled tokens of their own."""
-    owned = {id(call) for call in row.calls[: row.delivered_calls]} if row else set()
-    found: list[Branch] = []
-    # Longest first: a branch that another one goes on from is a part of that one.
-    for branch in sorted(branches, key=lambda branch: -len(branch.calls)):
-        ends = sorted({branch.delivered_calls, len(branch.calls)})
-        for end in ends:
-            own = [k for k, call in enumerate(branch.calls[:end]) if id(call) not in owned]
-            owned |= {id(branch.calls[k]) for k in own}
+def _span(
+    branch: LedgerBranch, begin: int, end: int, unfollowed: Collection[AgentCall]
+) -> BranchSpan:
+    return BranchSpan(branch, begin, end, branch.calls[end - 1] not in unfollowed)
+
+
+def _others(
+    branches: Sequence[LedgerBranch], row: LedgerBranch | None, unfollowed: Collection[AgentCall]
+) -> list[BranchSpan]:
+    """Return the spans that are not in the row, if they sampled tokens of their own."""
+    owned = set(row.calls[: row.delivered_calls]) if row else set()
+    found: list[BranchSpan] = []
+
+    def longest_followed(branch: LedgerBranch) -> tuple[bool, int, int]:
+        ends_unfollowed = bool(branch.calls) and _last_heard(branch) in unfollowed
+        return ends_unfollowed, -branch.delivered_calls, -len(branch.calls)
+
+    # A branch that another one goes on from is a part of that one.
+    for branch in sorted(branches, key=longest_followed):
+        for end in sorted({branch.delivered_calls, len(branch.calls)}):
+            own = [k for k, call in enumerate(branch.calls[:end]) if call not in owned]
+            owned.update(branch.calls[k] for k in own)
             if any(branch.calls[k].sampled_tokens for k in own):
-                cause = branch.cause or (None if row is None else row.cause)
-                found.append(_recorded(branch, own[0], end, cause))
+                found.append(_span(branch, own[0], end, unfollowed))
     return found
 
 
-def _recorded(branch: LedgerBranch, begin: int, end: int, cause: BranchCause | None) -> Branch:
+# ---- their columns
+
+
+def _columns(branch: LedgerBranch, begin: int, end: int) -> Columns:
     """Return the turns from `begin` to `end`, with everything before them as the prompt."""
-    trajectory = branch.conversation.trajectory
-    turns = branch.conversation.turns
-    while turns[begin].start == turns[begin].end:
-        begin += 1
-    last = max(k for k in range(begin, end) if turns[k].end > turns[k].start)
-    start, stop = turns[begin].start, turns[last].end
-    ids, mask = trajectory.ids, trajectory.sampled_mask
+    trajectory, turns = branch.conversation.trajectory, branch.conversation.turns
+    start, stop = turns[begin].start, turns[end - 1].end
     logprobs: Any = np.nan_to_num(trajectory.logprobs[start:stop], nan=0.0)
-    columns = Columns(
-        prompt_ids=ids[:start],
-        completion_ids=ids[start:stop],
+    return Columns(
+        prompt_ids=trajectory.ids[:start],
+        completion_ids=trajectory.ids[start:stop],
         logprobs=logprobs,
-        env_mask=mask[start:stop],
+        env_mask=trajectory.sampled_mask[start:stop],
     )
+
+
+def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
+    branch = span.branch
+    turns = branch.conversation.turns
     return Branch(
-        columns,
-        provenance=trajectory.provenance[:stop],
+        _columns(branch, span.begin, span.end),
+        provenance=branch.conversation.trajectory.provenance[: turns[span.end - 1].end],
         cause=cause,
-        delivered=end <= branch.delivered_calls,
-        versions=_versions(branch.calls[begin : last + 1], turns[begin : last + 1]),
+        delivered=span.delivered,
+        followed=span.followed,
+        versions=_versions(span.calls, turns[span.begin : span.end]),
     )
 
 

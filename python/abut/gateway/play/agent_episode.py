@@ -20,7 +20,7 @@ from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask, is_pool
 from abut.errors import EnvError
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.row import LIMITS, fill, limit_of
+from abut.gateway.ledger.row import DRAWS_ROW, LIMITS, RowChoice, fill, limit_of
 from abut.gateway.play.batch_policy import AgentBatch, AttemptPolicy
 from abut.gateway.server.gateway import Gateway
 from abut.rollout.rollout import Rollout, StopReason
@@ -48,6 +48,11 @@ class AgentEpisode:
         self._gateway = gateway
         self._id = str(gateway.registry.id_of(task.rollout_id, attempt))
         self._policy = AttemptPolicy(shared, task, attempt)
+        self._choice = RowChoice(
+            shared.batch.config.branch,
+            by_tokens=shared.draws_by_tokens,
+            seed=self._policy.seed(DRAWS_ROW),
+        )
         self.ledger = Ledger(self._id, self._policy)
         self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
@@ -210,5 +215,5 @@ class AgentEpisode:
     def _row(self, result: AgentResult) -> Rollout:
         """Return the ledger as a rollout."""
         row = Rollout(self.rollout.rollout_id, self.rollout.index, messages=[*self._task.messages])
-        fill(row, self.ledger if self._is_settled else None, self._batch.config.branch, result)
+        fill(row, self.ledger if self._is_settled else None, self._choice, result)
         return row

@@ -34,11 +34,13 @@ class AgentBatch:
         batch: draws samples.
         writers: write the conversations.
         warnings: about requests that are not followed.
+        draws_by_tokens: see `RowChoice.by_tokens`.
     """
 
     batch: Batch
     writers: Writers
     warnings: ClientWarnings
+    draws_by_tokens: bool = False
 
 
 class BatchPolicy:

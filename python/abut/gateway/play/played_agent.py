@@ -40,6 +40,10 @@ class AgentSource:
         agent: plays the rollouts.
         gateway: has the endpoints that the agent asks.
         sampling: returns the trainer's sampling settings, by their names in a chat request.
+
+    Attributes:
+        draws_by_tokens: how the trainer's loss needs `RolloutConfig(branch="random")` to draw, see
+            `RowChoice.by_tokens`.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -50,6 +54,7 @@ class AgentSource:
         self.agent = agent
         self.gateway = gateway
         self.sampling = sampling
+        self.draws_by_tokens = False
 
     def bind(self, processor: PartsProcessor) -> "PlayedAgent":
         """Return the player of the agent's tasks, whose conversations such processors write."""
@@ -62,6 +67,7 @@ class PlayedAgent(AgentPlayer):
     def __init__(self, source: AgentSource, processor: PartsProcessor) -> None:
         self._agent, self._gateway = source.agent, source.gateway
         self._sampling = source.sampling
+        self._draws_by_tokens = source.draws_by_tokens
         self._base = processor
         self.__name__ = name_of(source.agent)
         self._shared: AgentBatch | None = None
@@ -84,7 +90,9 @@ class PlayedAgent(AgentPlayer):
         # Kept from batch to batch, because they live on the gateway's loop.
         writers = Writers(self._processor) if self._shared is None else self._shared.writers
         sampling = self._sampling()
-        self._shared = AgentBatch(batch, writers, ClientWarnings(sampling))
+        self._shared = AgentBatch(
+            batch, writers, ClientWarnings(sampling), draws_by_tokens=self._draws_by_tokens
+        )
         self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
         self._gateway.registry.settings = {**sampling, "max_tokens": most}

@@ -24,7 +24,7 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.histories import Histories, find_open_ends, find_repeated
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal, context_full, ended
-from abut.gateway.ledger.row import fill
+from abut.gateway.ledger.row import DRAWS_ROW, RowChoice, fill
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
@@ -272,7 +272,8 @@ class Standalone:
         ledger = live.ledger
         rollout = Rollout(ledger.rollout_id, next(self._numbers))
         rollout.seconds = time.monotonic() - live.began
-        fill(rollout, ledger, self._shared.config.branch, result)
+        choice = RowChoice(self._shared.config.branch, seed=live.policy.seed(DRAWS_ROW))
+        fill(rollout, ledger, choice, result)
         if live.policy.error is not None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, live.policy.error
             rollout.reward = None

@@ -78,6 +78,7 @@ def make_rollout_worker(
     system_prompt: str | None = None,
     recorder: RecorderArgument = None,
     gateway: Gateway | None = None,
+    credit: object = None,
 ) -> "RolloutWorker":
     """Return a `rollout_worker` for `AsyncGRPOTrainer`, whose callback belongs to it.
 
@@ -100,9 +101,11 @@ def make_rollout_worker(
         system_prompt: for prompts that have no system message.
         recorder: as of `make_rollout_func`.
         gateway: as of `make_rollout_func`.
+        credit: refused, because an asynchronous row has one advantage.
 
     Raises:
-        TypeError: an argument has a wrong type.
+        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone: `credit`, and
+            a `config.branch` that leaves conversations out.
         ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
             given what writes conversations.
         MissingExtraError: TRL is not installed, or older than 1.11.
@@ -120,6 +123,12 @@ def make_rollout_worker(
         )
     if base_urls is not None and sampler != "auto":
         raise TypeError("base_urls= is for sampler='auto'; a sampler object has its own")
+    if credit is not None:
+        raise TypeError(
+            "credit= with the asynchronous worker: AsyncGRPOTrainer takes one advantage for each "
+            "row, not one for each token\nhint: leave it out, or train with "
+            "abut.trl.GRPOTrainer; rewards of whole conversations (AgentResult.rewards) count here"
+        )
     if config is None:
         config = RolloutConfig(turn_timeout_s=args.request_timeout)
     arguments = checked_arguments(
@@ -131,6 +140,11 @@ def make_rollout_worker(
         recorder=recorder,
         gateway=gateway,
     )
+    if arguments.config.branch not in (None, "all"):
+        raise TypeError(
+            f"RolloutConfig(branch={arguments.config.branch!r}) with the asynchronous worker: it "
+            "trains every conversation\nhint: leave branch out"
+        )
     arguments.tasks.check_datasets(train_dataset)
     arguments.tasks.run_id = uuid.uuid4().hex[:8]
     return RolloutWorker(
