@@ -408,8 +408,13 @@ testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, cha
 **chat_template_kwargs)
 testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
+trl.AllRows
+  abut_rows
+  compute_loss(model, inputs, *args, **kwargs)
+  take_rows(batch)
 trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
+trl.extend(trainer)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \

@@ -1,14 +1,33 @@
-"""TRL: a `rollout_func` for `GRPOTrainer`, a `rollout_worker` for `AsyncGRPOTrainer`, rewards."""
+"""TRL: a `rollout_func` for `GRPOTrainer`, a `rollout_worker` for `AsyncGRPOTrainer`, rewards.
+
+`GRPOTrainer` here is TRL's with `AllRows`: each conversation of a rollout is a row.
+"""
+
+from typing import Any
 
 from abut.tools.environment_factory import from_environment_factory
+from abut.trl.all_rows import AllRows, extend, grpo_trainer
 from abut.trl.rewards import env_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
 from abut.trl.streaming.worker import make_rollout_worker
 
 __all__ = [
+    "AllRows",
     "env_reward",
+    "extend",
     "from_environment_factory",
     "make_rollout_func",
     "make_rollout_worker",
     "scored_only",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # TRL is optional and slow to import, and tools such as Unsloth replace its class.
+    if name == "GRPOTrainer":
+        return grpo_trainer()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "GRPOTrainer"])

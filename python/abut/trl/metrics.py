@@ -25,7 +25,11 @@ class Stats(dict[str, Any]):
 
 
 def rollout_stats(
-    rollout: Rollout, *, agents: bool = False, tools: ToolCounts | None = None
+    rollout: Rollout,
+    *,
+    agents: bool = False,
+    tools: ToolCounts | None = None,
+    trains_all: bool = False,
 ) -> Stats:
     """Return the figures of one rollout that metrics are made of.
 
@@ -34,11 +38,17 @@ def rollout_stats(
         agents: whether any rollout of the batch could be an agent's; the same on all ranks.
         tools: the calls of its environment. None if no environment of the batch has tools, which
             is the same on all ranks.
+        trains_all: whether each conversation that was delivered is trained.
     """
+    dropped = rollout.dropped_tokens
+    if trains_all:
+        undelivered = (b.columns for b in rollout.branches if not b.delivered)
+        dropped = sum(int(columns.env_mask.sum()) for columns in undelivered)
     of_tools = {"tool_calls": tools.calls, "tool_failures": tools.failures} if tools else {}
     of_agent = {
         "branches": len(rollout.branches) + (rollout.columns is not None),
-        "dropped_tokens": rollout.dropped_tokens,
+        "branch_tokens": rollout.dropped_tokens,
+        "dropped_tokens": dropped,
         "client_rewrites": dict(rollout.client_rewrites),
         "tool_choice_unmet": rollout.tool_choice_unmet,
     }
@@ -173,7 +183,7 @@ def _log_branches(
     branches = [row["branches"] for row in stats if row["branches"]]
     log_metric("rollout/branches/mean", sum(branches) / len(branches) if branches else math.nan)
     dropped = sum(row["dropped_tokens"] for row in stats)
-    sampled = dropped + sum(row["sampled_tokens"] for row in stats)
+    sampled = sum(row["branch_tokens"] + row["sampled_tokens"] for row in stats)
     log_metric("rollout/dropped_sampled_frac", dropped / sampled if sampled else math.nan)
     for rule in REWRITES:
         count = sum(row["client_rewrites"].get(rule, 0) for row in stats)

@@ -63,13 +63,20 @@ def judged(
     return played
 
 
+def gathered(accelerator: Any, value: T) -> list[T]:
+    """Return what each rank has, in the order of the ranks; all have to ask."""
+    if accelerator.num_processes == 1:
+        return [value]
+    from accelerate.utils import gather_object
+
+    return gather_object([value])  # type: ignore[no-any-return]
+
+
 def mean_over_ranks(accelerator: Any, number: float) -> float:
     """The mean of what the ranks have, on all ranks the same; all have to ask."""
     if accelerator.num_processes == 1:
         return number
-    from accelerate.utils import gather_object
-
-    numbers: list[float] = gather_object([number])
+    numbers = gathered(accelerator, number)
     return sum(numbers) / len(numbers)
 
 

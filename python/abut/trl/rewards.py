@@ -201,6 +201,11 @@ def _can_be_wrapped(function: Any) -> bool:
     return is_function and not getattr(function, _WRAPPED, False)
 
 
+def are_of_envs(reward_funcs: Iterable[Any]) -> bool:
+    """Return whether `env_reward` is all there is, so that no function scores what it leaves."""
+    return all(getattr(f, "__wrapped__", f) is env_reward for f in reward_funcs)
+
+
 class ModelMetrics:
     """The metrics of a trainer that has only reward models, which cannot log.
 

@@ -23,13 +23,21 @@ from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
+from abut.trl.all_rows import AllRows
 from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
 from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
-from abut.trl.rewards import ModelMetrics, has_tools, warn_of_unwrapped, wrap_reward_functions
+from abut.trl.rewards import (
+    ModelMetrics,
+    are_of_envs,
+    has_tools,
+    warn_of_unwrapped,
+    wrap_reward_functions,
+)
 from abut.trl.route import EnvArgument
+from abut.trl.row_batch import rows_of_batch
 from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.run_records import RolloutRecorder, TrainerScores
-from abut.trl.trainer_checks import check_end_tokens, warn_of_unseen
+from abut.trl.trainer_checks import check_end_tokens, check_rows, warn_of_unseen
 from abut.trl.trainer_engine import (
     Arguments,
     ModelLimits,
@@ -125,7 +133,9 @@ class RolloutFunc:
             trainer.accelerator.wait_for_everyone()
         play = functools.partial(self._play, prompts, trainer)
         try:
-            tasks, rows = judged(trainer.accelerator, self._arguments.config.max_failed_frac, play)
+            tasks, rollouts, rows = judged(
+                trainer.accelerator, self._arguments.config.max_failed_frac, play
+            )
         except BaseException:
             self._end_batch()
             self.flush()  # training ends or starts over here, so no later batch would write it
@@ -140,12 +150,24 @@ class RolloutFunc:
         self._model_metrics.add(trainer, rows, mode)
         if self._scores is not None:
             self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
+        if isinstance(trainer, AllRows):
+            only_envs = are_of_envs(trainer.reward_funcs)
+            trainer.take_rows(
+                rows_of_batch(
+                    rollouts,
+                    rows,
+                    takes_all=self._trains_all,
+                    can_score=lambda rollout: rollout.reward is not None or not only_envs,
+                    padding_id=self._engine.processor.close_token_id,
+                    by_agents=bool(self._tasks.route.agents),
+                )
+            )
         return rows
 
     def _play(
         self, prompts: Sequence[Any], trainer: Any
-    ) -> tuple[tuple[list[RolloutTask], dict[str, list[Any]]], Failures, Tally]:
-        """Return the tasks and the rows of this rank's prompts, and the failures among them."""
+    ) -> tuple[tuple[list[RolloutTask], list[Rollout], dict[str, list[Any]]], Failures, Tally]:
+        """Return the tasks, rollouts and rows of this rank's prompts, and the failures of them."""
         assert self._engine is not None
         mode = "train" if trainer.model.training else "eval"
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
@@ -161,9 +183,15 @@ class RolloutFunc:
             self._engine,
             agents=bool(route.agents),
             tools=has_tools(route.kinds),
+            trains_all=self._trains_all,
         )
         rows |= environments_of(tasks, route.kinds)
-        return (tasks, rows), failures, failures.tally(rollouts)
+        return (tasks, rollouts, rows), failures, failures.tally(rollouts)
+
+    @property
+    def _trains_all(self) -> bool:
+        assert self._engine is not None
+        return self._engine.config.branch == "all"
 
     def _end_batch(self) -> None:
         if isinstance(self._recorder, FlushingRecorder):
@@ -196,7 +224,8 @@ class RolloutFunc:
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
-        _refuse_all_rows(self._arguments.config)
+        if not isinstance(trainer, AllRows):
+            _refuse_all_rows(self._arguments.config)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         wrap_reward_functions(trainer)
         sampler = self._arguments.sampler
@@ -207,6 +236,10 @@ class RolloutFunc:
                 stacklevel=3,
             )
         config = self._arguments.config
+        branch = config.branch or ("all" if isinstance(trainer, AllRows) else "longest")
+        config = dataclasses.replace(config, branch=branch)
+        if branch == "all" and self._tasks.route.agents:
+            check_rows(trainer, stacklevel=3)
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
                 "TRL %s counts a reward of None as 0, so a failed rollout raises here; "

@@ -17,7 +17,7 @@ from abut.errors import RolloutError, TemplateError, TokenizerError
 from abut.messages import Message, container_copy
 from abut.processor import PartsProcessor
 from abut.rollout.engine import Engine
-from abut.rollout.rollout import Rollout
+from abut.rollout.rollout import Branch, Rollout
 from abut.tools.tool_env import ToolEpisode
 from abut.tools.toolbox import ToolCounts
 from abut.trl.metrics import rollout_stats
@@ -39,6 +39,7 @@ def rows_of(
     *,
     agents: bool = False,
     tools: bool = False,
+    trains_all: bool = False,
 ) -> dict[str, list[Any]]:
     """Return the columns that TRL requires and the extras, each as long as `rollouts`.
 
@@ -48,6 +49,7 @@ def rows_of(
         engine: has played them.
         agents: whether any of the batch could be an agent's.
         tools: whether any of the batch could be of an environment with tools.
+        trains_all: whether each conversation that was delivered is trained.
     """
     told = [told_of(rollout, task) for rollout, task in zip(rollouts, tasks, strict=True)]
     counts = [_tool_counts(task) if tools else None for task in tasks]
@@ -64,7 +66,7 @@ def rows_of(
         "messages": [messages for messages, _ in told],
         "measured": [is_measured(rollout) for rollout in rollouts],
         "rollout_stats": [
-            rollout_stats(rollout, agents=agents, tools=count)
+            rollout_stats(rollout, agents=agents, tools=count, trains_all=trains_all)
             for rollout, count in zip(rollouts, counts, strict=True)
         ],
         **({COMPLETIONS: [completion for _, completion in told]} if tools else {}),
@@ -78,6 +80,17 @@ def is_measured(rollout: Rollout) -> bool:
     if rollout.failed:
         return rollout.reward is not None
     return sampled and rollout.measured
+
+
+def conversations_of(rollout: Rollout) -> list[Branch]:
+    """Return the conversations of a rollout that can be trained, the rollout's own row first.
+
+    Over all of them, each token that was sampled and delivered is trained once.
+    """
+    if rollout.columns is None:
+        return []
+    main = Branch(rollout.columns, rollout.provenance, versions=rollout.versions)
+    return [main, *(branch for branch in rollout.branches if branch.delivered)]
 
 
 def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:

@@ -9,6 +9,13 @@ from abut.envs.task import RolloutTask
 from abut.messages import Message, texts_of
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
+from abut.trl.all_rows import REPLACED, AllRows
+from abut.trl.version import (
+    LIGER_IS_LOGPROBS,
+    LUSPO_MASKS_PADDING,
+    trl_version,
+    trl_version_text,
+)
 
 logger = logging.getLogger(__name__)
 _WORDS = 3
@@ -87,3 +94,56 @@ def check_end_tokens(
         f"hint: tokenizer.eos_token = {end!r}",
         stacklevel=stacklevel + 1,
     )
+
+
+def check_rows(trainer: AllRows, *, stacklevel: int) -> None:
+    """Refuse settings under which the rows of a rollout would not add up to its loss.
+
+    Warns of classes that replace methods which make and train rows.
+
+    Raises:
+        ValueError: names the setting, and what to do.
+    """
+    from abut.trl.row_weights import check_loss_type
+
+    args: Any = trainer.args
+    version = trl_version()
+    without = 'or RolloutConfig(branch="longest"), which trains one conversation of each rollout'
+    check_loss_type(trainer.loss_type, without)
+    if getattr(args, "use_liger_kernel", False) and version < LIGER_IS_LOGPROBS:
+        raise ValueError(
+            f"use_liger_kernel=True with TRL {trl_version_text()}: its loss takes no weights of "
+            f"rows\nhint: pip install 'trl>=1.14', use_liger_kernel=False, {without}"
+        )
+    if trainer.loss_type == "luspo" and version < LUSPO_MASKS_PADDING:
+        raise ValueError(
+            f'loss_type="luspo" with TRL {trl_version_text()}: it counts padding, so the loss of a '
+            "row depends on the rows beside it\n"
+            f"hint: pip install 'trl>=1.10', another loss_type, {without}"
+        )
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if optimizer in ("lomo", "adalomo"):
+        raise ValueError(
+            f"optim={optimizer!r}: it takes a step in each backward pass, and the rows of a "
+            f"micro-step need several\nhint: another optimizer, {without}"
+        )
+    for name, classes in _replaced(type(trainer)):
+        warnings.warn(
+            f"{classes} replaces {name} of GRPOTrainer, through which abut makes a row of each "
+            "conversation and trains it\n"
+            f"hint: call super().{name}(…) there, and expect more rows than prompts",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _replaced(trainer_class: type) -> list[tuple[str, str]]:
+    """Return the methods that a class before TRL's replaces, with the names of those classes."""
+    order = trainer_class.__mro__
+    # The last class that generates is TRL's own, or what a library has put in its place.
+    trls = max(k for k, c in enumerate(order) if "_generate" in vars(c))
+    found = []
+    for name in REPLACED:
+        others = [c.__name__ for c in order[:trls] if name in vars(c) and c is not AllRows]
+        if others:
+            found.append((name, " and ".join(others)))
+    return found

@@ -13,6 +13,15 @@ ASYNC_WORKER = (1, 11)
 ARRAYS_IN_ROWS = (1, 16)
 """From here on a worker's rows are arrays; before, lists."""
 
+COUNTS_ALL_ROWS = (1, 9)
+"""From here on `num_items_in_batch` counts the rows that are trained; before, the main ones."""
+TABLES_OF_MAIN_ROWS = (1, 15)
+"""From here on the table of completions has what `_generate` returned; before, all rows."""
+LIGER_IS_LOGPROBS = (1, 14)
+"""From here on liger computes logprobs; before, a loss of its own."""
+LUSPO_MASKS_PADDING = (1, 10)
+"""From here on the loss `luspo` leaves padding out."""
+
 _OLDEST = (0, 29, 1)
 _NEWEST = (1, 16)
 

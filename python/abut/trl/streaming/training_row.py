@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abut._native import Columns
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason
-from abut.trl.rows import conversation_of
+from abut.trl.rows import conversation_of, conversations_of
 
 
 class RowMetrics(dict[str, float]):
@@ -82,13 +82,10 @@ def rows_of_rollout(
         version: of rows whose weights are not known.
         as_lists: whether the trainer takes lists instead of arrays.
     """
-    branches: list[tuple[Columns, Any]] = []
-    if rollout.columns is not None:
-        branches.append((rollout.columns, rollout.versions))
-    branches += [(b.columns, b.versions) for b in rollout.branches if b.delivered]
     prompt, completion = conversation_of(rollout)
     rows = []
-    for columns, versions in branches:
+    for conversation in conversations_of(rollout):
+        columns, versions = conversation.columns, conversation.versions
         ids, mask, logprobs = _joined(columns)
         if not mask[1:].any():  # nothing predicts the first token of a row
             continue

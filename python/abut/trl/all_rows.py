@@ -1,0 +1,181 @@
+"""`GRPOTrainer` with a row for each conversation of a rollout.
+
+Invariant: an optimizer step takes as many rollouts as TRL's own, whatever their rows. A rollout
+has one reward and one advantage, and its loss does not depend on how its tokens are divided into
+rows. Where no rollout of a batch has other conversations, TRL gets what it would get without this
+class, and makes the same of it, bit for bit.
+
+    rollout_func                      hands over the conversations beside the main rows
+    _generate                         appends their rows, and padding
+    _calculate_rewards                scores rollouts, which are the main rows
+    _generate_and_score_completions   spreads advantages over rows, and weighs them
+    compute_loss                      takes the rows of a micro-step in pieces
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from abut.trl.ranks import gathered
+from abut.trl.row_batch import RowBatch
+from abut.trl.row_metrics import log_rows, refill_tables, tables_of
+from abut.trl.version import check_trl_version
+
+REPLACED = (
+    "_generate",
+    "_calculate_rewards",
+    "_generate_and_score_completions",
+    "compute_loss",
+    "_get_per_token_logps_and_entropies",
+)
+"""The methods of `GRPOTrainer` that `AllRows` replaces."""
+
+if TYPE_CHECKING:
+    from typing import Any as _Base
+else:
+    _Base = object
+
+
+class AllRows(_Base):  # type: ignore[misc]
+    """A mixin for `GRPOTrainer` and its subclasses: each conversation of a rollout is a row.
+
+        class Mine(AllRows, TheirTrainer): ...
+
+    `abut.trl.GRPOTrainer` is this with TRL's class, and `abut.trl.extend` makes it of a trainer
+    that exists. With a `rollout_func` that is not abut's, or with none, the trainer does exactly
+    what it does without the mixin.
+    """
+
+    _abut_handed: RowBatch | None = None
+    """From the `rollout_func` to `_generate`."""
+    _abut_scored: RowBatch | None = None
+    """The batch that TRL scores now, in training and in evaluation."""
+    abut_rows: RowBatch | None = None
+    """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
+    _abut_forward: Mapping[str, Any] | None = None
+    """The rows whose loss is computed now."""
+
+    def take_rows(self, batch: RowBatch) -> None:
+        """Take the rows that go with what the `rollout_func` returns next."""
+        self._abut_handed = batch
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        self._abut_handed = None
+        returned = super()._generate(*args, **kwargs)
+        batch, self._abut_handed = self._abut_handed, None
+        self._abut_scored = batch
+        if batch is None or not self.model.training:
+            return returned
+        counts = gathered(self.accelerator, batch.counts)
+        if batch.by_agents:
+            log_rows(self, counts)
+        most = max(rows for _, rows, _ in counts)
+        if most > len(batch.rollouts):
+            # TRL splits rows into equal chunks, and drops a remainder.
+            chunks = self.args.steps_per_generation
+            batch.rows = -(-most // chunks) * chunks
+            returned = batch.lengthened(returned)
+        return returned
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, **kwargs: Any
+    ) -> Any:
+        batch = self._abut_scored
+        if batch is None:
+            return super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list, **kwargs
+            )
+        ids = completion_ids_list[: len(prompts)]
+        batch.rewards = super()._calculate_rewards(inputs, prompts, completions, ids, **kwargs)
+        return batch.rewards
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        self._abut_scored = None
+        tables = tables_of(self)
+        output = super()._generate_and_score_completions(*args, **kwargs)
+        batch, self._abut_scored = self._abut_scored, None
+        if batch is None:
+            return output
+        from abut.trl.spread import spread
+
+        refill_tables(self, tables, batch, output)
+        if self.model.training:
+            self.abut_rows = batch
+        return spread(self, batch, output)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a micro-step, as TRL's; in training it may take some rows backward."""
+        compute = super().compute_loss
+
+        def loss_of(inputs: Any) -> Any:
+            self._abut_forward = inputs
+            try:
+                return compute(model, inputs, *args, **kwargs)
+            finally:
+                self._abut_forward = None
+
+        batch = self.abut_rows
+        if batch is None or not batch.has_others or not self.model.training:
+            return loss_of(inputs)
+        from abut.trl.pieces import loss_in_pieces
+
+        return loss_in_pieces(self, model, inputs, loss_of)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        rows = self._abut_forward
+        if rows is not None and "abut_weight" in rows and found[0].requires_grad:
+            from abut.trl.row_weights import weigh_gradient
+
+            weigh_gradient(found[0], rows["abut_weight"])
+        return found
+
+
+@functools.cache
+def with_all_rows(trainer_class: Any) -> Any:
+    """Return a subclass of a `GRPOTrainer` that has `AllRows`; the same one each time."""
+    attributes = {"__module__": __name__, "__doc__": trainer_class.__doc__}
+    return type(trainer_class.__name__, (AllRows, trainer_class), attributes)
+
+
+def extend(trainer: Any) -> Any:
+    """Have a trainer make a row of each conversation, and return it.
+
+    Changes the trainer in place, before its first step. Its class is then a subclass of the one
+    that it had.
+
+    Args:
+        trainer: a `GRPOTrainer`, or a subclass of it.
+
+    Raises:
+        TypeError: it is another trainer.
+        RuntimeError: its training has begun.
+    """
+    if isinstance(trainer, AllRows):
+        return trainer
+    if missing := [name for name in REPLACED if not hasattr(trainer, name)]:
+        raise TypeError(
+            f"extend takes a GRPOTrainer, and {type(trainer).__name__} has no {missing[0]}\n"
+            "hint: make_rollout_worker, for AsyncGRPOTrainer, makes a row of each conversation "
+            "without it"
+        )
+    if trainer.state.global_step or trainer._step or trainer._buffered_inputs is not None:
+        raise RuntimeError(
+            f"extend({type(trainer).__name__}) after training has begun: rows of a batch that was "
+            "made without it are being trained\nhint: call it before trainer.train()"
+        )
+    before: Any = type(trainer)
+    trainer.__class__ = with_all_rows(before)
+    return trainer
+
+
+def grpo_trainer() -> Any:
+    """Return `trl.GRPOTrainer` with `AllRows`: the class that is there now, which some replace.
+
+    Raises:
+        MissingExtraError: TRL is not installed, or older than 0.29.1.
+    """
+    check_trl_version(stacklevel=3)
+    import trl
+
+    return with_all_rows(trl.GRPOTrainer)

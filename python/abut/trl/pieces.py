@@ -1,0 +1,245 @@
+"""A micro-step in pieces: as many rows at once as the trainer is set to hold.
+
+TRL splits the rows of a generation batch into as many chunks as there are micro-steps, so a chunk
+grows with the conversations of a rollout. A chunk that holds more than
+`per_device_train_batch_size` rows is cut, and each piece but the last is taken backward here.
+Gradients and losses are those of the whole chunk. Every rank cuts its chunk into the same number
+of pieces, because their chunks are equally long.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from abut.trl.row_weights import trained_mask
+
+ROW, WEIGHT = "abut_row", "abut_weight"
+"""Names of the columns that abut adds to TRL's inputs."""
+
+_OF_PROMPT = ("prompt_ids", "prompt_mask")
+_OF_COMPLETION = (
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "advantages",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "importance_sampling_ratio",
+)
+_OF_BOTH = ("token_type_ids", "mm_token_type_ids")
+
+Metrics = Mapping[str, list[float]]
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Some rows of a chunk.
+
+    Attributes:
+        inputs: as TRL takes them.
+        share: of the chunk's loss.
+    """
+
+    inputs: dict[str, Any]
+    share: float
+
+
+def loss_in_pieces(
+    trainer: Any, model: Any, inputs: dict[str, Any], loss_of: Callable[[dict[str, Any]], Any]
+) -> Any:
+    """Return the loss of a chunk; its gradient is that of the last piece, the others' is added up.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        model: that is trained, as the trainer wraps it.
+        inputs: of the chunk.
+        loss_of: TRL's own loss.
+    """
+    pieces = pieces_of(trainer, inputs)
+    if len(pieces) == 1:
+        pieces = [RowPiece(inputs, 1.0)]
+    of_trainer, counts = trainer._metrics["train"], _counts(trainer, pieces)
+    logged: list[Metrics] = []
+    value: Any = 0.0
+    try:
+        for piece in pieces:
+            logged.append(defaultdict(list))
+            trainer._metrics["train"] = logged[-1]
+            is_last = piece is pieces[-1]
+            with nullcontext() if is_last else _without_sync(trainer, model):
+                loss = loss_of(piece.inputs)
+                if len(pieces) > 1:
+                    loss = loss * piece.share
+                if not is_last:
+                    _backward(trainer, loss)
+                    value = value + loss.detach()
+    finally:
+        trainer._metrics["train"] = of_trainer
+    shares = [piece.share for piece in pieces]
+    for name, joined in _joined(logged, shares, counts, _counted_by_rows(trainer, inputs)):
+        of_trainer[name].append(joined)
+    return loss if len(pieces) == 1 else loss + value
+
+
+def pieces_of(trainer: Any, inputs: dict[str, Any]) -> list[RowPiece]:
+    """Cut a chunk: the longest rows first, so that each piece is about as wide as its rows."""
+    rows, size = len(inputs[ROW]), trainer.args.per_device_train_batch_size
+    lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
+    # Padding comes last, where the shortest rows are: it is nearly free.
+    order = torch.where(inputs[ROW] < 0, -1, lengths).argsort(descending=True, stable=True)
+    multiple = getattr(trainer, "pad_to_multiple_of", None) or 1
+    tokens, items = trained_mask(inputs).sum().item(), inputs["num_items_in_batch"].item()
+    pieces = []
+    for start in range(0, rows, size):
+        chosen = order[start : start + size]
+        piece = trimmed(
+            {
+                name: value[chosen] if isinstance(value, torch.Tensor) and value.ndim else value
+                for name, value in inputs.items()
+            },
+            multiple,
+        )
+        share = len(chosen) / rows
+        if trainer.loss_type == "bnpo":  # divides by the tokens that a chunk trains
+            share = trained_mask(piece).sum().item() / tokens if tokens else 0.0
+        elif trainer.loss_type in ("dapo", "cispo", "vespo"):
+            # These divide by `num_items_in_batch`, but never by less than 1.
+            share = max(share, 1.0 / max(items, 1))
+        piece["num_items_in_batch"] = inputs["num_items_in_batch"] * share
+        pieces.append(RowPiece(piece, share))
+    return pieces
+
+
+def trimmed(inputs: dict[str, Any], multiple: int) -> dict[str, Any]:
+    """Return the inputs without columns that are padding in each row.
+
+    By name: which part of a row a tensor belongs to does not follow from its width.
+
+    Args:
+        inputs: some rows of a chunk.
+        multiple: prompts and completions stay multiples of it, as far as they were.
+    """
+    width = inputs["prompt_mask"].shape[1], inputs["completion_mask"].shape[1]
+    prompt = _width(inputs["prompt_mask"].flip(1), multiple)
+    completion = _width(inputs["completion_mask"], multiple)
+    found = dict(inputs)
+    for name in _OF_PROMPT:
+        found[name] = inputs[name][:, width[0] - prompt :]
+    for name in _OF_COMPLETION:
+        value = inputs.get(name)
+        if value is not None and value.ndim == 2 and value.shape[1] > 1:
+            found[name] = value[:, :completion]
+    for name in _OF_BOTH:
+        if inputs.get(name) is not None:
+            found[name] = inputs[name][:, width[0] - prompt : width[0] + completion]
+    return found
+
+
+def _width(mask: torch.Tensor, multiple: int) -> int:
+    """Return how many columns are needed up to the last with a 1, at least one of them."""
+    used = mask.any(0).nonzero()
+    width = 1 if not len(used) else int(used[-1]) + 1
+    whole: int = mask.shape[1]
+    return min(-(-width // multiple) * multiple, whole)
+
+
+@contextmanager
+def _without_sync(trainer: Any, model: Any) -> Iterator[None]:
+    """Have no gradients exchanged and no step taken after this piece."""
+    state = trainer.accelerator.gradient_state
+    before = state.sync_gradients
+    # FSDP is not asked to wait: each rank would hold whole gradients until then.
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    # DeepSpeed takes an optimizer step after each backward pass where this is set.
+    state._set_sync_gradients(False)
+    try:
+        with model.no_sync() if is_ddp else nullcontext():
+            yield
+    finally:
+        state._set_sync_gradients(before)
+
+
+def _backward(trainer: Any, loss: Any) -> None:
+    from accelerate.utils import DistributedType
+
+    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+    # TRL's loss is divided by the accumulation already, as `Trainer.training_step` says too.
+    trainer.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
+
+
+# ---- metrics
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Numbers of a piece over all ranks."""
+
+    tokens: int
+    rows: int
+    padding: int
+
+
+def _counts(trainer: Any, pieces: Sequence[RowPiece]) -> list[_Counts]:
+    of_rank = [
+        (trained_mask(piece.inputs).sum().item(), len(piece.inputs[ROW]), _padding(piece))
+        for piece in pieces
+    ]
+    counts = torch.tensor(of_rank, dtype=torch.int64, device=trainer.accelerator.device)
+    return [
+        _Counts(*of_piece)
+        for of_piece in trainer.accelerator.reduce(counts, reduction="sum").tolist()
+    ]
+
+
+def _padding(piece: RowPiece) -> int:
+    return int((piece.inputs[ROW] < 0).sum())
+
+
+def _counted_by_rows(trainer: Any, inputs: Mapping[str, Any]) -> set[str]:
+    """Return the metrics that TRL takes the mean of over rows, padding included."""
+    if inputs["advantages"].ndim > 1:  # one number for each token, as a product with them
+        return set()
+    found = {"vespo/phi_seq_mean"}
+    if trainer.importance_sampling_level == "sequence":
+        found |= {f"clip_ratio/{name}_mean" for name in ("low", "high", "region")}
+        found |= {"cispo_clip_ratio"}
+    return found
+
+
+def _joined(
+    logged: Sequence[Metrics],
+    shares: Sequence[float],
+    counts: Sequence[_Counts],
+    by_rows: set[str],
+) -> Iterator[tuple[str, float]]:
+    """Yield each metric of a chunk from those of its pieces, in TRL's order."""
+    for name in dict.fromkeys(name for metrics in logged for name in metrics):
+        have = [
+            (k, metrics[name][-1])
+            for k, metrics in enumerate(logged)
+            if metrics.get(name) and not math.isnan(metrics[name][-1])
+        ]
+        values = [value for _, value in have]
+        if name in by_rows:
+            of_padding = 1.0 if name == "vespo/phi_seq_mean" else 0.0
+            total = sum(v * counts[k].rows - of_padding * counts[k].padding for k, v in have)
+            rows = sum(counts[k].rows - counts[k].padding for k, _ in have)
+            yield name, total / rows if rows else math.nan
+        elif len(values) < 2:
+            yield name, values[0] if values else math.nan
+        elif name.endswith(("_min", "/min")):
+            yield name, min(values)
+        elif name.endswith(("_max", "/max")):
+            yield name, max(values)
+        elif name == "policy_loss":
+            yield name, sum(shares[k] * v for k, v in have)
+        else:
+            total = sum(counts[k].tokens * v for k, v in have)
+            tokens = sum(counts[k].tokens for k, _ in have)
+            yield name, total / tokens if tokens else values[-1]

@@ -1,0 +1,154 @@
+"""The rows of a generation batch: those that TRL knows, and the other conversations behind them.
+
+TRL has one row for each prompt, the rollout's *main* row. The rows of the other conversations
+follow, then as many padding rows as every rank needs for the same number of rows. The numbers of
+rows are positions in this order, and -1 for padding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from abut.errors import RolloutError
+from abut.rollout.rollout import Branch, Rollout
+from abut.trl.rows import conversations_of, is_measured
+
+COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+"""The lists of a `rollout_func` that TRL makes rows of."""
+
+
+class RowPlace(NamedTuple):
+    """The rollout of a row, and which of its conversations the row is; 0 is the main one."""
+
+    rollout: int
+    conversation: int
+
+
+@dataclass
+class RowBatch:
+    """The rows of this rank in one generation batch.
+
+    Attributes:
+        rollouts: one for each prompt.
+        columns: their main rows, as TRL got them.
+        conversations: those of each rollout that are rows, the main one first.
+        padding_id: the token that padding rows are made of.
+        by_agents: whether an agent could have played any of them; the same on all ranks.
+        rows: how many rows this rank has with its padding, the same on all ranks.
+        rewards: `(rollouts of all ranks, reward functions)`, as TRL computed them.
+        weights: the factor on the loss of each row, without padding; empty where there are main
+            rows alone.
+    """
+
+    rollouts: Sequence[Rollout]
+    columns: Mapping[str, list[Any]]
+    conversations: Sequence[Sequence[Branch]]
+    padding_id: int
+    by_agents: bool = False
+    rows: int = 0
+    rewards: Any = None
+    weights: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Note the place of each row."""
+        of_rollouts = list(enumerate(self.conversations))
+        self.places = [RowPlace(k, 0) for k, _ in of_rollouts]
+        self.places += [RowPlace(k, j) for k, every in of_rollouts for j in range(1, len(every))]
+        self.rows = self.rows or len(self.rollouts)
+
+    @property
+    def has_others(self) -> bool:
+        """True if any rank has a row that is not a main one."""
+        return self.rows > len(self.rollouts)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many rollouts, how many rows without padding, and the most rows of one rollout."""
+        most = max(map(len, self.conversations), default=1)
+        return len(self.rollouts), len(self.places), max(most, 1)
+
+    @property
+    def padding_rows(self) -> int:
+        """How many rows are padding."""
+        return self.rows - len(self.places)
+
+    @property
+    def other_masks(self) -> list[list[int]]:
+        """The masks of the rows that are not main rows, without padding."""
+        others = self.places[len(self.rollouts) :]
+        return [self.conversations[k][j].columns.env_mask.tolist() for k, j in others]
+
+    def lengthened(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what TRL's `_generate` returned, with all rows in place of the main ones.
+
+        The lists are found by their identity: where they are in the tuple depends on the version.
+
+        Raises:
+            RolloutError: a list is not there.
+        """
+        longer = {id(self.columns[name]): self._with_others(name) for name in COLUMNS}
+        if missing := longer.keys() - {id(part) for part in returned}:
+            names = [name for name in COLUMNS if id(self.columns[name]) in missing]
+            raise RolloutError(
+                f"TRL did not hand on {', '.join(map(repr, names))} of the rollout_func as it was, "
+                "so the other conversations of its rollouts have no place\n"
+                "hint: pass make_rollout_func(…) itself, and change no list that it returns; or "
+                'RolloutConfig(branch="longest"), which needs no other rows'
+            )
+        return tuple(longer.get(id(part), part) for part in returned)
+
+    def _with_others(self, name: str) -> list[Any]:
+        padding = [0.0] if name == "logprobs" else [0] if name == "env_mask" else [self.padding_id]
+        longest = max(map(len, self.columns["prompt_ids"]))
+        others = [
+            _row_of(self.conversations[place.rollout][place.conversation], longest)[name]
+            for place in self.places[len(self.rollouts) :]
+        ]
+        return [*self.columns[name], *others, *([*padding] for _ in range(self.padding_rows))]
+
+
+def rows_of_batch(
+    rollouts: Sequence[Rollout],
+    columns: Mapping[str, list[Any]],
+    *,
+    takes_all: bool,
+    can_score: Callable[[Rollout], bool],
+    padding_id: int,
+    by_agents: bool,
+) -> RowBatch:
+    """Return the rows of a generation batch.
+
+    Args:
+        rollouts: of this rank.
+        columns: what the `rollout_func` returns.
+        takes_all: whether each conversation is a row; otherwise there are main rows alone.
+        can_score: whether a rollout that was measured can get a reward. The others have their main
+            row alone, as those that failed.
+        padding_id: see `RowBatch`.
+        by_agents: see `RowBatch`.
+    """
+    conversations = []
+    for rollout in rollouts:
+        every = conversations_of(rollout)
+        trains = not rollout.failed and is_measured(rollout) and can_score(rollout)
+        conversations.append(every if takes_all and trains else every[:1])
+    lists = {name: columns[name] for name in COLUMNS}
+    return RowBatch(rollouts, lists, conversations, padding_id, by_agents)
+
+
+def _row_of(conversation: Branch, longest_prompt: int) -> dict[str, list[Any]]:
+    """Return the row of a conversation as TRL takes it.
+
+    TRL pads prompts and completions to the longest of each. A late fork, whose prompt is nearly the
+    whole conversation, would make all prompts as long as itself; so the part beyond the longest
+    main prompt becomes the beginning of the completion, which trains nothing there.
+    """
+    columns = conversation.columns
+    prompt = columns.prompt_ids.tolist()
+    surplus = prompt[longest_prompt:]
+    return {
+        "prompt_ids": prompt[:longest_prompt],
+        "completion_ids": surplus + columns.completion_ids.tolist(),
+        "logprobs": [0.0] * len(surplus) + columns.logprobs.tolist(),
+        "env_mask": [0] * len(surplus) + columns.env_mask.tolist(),
+    }

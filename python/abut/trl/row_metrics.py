@@ -1,0 +1,101 @@
+"""Logs and tables of a batch that has more rows than rollouts.
+
+Reward and length metrics and tables are of main rows alone, as without other conversations. All
+other metrics are over all rows, without padding.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from abut.notices import Once
+from abut.trl.row_batch import RowBatch
+from abut.trl.version import TABLES_OF_MAIN_ROWS, trl_version
+
+logger = logging.getLogger(__name__)
+_once = Once(logger)
+_ZEROED_FRAC = 0.1
+_TABLES = ("prompt", "completion")
+
+
+def tables_of(trainer: Any) -> dict[str, list[Any]]:
+    """Return what TRL's table of completions holds."""
+    return {name: list(trainer._logs[name]) for name in _TABLES}
+
+
+def refill_tables(
+    trainer: Any, before: dict[str, list[Any]], batch: RowBatch, output: dict[str, Any]
+) -> None:
+    """Have the table hold main rows alone; TRL up to 1.14 decodes all rows into it.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        before: the table before this batch.
+        batch: has been scored.
+        output: of TRL, with all rows.
+    """
+    if not batch.has_others or trl_version() >= TABLES_OF_MAIN_ROWS:
+        return
+    from accelerate.utils import gather_object
+
+    for name in _TABLES:
+        ids = output[f"{name}_ids"][: len(batch.rollouts)]
+        texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+        table = trainer._logs[name]
+        table.clear()
+        table.extend(before[name])
+        table.extend(gather_object(texts))
+
+
+def log_rows(trainer: Any, counts: Sequence[tuple[int, int, int]]) -> None:
+    """Log the rows of a rollout.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        counts: of each rank its rollouts, their rows, and the most rows of one.
+    """
+    metrics = trainer._metrics["train"]
+    rollouts, rows, most = zip(*counts, strict=True)
+    metrics["rollout/rows/mean"].append(sum(rows) / sum(rollouts))
+    metrics["rollout/rows/max"].append(float(max(most)))
+
+
+def log_ratios(trainer: Any, ratios: Any) -> None:
+    """Log the importance sampling ratios of whole rows again, without those of padding.
+
+    Args:
+        trainer: a `GRPOTrainer` that samples with vLLM.
+        ratios: `(rows,)`, without padding.
+    """
+    import torch
+
+    metrics = trainer._metrics["train"]
+    for name, of_rank, of_all in (
+        ("min", torch.min, torch.min),
+        ("mean", torch.mean, torch.nanmean),
+        ("max", torch.max, torch.max),
+    ):
+        gathered = trainer.accelerator.gather(of_rank(ratios))
+        metrics[f"sampling/importance_sampling_ratio/{name}"][-1] = of_all(gathered).item()
+
+
+def warn_of_masked_rows(ratios: Any, trained: Any) -> None:
+    """Warn where a mask over whole rows drops many of the tokens that would be trained.
+
+    The longer a row is, the further the product of its tokens' ratios is from 1, even where each
+    token's is near it.
+
+    Args:
+        ratios: `(rows,)`, 0 for a row that is masked.
+        trained: `(rows,)` tokens of each.
+    """
+    total = int(trained.sum())
+    zeroed = int(trained[ratios == 0].sum())
+    if total and zeroed >= _ZEROED_FRAC * total:
+        _once.warn(
+            "masked rows",
+            f"{zeroed / total:.0%} of the {total} tokens that a batch would train have weight 0: "
+            'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops whole rows where '
+            "the product of the tokens' ratios is too large, and long rows get there soon\n"
+            'hint: GRPOConfig(vllm_importance_sampling_mode="token_truncate")',
+        )

@@ -1,0 +1,326 @@
+"""The trainer around the rows: their numbers, pieces, metrics, tables, warnings and errors."""
+
+import dataclasses
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+trl = pytest.importorskip("trl")
+
+import abut.trl  # noqa: E402
+from abut.errors import RolloutError  # noqa: E402
+from abut.trl import row_metrics, trainer_checks  # noqa: E402
+from abut.trl.all_rows import AllRows, with_all_rows  # noqa: E402
+from tests.kit.training.scripted_rows import (  # noqa: E402
+    RowsRun,
+    alone,
+    branching,
+    random_columns,
+    rollout_of,
+)
+
+
+class Probe(trl.GRPOTrainer):  # type: ignore[misc]
+    """Notes the rows of each pass through the model, below the mixin."""
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._abut_forward is not None:
+            self.seen.append((self._abut_forward["abut_row"], input_ids, attention_mask))
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, *args, **kwargs
+        )
+
+    seen: list[Any]
+
+
+# `pytest.warns` passes other warnings on, beyond the filters that know where they come from.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_each_row_meets_its_number_through_shuffle_split_and_pieces(tmp_path: Path) -> None:
+    run = RowsRun(
+        tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=3, pad_to_multiple_of=4
+    )
+    run.trainer.seen = []
+    with pytest.warns(UserWarning, match="Probe replaces _get_per_token_logps_and_entropies of"):
+        run.train()
+    batch, rollouts = run.trainer.abut_rows, run.rollouts
+    passes = [len(rows) for rows, _, _ in run.trainer.seen]
+    chunk = batch.rows // 2
+    assert passes == 2 * [*[3] * (chunk // 3), *[chunk % 3] * bool(chunk % 3)]
+    met = []
+    for rows, input_ids, attention in run.trainer.seen:
+        for row, ids, real in zip(rows.tolist(), input_ids, attention, strict=True):
+            met.append(row)
+            if row >= 0:
+                k, j = batch.places[row]
+                own = rollouts[k][j]
+                right = [*own.prompt_ids.tolist(), *own.completion_ids.tolist()]
+                assert ids[real.bool()].tolist() == right
+            else:
+                assert real.sum() == 2, "a padding row is two tokens"
+    assert sorted(row for row in met if row >= 0) == list(range(len(batch.places)))
+    assert met.count(-1) == batch.padding_rows
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_pieces_are_narrow(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=2)
+    run.trainer.seen = []
+    with pytest.warns(UserWarning, match="Probe replaces"):
+        run.train()
+    slots = sum(input_ids.numel() for _, input_ids, _ in run.trainer.seen)
+    tokens = sum(int(attention.sum()) for _, _, attention in run.trainer.seen)
+    assert slots < 1.3 * tokens
+
+
+def kept_outputs(trainer: Any) -> list[dict[str, Any]]:
+    """What is scored from here on, as it goes to shuffle and split."""
+    kept: list[dict[str, Any]] = []
+    score = trainer._generate_and_score_completions
+
+    def keep(inputs: Any) -> Any:
+        kept.append(score(inputs))
+        return kept[-1]
+
+    trainer._generate_and_score_completions = keep
+    return kept
+
+
+# ---- metrics and tables
+
+
+def test_reward_and_length_metrics_and_tables_are_of_main_rows(tmp_path: Path) -> None:
+    logs, tables = [], []
+    for name, trainer_class in (("ours", None), ("trl", trl.GRPOTrainer)):
+        run = RowsRun(tmp_path / name, trainer_class=trainer_class, accumulation=2).train()
+        logs.append(
+            {
+                key: value
+                for key, value in run.logged().items()
+                if key.startswith(
+                    ("completions/", "reward", "frac_", "num_tokens", "rollout/turns")
+                )
+            }
+        )
+        tables.append({key: list(run.trainer._logs[key]) for key in ("prompt", "completion")})
+        tables[-1]["advantages"] = list(run.trainer._logs["advantages"])
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 10
+    assert tables[0] == tables[1]
+    assert [len(table) for table in tables[0].values()] == [8, 8, 8]
+
+
+def test_other_metrics_are_over_all_rows_without_padding(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, piece=2, beta=0.3).train()
+    entropy, divergence, tokens = 0.0, 0.0, 0
+    for rows in run.rollouts:
+        for columns in rows:
+            ids = torch.tensor([[*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]])
+            start, mask = len(columns.prompt_ids), torch.tensor(columns.env_mask.tolist()).bool()
+            with torch.no_grad():
+                logprobs, reference = (
+                    model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(-1)
+                    for model in (run.before[0], run.reference)
+                )
+            entropy += float(-(logprobs.exp() * logprobs).sum(-1)[mask].sum())
+            taken = ids[0, start:, None]
+            difference = (reference.gather(1, taken) - logprobs.gather(1, taken))[mask]
+            divergence += float((difference.exp() - difference - 1).sum())
+            tokens += int(mask.sum())
+    assert run.logged()["entropy"] == pytest.approx(entropy / tokens, rel=1e-5)
+    assert run.logged()["kl"] == pytest.approx(divergence / tokens, rel=1e-5)
+    counts = [len(rows) for rows in run.rollouts]
+    assert run.logged()["rollout/rows/mean"] == sum(counts) / 8
+    assert run.logged()["rollout/rows/max"] == max(counts)
+    assert run.logged()["rollout/dropped_sampled_frac"] == 0
+
+
+@pytest.mark.parametrize("piece", [None, 2])
+def test_ratios_and_clips_of_whole_rows_are_without_padding(
+    tmp_path: Path, piece: int | None
+) -> None:
+    """A row of padding has a ratio of exactly 1, and clips nothing."""
+
+    def padded(rng: random.Random, task: Any) -> Any:
+        others = [random_columns(rng) for _ in range(task.index == 0)]
+        return rollout_of(task, round(rng.random(), 2), random_columns(rng), *others)
+
+    run = RowsRun(
+        tmp_path,
+        padded,
+        accumulation=4,
+        piece=piece,
+        vllm_mode="sequence_truncate",
+        importance_sampling_level="sequence",
+    )
+    kept: list[Any] = []
+    score = run.trainer._generate_and_score_completions
+    run.trainer._generate_and_score_completions = lambda inputs: (
+        kept.append(score(inputs)) or kept[0]
+    )
+    run.train()
+    assert run.trainer.abut_rows.padding_rows == 3
+    ratios = kept[0]["importance_sampling_ratio"][:9, 0]
+    logged = run.logged()
+    assert logged["sampling/importance_sampling_ratio/mean"] == pytest.approx(float(ratios.mean()))
+    assert logged["sampling/importance_sampling_ratio/min"] == pytest.approx(float(ratios.min()))
+
+
+def test_many_tokens_under_sequence_mask_are_warned_of(
+    tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(row_metrics, "_once", row_metrics.Once(row_metrics.logger))
+
+    def unlikely(rng: random.Random, task: Any) -> Any:
+        rollout = branching(rng, task)
+        rollout.columns.logprobs[:] = -40.0
+        return rollout
+
+    for mode in ("sequence_truncate", "sequence_mask"):
+        RowsRun(tmp_path / mode, unlikely, vllm_mode=mode).train()
+        said = [r.getMessage() for r in caplog.records if "sequence_mask" in r.getMessage()]
+        assert len(said) == (mode == "sequence_mask")
+    assert "tokens that a batch would train have weight 0" in said[0]
+    assert 'GRPOConfig(vllm_importance_sampling_mode="token_truncate")' in said[0]
+
+
+# ---- which rows
+
+
+def test_a_rollout_without_a_reward_or_that_failed_has_its_main_row_alone(tmp_path: Path) -> None:
+    def partly(rng: random.Random, task: Any) -> Any:
+        rollout = rollout_of(task, 0.1 * task.index, random_columns(rng), random_columns(rng))
+        if task.index == 1:
+            rollout.reward = None
+        if task.index == 2:
+            rollout.measured, rollout.reward = False, None
+        return rollout
+
+    run = RowsRun(tmp_path / "env", partly).train()
+    counts = [len(rows) for rows in run.trainer.abut_rows.conversations]
+    assert counts == [2, 1, 1, 2, 2, 2, 2, 2]
+    length = abut.trl.scored_only(lambda completion_ids, **_: [len(ids) for ids in completion_ids])
+    run = RowsRun(tmp_path / "length", partly, reward_funcs=[abut.trl.env_reward, length]).train()
+    counts = [len(rows) for rows in run.trainer.abut_rows.conversations]
+    assert counts == [2, 2, 1, 2, 2, 2, 2, 2], "another function scores what was measured"
+
+
+def test_what_was_not_delivered_is_no_row(tmp_path: Path) -> None:
+    def undelivered(rng: random.Random, task: Any) -> Any:
+        rollout = rollout_of(
+            task, rng.random(), random_columns(rng), *map(random_columns, [rng] * 2)
+        )
+        one, two = rollout.branches
+        rollout.branches = [one, dataclasses.replace(two, delivered=False)]
+        return rollout
+
+    run = RowsRun(tmp_path, undelivered).train()
+    assert [len(rows) for rows in run.trainer.abut_rows.conversations] == [2] * 8
+    assert run.logged()["rollout/rows/mean"] == 2
+    assert 0 < run.logged()["rollout/dropped_sampled_frac"] < 0.6
+
+
+def test_a_late_fork_widens_no_prompt(tmp_path: Path) -> None:
+    def forked(rng: random.Random, task: Any) -> Any:
+        main = random_columns(rng, prompt=[5, 6], turns=4)
+        whole = [*main.prompt_ids.tolist(), *main.completion_ids.tolist()]
+        return rollout_of(task, rng.random(), main, random_columns(rng, prompt=whole))
+
+    run = RowsRun(tmp_path, forked)
+    kept: list[Any] = []
+    score = run.trainer._generate_and_score_completions
+    run.trainer._generate_and_score_completions = lambda inputs: (
+        kept.append(score(inputs)) or kept[0]
+    )
+    run.train()
+    assert kept[0]["prompt_ids"].shape == (16, 2)
+    assert kept[0]["abut_row"].tolist() == list(range(16))
+
+
+# ---- how to get the trainer, and what is refused
+
+
+def test_the_class_is_that_of_trl_now(monkeypatch: Any) -> None:
+    ours = abut.trl.GRPOTrainer
+    assert ours is abut.trl.GRPOTrainer
+    assert issubclass(ours, AllRows)
+    assert issubclass(ours, trl.GRPOTrainer)
+    assert ours.__name__ == "GRPOTrainer"
+    replaced = type("UnslothGRPOTrainer", (trl.GRPOTrainer,), {})
+    monkeypatch.setattr(trl, "GRPOTrainer", replaced)
+    assert issubclass(abut.trl.GRPOTrainer, replaced)
+    assert "GRPOTrainer" in dir(abut.trl)
+    with pytest.raises(AttributeError, match="has no attribute 'NoTrainer'"):
+        _ = abut.trl.NoTrainer
+
+
+def test_a_trainer_is_extended_before_it_trains(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, alone, trainer_class=trl.GRPOTrainer).train()
+    with pytest.raises(RuntimeError, match=r"extend\(GRPOTrainer\) after training has begun"):
+        abut.trl.extend(run.trainer)
+    fresh = RowsRun(tmp_path, extend=True)
+    assert abut.trl.extend(fresh.trainer) is fresh.trainer
+    assert type(fresh.trainer) is abut.trl.GRPOTrainer
+    fresh.train()
+    assert fresh.trainer.abut_rows.has_others
+    with pytest.raises(TypeError, match="extend takes a GRPOTrainer, and SimpleNamespace has no"):
+        abut.trl.extend(SimpleNamespace())
+
+
+def test_another_rollout_func_is_left_alone(tmp_path: Path) -> None:
+    def copied(rollout_func: Any) -> Any:
+        keys = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
+
+        def own(prompts: Any, trainer: Any) -> Any:
+            made = rollout_func(prompts, trainer)
+            trainer._abut_handed = None
+            return {key: made[key] for key in keys}
+
+        return own
+
+    run = RowsRun(tmp_path, wrap=copied).train()
+    assert run.trainer.abut_rows is None
+    assert len(run.gradients) == 1
+
+
+def test_lists_that_trl_did_not_hand_on(tmp_path: Path) -> None:
+    def copying(rollout_func: Any) -> Any:
+        def wrapper(prompts: Any, trainer: Any) -> Any:
+            made = rollout_func(prompts, trainer)
+            return {**made, "logprobs": [list(row) for row in made["logprobs"]]}
+
+        return wrapper
+
+    with pytest.raises(RolloutError, match="TRL did not hand on 'logprobs' of the rollout_func"):
+        RowsRun(tmp_path, wrap=copying).train()
+    RowsRun(tmp_path, alone, wrap=copying).train()  # nothing is added, so nothing is missing
+
+
+def checked(monkeypatch: Any, version: tuple[int, ...] = (1, 16), **changes: Any) -> None:
+    args = {"use_liger_kernel": False, "optim": "adamw_torch"}
+    args |= {name: changes.pop(name) for name in args if name in changes}
+    trainer: Any = abut.trl.GRPOTrainer.__new__(abut.trl.GRPOTrainer)
+    trainer.args, trainer.loss_type = SimpleNamespace(**args), changes.pop("loss_type", "grpo")
+    monkeypatch.setattr(trainer_checks, "trl_version", lambda: version)
+    monkeypatch.setattr(trainer_checks, "trl_version_text", lambda: ".".join(map(str, version)))
+    trainer_checks.check_rows(trainer, stacklevel=1)
+
+
+def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -> None:
+    checked(monkeypatch, use_liger_kernel=True)
+    with pytest.raises(
+        ValueError, match=r"use_liger_kernel=True with TRL 1\.13: its loss takes no"
+    ):
+        checked(monkeypatch, (1, 13), use_liger_kernel=True)
+    checked(monkeypatch, loss_type="luspo")
+    with pytest.raises(ValueError, match=r'loss_type="luspo" with TRL 1\.9: it counts padding'):
+        checked(monkeypatch, (1, 9), loss_type="luspo")
+    with pytest.raises(ValueError, match="optim='adalomo': it takes a step in each backward pass"):
+        checked(monkeypatch, optim="adalomo")
+    with pytest.raises(ValueError, match="loss_type='newest': abut knows how to weigh the rows"):
+        checked(monkeypatch, loss_type="newest")
