@@ -1,5 +1,8 @@
 """What reward functions gave is shown, wherever rewards are."""
 
+import base64
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,10 @@ import pytest
 from abut.cli.__main__ import main
 from abut.records.filter import parse_filter
 from abut.records.read import read_records
-from abut.records.record import score_record
-from abut.records.recorder import JsonlRecorder
-from abut.records.viewer.packed import row_of_list
+from abut.records.record import advantages_of, score_record
+from abut.records.recorder import FlushingRecorder, JsonlRecorder, recorder_at
+from abut.records.viewer.packed import Chunk, Pieces, row_of_list
+from abut.rollout.rollout import Branch, TurnRecord
 from abut.trl.run_records import total_reward
 from tests.kit.data.records import a_rollout
 
@@ -64,3 +68,69 @@ def test_without_scores_the_reward_is_the_environments(tmp_path: Path, capsys: A
 def test_a_function_that_gave_nothing_adds_nothing() -> None:
     assert total_reward({"a": None, "b": 2.0}, {"a": 1.0, "b": 0.5}) == 1.0
     assert total_reward({"a": None}, {}) is None
+
+
+ROWS = [
+    {"branch": None, "weight": 1.5, "advantages": [0.75, -0.5]},
+    {"branch": 1, "weight": 0.5, "advantages": [2.0]},
+]
+
+
+@pytest.fixture(params=["r.jsonl", "r"])
+def credited(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A rollout of two turns and two branches; its row and the second branch were trained."""
+    path: Path = tmp_path / request.param
+    recorder = recorder_at(path)
+    turns = [TurnRecord(2, 3, "stop"), TurnRecord(4, 5, "stop")]
+    branches = [Branch(a_rollout().columns), Branch(a_rollout().columns)]
+    recorder.write(a_rollout("r0", turns=turns, branches=branches), run_id="run")
+    if isinstance(recorder, FlushingRecorder):
+        recorder.flush()
+    given = {"env_reward": 1.0}
+    scores = score_record("run", "r0", given, total=1.0, advantage=0.25, rows=ROWS)
+    recorder.write_scores([scores])
+    return path
+
+
+def test_advantages_of_turns_come_back_with_their_rows(credited: Path) -> None:
+    (record,) = read_records(credited)
+    assert record["rows"] == ROWS
+    assert [list(advantages_of(record, branch)) for branch in (None, 0, 1)] == [
+        [0.75, -0.5],
+        [],
+        [2.0],
+    ]
+
+
+def test_each_turn_shows_its_advantage(credited: Path, capsys: Any) -> None:
+    assert main(["show", str(credited)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("turn ")]
+    assert [line.rpartition("  ")[2] for line in lines] == ["advantage 0.75", "advantage -0.5"]
+
+
+def test_the_page_has_the_advantages_of_the_row_and_of_branches(credited: Path) -> None:
+    (record,) = read_records(credited)
+    chunk = Chunk()
+    chunk.add(record, Pieces(None, None))
+    facts = unpacked(chunk.packed())
+    (rollout,) = facts["rollouts"]
+    assert rollout["advantages"] == [0.75, -0.5]
+    assert [branch["advantages"] for branch in rollout["branches"]] == [[], [2.0]]
+
+
+def unpacked(packed: str) -> Any:
+    raw = gzip.decompress(base64.b64decode(packed))
+    return json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
+
+
+def test_scores_of_before_have_no_rows(scored: Path, capsys: Any) -> None:
+    path = scored.with_suffix(".scores.jsonl")
+    lines = path.read_text().splitlines()
+    old = [{k: v for k, v in json.loads(line).items() if k != "rows"} for line in lines]
+    path.write_text("".join(json.dumps(row) + "\n" for row in old))
+    records = list(read_records(scored))
+    assert [record["rows"] for record in records] == [None] * 3
+    assert [record["advantage"] for record in records] == [0.0, 0.0, None]
+    assert main(["show", str(scored), "--index", "0"]) == 0
+    assert "turn 0" in (said := capsys.readouterr().out)
+    assert "advantage" not in said.partition("turn 0")[2]

@@ -71,7 +71,7 @@ def _write_lines(rows: Iterable[dict[str, Any]], file: TextIO) -> int:
 
 def _fields(without: Iterable[str]) -> set[str]:
     left_out = {field for name in without for field in TOGETHER.get(name, (name,))}
-    if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "total", "advantage"}):
+    if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "total", "advantage", "rows"}):
         raise ValueError(
             f"a record has no field {strange[0]!r}\nhint: docs/records.md has those that there are"
         )

@@ -18,9 +18,9 @@ def read_records(
     """Yield the records of a file, a folder, or several of them.
 
     Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are the
-    values that were recorded, not text. `rewards`, `total` and `advantage` come from the scores
-    beside the records and are None if there are none. Scores among the paths are skipped, and so
-    is the part of a last line that a killed process left.
+    values that were recorded, not text. `rewards`, `total`, `advantage` and `rows` come from the
+    scores beside the records and are None if there are none. Scores among the paths are skipped,
+    and so is the part of a last line that a killed process left.
 
     Raises:
         ValueError: a line or file does not hold records; names it.
@@ -55,7 +55,13 @@ def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
     # Older records have no total. TRL weighs all reward functions the same by default.
     if total is None and known:
         total = sum(known)
-    return {"rewards": rewards, "total": total, "advantage": row["advantage"]}
+    # Older scores have no rows.
+    return {
+        "rewards": rewards,
+        "total": total,
+        "advantage": row["advantage"],
+        "rows": row.get("rows"),
+    }
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -87,6 +87,7 @@ SCORES: Mapping[str, Type] = {
     "rewards": [{"name": "string", "value": "float64"}],
     "total": "float64",
     "advantage": "float64",
+    "rows": [{"branch": "int32", "weight": "float64", "advantages": ["float64"]}],
 }
 """The fields of the scores that reward functions and the trainer gave to a rollout."""
 
@@ -178,6 +179,7 @@ def score_record(
     *,
     total: float | None,
     advantage: float | None = None,
+    rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the record of the scores of one rollout.
 
@@ -187,6 +189,9 @@ def score_record(
         rewards: the reward of each reward function, by name; None if the function gave none.
         total: their sum as the trainer weighs them; None if no function gave a reward.
         advantage: None if the trainer did not compute one.
+        rows: what each conversation that was trained counted, the rollout's own row first; None if
+            the trainer has one row for each rollout. `branch`: its number in `branches`, None for
+            the rollout's own row. `weight`: the factor on its loss. `advantages`: of its own turns.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -196,6 +201,7 @@ def score_record(
         "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
         "total": total,
         "advantage": advantage,
+        "rows": None if rows is None else [dict(row) for row in rows],
     }
 
 
@@ -205,9 +211,18 @@ def total_of(record: Mapping[str, Any]) -> float | None:
     return total
 
 
+def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[float]:
+    """Return the advantage of each turn of a branch, or of the row; empty if it was not trained."""
+    for row in record.get("rows") or ():
+        if row["branch"] == branch:
+            advantages: Sequence[float] = row["advantages"]
+            return advantages
+    return ()
+
+
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = {**record, "rewards": None, "total": None, "advantage": None}
+    read = {**record, "rewards": None, "total": None, "advantage": None, "rows": None}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []

@@ -11,7 +11,7 @@ from abut._native import Tokenizer
 from abut.errors import printable
 from abut.messages import texts_of
 from abut.parts import PROVENANCE
-from abut.records.record import total_of
+from abut.records.record import advantages_of, total_of
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}
 
@@ -164,12 +164,14 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
         yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
     if traces := record["attempt_tracebacks"]:
         yield printable(str(traces[-1])).replace("\n", "\n  ")
+    advantages = advantages_of(record, None)
     for number, turn in enumerate(record["turns"]):
+        gained = f"  advantage {_figure(advantages[number])}" if number < len(advantages) else ""
         yield (
             f"turn {number}  tokens {_field(turn['start'])}:{_field(turn['end'])}  "
             f"{_field(turn['finish_reason'])}  "
             f"generate {turn['generate_s']:.3f} s  env {turn['env_s']:.3f} s  "
-            f"reward {_field(turn['reward'])}"
+            f"reward {_field(turn['reward'])}{gained}"
         )
     verdicts = ", ".join(
         _field(seam["kind"]) + ("" if seam["exact"] else " (inexact)") for seam in record["seams"]

@@ -115,6 +115,24 @@ def test_branches_are_tabs(show: Show, saved: Save, tokenizer: abut.Tokenizer) -
     assert shown.axe() == []
 
 
+def test_each_turn_says_its_advantage(show: Show, saved: Save, tokenizer: abut.Tokenizer) -> None:
+    other = a_played_rollout(tokenizer, "begin", [("another way", None)])
+    branch = Branch(other.columns, other.provenance, cause="rewritten")
+    rollout = a_played_rollout(tokenizer, "begin", [("one", "two"), ("x", None)], branches=[branch])
+    rows = [
+        {"branch": None, "weight": 1.0, "advantages": [0.75, -0.5]},
+        {"branch": 0, "weight": 1.0, "advantages": [1.25]},
+    ]
+    shown = show(saved([of(rollout) | {"rows": rows}]))
+    heads = shown.page.locator("#view-tokens .turn h3")
+    assert ["advantage" in head for head in heads.all_inner_texts()] == [False, True, True]
+    assert "· advantage +0.75 ·" in heads.nth(1).inner_text()
+    assert "· advantage -0.5 ·" in heads.nth(2).inner_text()
+    shown.page.locator(".branches button").nth(1).click()
+    shown.wait("document.querySelector('#view-tokens .tokens').innerText.includes('another way')")
+    assert "advantage +1.25" in heads.nth(1).inner_text()
+
+
 def test_without_its_tokenizer_ids_and_messages_are_shown(
     show: Show, saved: Save, tokenizer: abut.Tokenizer
 ) -> None:

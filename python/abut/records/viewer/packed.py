@@ -24,7 +24,7 @@ from abut._native import Merge, Tokenizer
 from abut.errors import AbutError
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
-from abut.records.record import total_of
+from abut.records.record import advantages_of, total_of
 from abut.records.viewer.seams import merges, seam_offsets
 
 _CHUNK_TOKENS = 65_536
@@ -140,14 +140,15 @@ class Chunk:
         ids, row = self._columns(record, pieces)
         offsets = seam_offsets(record, len(ids))
         details = {name: json_copy(record.get(name)) for name in _LATER}
-        details |= row
+        details |= row | {"advantages": list(advantages_of(record, None))}
         details["seams"] = _seams(record, ids, offsets, pieces)
         text = pieces.text(pieces.numbers(ids))
         details["messages"] = list(_messages(record.get("messages") or (), text))
         details["branches"] = [
             self._columns(branch, pieces)[1]
             | {"cause": branch.get("cause"), "delivered": branch.get("delivered")}
-            for branch in record.get("branches") or ()
+            | {"advantages": list(advantages_of(record, k))}
+            for k, branch in enumerate(record.get("branches") or ())
         ]
         self._rollouts.append(details)
         self._chars += sum(

@@ -46,6 +46,9 @@ function figure(value, digits = 4) {
     : String(rounded);
 }
 
+/** A difference: positive ones with their sign. */
+const signed = (value) => `${value > 0 ? "+" : ""}${figure(value, 3)}`;
+
 function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 100) return `${Math.round(value).toLocaleString("en")} s`;

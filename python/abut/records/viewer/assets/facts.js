@@ -23,7 +23,7 @@ function factsOf(rollout, only = null) {
   const facts = [
     ["reward", figure(row.total), "main"],
     ...rewards.filter(([name]) => name !== "env_reward" || rewards.length > 1).map(([name, value]) => [name, figure(value)]),
-    ["advantage", row.advantage === null ? "–" : `${row.advantage > 0 ? "+" : ""}${figure(row.advantage, 3)}`, "main"],
+    ["advantage", row.advantage === null ? "–" : signed(row.advantage), "main"],
     ["turns", figure(row.turns)],
     ["tokens", `${figure(row.tokens)}`],
     ["of them sampled", row.tokens ? `${figure(row.sampled_tokens)} (${Math.round(100 * row.sampled_tokens / row.tokens)} %)` : "0"],

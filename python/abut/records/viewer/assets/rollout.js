@@ -38,17 +38,18 @@ function sectionElement(rollout, sequence, section, text, { side = "" } = {}) {
   }
   const name = turn === null ? "Prompt" : `Turn ${turn}`;
   return make("section", { class: "turn", "aria-label": side + name, dataset: { turn: turn ?? "prompt" } },
-    make("h3", {}, name, make("span", { class: "quiet" }, turn === null ? counted(last - first, "token") : turnFacts(section))),
+    make("h3", {}, name, make("span", { class: "quiet" }, turn === null ? counted(last - first, "token") : turnFacts(section, sequence.advantages?.[turn]))),
     parts);
 }
 
-function turnFacts({ first, last, sample }) {
+function turnFacts({ first, last, sample }, advantage) {
   const facts = [
     `${counted(sample.end - sample.start, "token")} from ${first} on`,
     isNone(sample.generate_s) ? null : `sampled in ${seconds(sample.generate_s)}`,
     sample.end < last ? `${figure(last - sample.end)} behind` : null,
     isNone(sample.env_s) ? null : `environment ${seconds(sample.env_s)}`,
     isNone(sample.reward) ? null : `reward ${figure(sample.reward)}`,
+    isNone(advantage) ? null : `advantage ${signed(advantage)}`,
     sample.finish_reason ? `ended by ${sample.finish_reason}` : null,
     sample.stop_string ? `on ${JSON.stringify(sample.stop_string)}` : null,
     sample.model_version ? `weights ${sample.model_version}` : null,
