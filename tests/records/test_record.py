@@ -32,7 +32,11 @@ def test_a_record_replays_the_rollout(stage: Stage, tmp_path: Path) -> None:
     assert record["env_mask"] == rollout.columns.env_mask.tolist()
     assert record["logprobs"] == pytest.approx(rollout.columns.logprobs.tolist(), abs=1e-6)
     assert len(record["provenance"]) == len(row(rollout))
-    assert (record["step"], record["mode"], record["schema_version"]) == (3, "train", 2)
+    assert (record["step"], record["mode"], record["schema_version"]) == (
+        3,
+        "train",
+        SCHEMA_VERSION,
+    )
     for turn in record["turns"]:
         assert row(rollout)[turn["start"] : turn["start"] + 2] == [11, 12]
         assert turn["generate_s"] >= 0
@@ -117,9 +121,9 @@ def test_what_is_no_record_is_named_with_its_line(
 
 def test_another_schema_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text('{"schema_version": 3}\n')
+    path.write_text('{"schema_version": 4}\n')
     with pytest.raises(ValueError, match="schema_version") as raised:
         list(read_records(path))
     assert str(raised.value) == (
-        f"{path}:1: schema_version 3, this abut reads 1 to 2\nhint: pip install --upgrade abut"
+        f"{path}:1: schema_version 4, this abut reads 1 to 3\nhint: pip install --upgrade abut"
     )

@@ -14,14 +14,22 @@ import pytest
 
 import abut
 from abut.records.read import read_records
-from abut.records.record import ROLLOUT, SCORES, Type, arrow_schema, from_record, to_record
+from abut.records.record import (
+    ROLLOUT,
+    SCHEMA_VERSION,
+    SCORES,
+    Type,
+    arrow_schema,
+    from_record,
+    to_record,
+)
 from abut.records.recorder import (
     JsonlRecorder,
     ParquetRecorder,
     recorder_at,
     scores_path,
 )
-from abut.rollout.rollout import Branch
+from abut.rollout.rollout import Branch, TurnRecord
 from tests.kit.checkout import ROOT
 from tests.kit.data.records import a_rollout
 
@@ -39,6 +47,21 @@ HARD = [
     {"attempt_errors": ["once"], "attempt_tracebacks": ["Traceback: once"], "attempts": 2},
     {"branches": [Branch(a_rollout().columns, cause="rewritten", delivered=False)]},
     {"extras": {"moves": [1, None]}, "client_rewrites": {"text_lost": 2}},
+    {"name": "white", "session": "s", "row_reward": 0.5, "row_trained": False},
+    {"names": {"s": "white"}, "rewards": {"white": 0.5, "chatcmpl-1": None}},
+    {
+        "branches": [
+            Branch(
+                a_rollout().columns,
+                name="judge",
+                reward=-1.0,
+                trained=False,
+                auxiliary=True,
+                turns=[TurnRecord(2, 4, answer_id="chatcmpl-2")],
+                turns_before=[TurnRecord(0, 1, reward=0.25), TurnRecord(1, 2)],
+            )
+        ]
+    },
 ]
 
 
@@ -56,7 +79,7 @@ def test_what_was_recorded_is_read_again(tmp_path: Path, form: str) -> None:
     for record, rollout in zip(found, rollouts, strict=True):
         assert record["messages"] == rollout.messages
         assert record["control_spellings"] == rollout.control_spellings
-        assert record["schema_version"] == 2
+        assert record["schema_version"] == SCHEMA_VERSION
         kept = from_record(to_record(rollout))
         assert record.keys() == kept.keys()
         for name in kept.keys() - {"time", "columns", "run_id", "rank", "step", "mode"}:
@@ -118,6 +141,31 @@ def test_records_of_the_first_schema_are_read(tmp_path: Path) -> None:
     (read,) = read_records(tmp_path / "r.jsonl")
     assert {name: read[name] for name in old} == old
     assert (read["group"], read["attempt_tracebacks"], read["branches"]) == (None, [], [])
+    assert (read["names"], read["given_rewards"], read["row_trained"]) == ({}, {}, True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_records_of_the_second_schema_are_read(tmp_path: Path, form: str) -> None:
+    """They lack the names, sessions and rewards of conversations, and the turns of branches."""
+    rollout = a_rollout(branches=[Branch(a_rollout().columns, cause="new")])
+    old = to_record(rollout, step=3) | {"schema_version": 2}
+    newer = {"name", "session", "row_reward", "row_trained", "names", "given_rewards"}
+    of_branch = {"name", "session", "reward", "trained", "auxiliary", "turns", "before"}
+    old = {name: value for name, value in old.items() if name not in newer}
+    old["branches"] = [{k: v for k, v in b.items() if k not in of_branch} for b in old["branches"]]
+    old["turns"] = [{k: v for k, v in t.items() if k != "answer_id"} for t in old["turns"]]
+    if form == "rollouts":
+        pyarrow = pytest.importorskip("pyarrow")
+        (tmp_path / form).mkdir()
+        table = pyarrow.Table.from_pylist([old])
+        pyarrow.parquet.write_table(table, tmp_path / form / "a.parquet")
+    else:
+        (tmp_path / form).write_text(json.dumps(old) + "\n")
+    (read,) = read_records(tmp_path / form)
+    expected = from_record(to_record(rollout, step=3)) | {"schema_version": 2}
+    assert read.keys() == expected.keys()
+    for name in expected.keys() - {"time"}:
+        assert read[name] == expected[name], name
 
 
 # ---- whole or absent
@@ -126,7 +174,7 @@ KILLED = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
-from abut.rollout.rollout import Branch
+from abut.rollout.rollout import Branch, TurnRecord
 from tests.kit.data.records import a_rollout
 from abut.records.recorder import ParquetRecorder, recorder_at
 recorder = recorder_at(Path(sys.argv[3]))

@@ -6,6 +6,7 @@ the gateway, which keeps what was said exact to the token.
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -16,6 +17,10 @@ from abut.errors import EnvError
 from abut.messages import Message
 
 AgentFunction: TypeAlias = Callable[..., Any]
+
+# In an address `.` and `..` are no names: clients take them out of it before they ask.
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,64}")
+NAME_HINT = "a name is 1 to 64 of the letters a to z and A to Z, digits, '_', '-' and '.'"
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,19 @@ class AgentResult:
         messages: the conversation as the agent tells it; None: as the gateway heard it.
         measured: False says that nothing was measured, so no reward function may score the rollout
             (`abut.trl.scored_only`). A reward of None alone leaves it to the other functions.
+        rewards: of parts of the rollout, by key: a name (of all its conversations), a session
+            (which beats its name), or the id of an answer (of that turn; needs `credit`). None: no
+            score, so the conversation is not trained.
+        names: the names of sessions, for calls that have none. A name that may make no call must be
+            here before `rewards` may have it.
     """
 
     reward: float | None
     extras: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Message] | None = None
     measured: bool = True
+    rewards: Mapping[str, float | None] = field(default_factory=dict, kw_only=True)
+    names: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
 
 @runtime_checkable
@@ -106,8 +118,8 @@ class SettlingAgent(Protocol):
     async def settle(self, played: Sequence[tuple[RolloutTask, Any]], tokenizer: Any) -> None:
         """Score rollouts, when all of a batch (or of a group, where they stream) have ended.
 
-        Called before anything is made of them. It may set `reward`, `measured`, `extras` and
-        `turns[k].reward` of a rollout.
+        Called before anything is made of them. It may set `reward`, `measured`, `extras`,
+        `rewards`, `names` and `turns[k].reward` of a rollout.
 
         Args:
             played: each of this agent's as `(task, rollout)`, failed ones too.
@@ -147,48 +159,95 @@ def name_of(agent: Agent) -> str:
 
 
 def result_of(
-    returned: Any, name: str, where: str, *, on_nan: Callable[[], None] | None = None
+    returned: Any,
+    name: str,
+    where: str,
+    *,
+    on_nan: Callable[[], None] | None = None,
+    nan: float | None = None,
 ) -> AgentResult:
-    """Return an agent's result, with a reward that is finite or None.
+    """Return an agent's result, with rewards that are finite or None.
 
     Args:
         returned: by `run`.
         name: what errors call the agent.
         where: the place of its code, for the error.
-        on_nan: called where the reward is not finite, which few mean.
+        on_nan: called where a reward is not finite, which few mean.
+        nan: what such a reward becomes.
 
     Raises:
         EnvError: it is no reward.
     """
     result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
-    reward, extras, messages = result.reward, result.extras, result.messages
-    if reward is not None:
+
+    def score(value: Any) -> float | None:
+        number = _number(value)
+        if number is None or math.isfinite(number):
+            return number
+        if on_nan is not None:
+            on_nan()
+        return nan
+
+    try:
+        _check_result(result)
         try:
-            reward = float(reward)
-        except OverflowError:
-            reward = math.inf
-        except Exception:
+            reward = score(result.reward)
+        except TypeError:
             raise placed(
                 EnvError(
-                    f"{name} returned {type(reward).__name__}: expected a number, None or an "
-                    "AgentResult\nhint: return the reward; None says that there is no score"
+                    f"{name} returned {type(result.reward).__name__}: expected a number, None or "
+                    "an AgentResult\nhint: return the reward; None says that there is no score"
                 ),
                 where,
             ) from None
-        if not math.isfinite(reward):
-            reward = None
-            if on_nan is not None:
-                on_nan()
-    if not isinstance(extras, Mapping) or not all(isinstance(key, str) for key in extras):
-        raise placed(EnvError(f"{name}: AgentResult.extras must be a dict with names"), where)
+        rewards = {key: score(value) for key, value in result.rewards.items()}
+    except (TypeError, ValueError) as error:
+        raise placed(EnvError(f"{name}: {error}"), where) from None
+    return AgentResult(
+        reward,
+        dict(result.extras),
+        result.messages,
+        result.measured,
+        rewards=rewards,
+        names=dict(result.names),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Return a reward as a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    try:
+        return None if value is None else float(value)
+    except OverflowError:
+        return math.inf
+    except Exception:
+        raise TypeError(
+            f"AgentResult.rewards has a value of type {type(value).__name__}: expected a number "
+            "or None"
+        ) from None
+
+
+def _check_result(result: AgentResult) -> None:
+    for attribute, what in (("extras", "names"), ("rewards", "texts as keys"), ("names", "texts")):
+        value = getattr(result, attribute)
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError(f"AgentResult.{attribute} must be a dict with {what}")
+    messages = result.messages
     if messages is not None and not all(isinstance(message, Mapping) for message in messages):
-        raise placed(EnvError(f"{name}: AgentResult.messages must be a list of messages"), where)
+        raise ValueError("AgentResult.messages must be a list of messages")
     if not isinstance(result.measured, bool):
-        raise placed(
-            EnvError(
-                f"{name}: AgentResult.measured is {result.measured!r}, expected True or False\n"
-                "hint: False says that nothing was measured"
-            ),
-            where,
+        raise ValueError(
+            f"AgentResult.measured is {result.measured!r}, expected True or False\n"
+            "hint: False says that nothing was measured"
         )
-    return AgentResult(reward, dict(extras), messages, result.measured)
+    for name in result.names.values():
+        if not is_name(name):
+            raise ValueError(f"AgentResult.names has the name {name!r}\nhint: {NAME_HINT}")
+
+
+def is_name(name: Any) -> bool:
+    """Return whether calls may have this name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None

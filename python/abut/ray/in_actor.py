@@ -14,7 +14,6 @@ import pickle
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -202,10 +201,8 @@ class AgentHost(ActorHost):
         Raises:
             EnvError: it is no reward, or has what cannot be pickled.
         """
-        name, place, nan = name_of(self.made), place_of_agent(self.made), list[None]()
-        result = result_of(returned, name, place, on_nan=lambda: nan.append(None))
-        if nan:  # noticed where the training runs
-            result = replace(result, reward=math.nan)
+        name, place = name_of(self.made), place_of_agent(self.made)
+        result = result_of(returned, name, place, nan=math.nan)  # noticed where the training runs
         try:
             pickled = packed(result)
         except Exception as error:

@@ -105,7 +105,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_version(version: Any, where: str) -> None:
-    if version not in (1, SCHEMA_VERSION):
+    if version not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(
             f"{where}: schema_version {version!r}, this abut reads 1 to {SCHEMA_VERSION}\n"
             "hint: pip install --upgrade abut"

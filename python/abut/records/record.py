@@ -15,9 +15,9 @@ import numpy as np
 from abut._native import Columns
 from abut.errors import MissingExtraError
 from abut.messages import Message, json_copy
-from abut.rollout.rollout import Rollout
+from abut.rollout.rollout import Rollout, TurnRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Type: TypeAlias = "str | list[Any] | dict[str, Any]"
 """The name of an Arrow type, a list of one, or a struct."""
@@ -43,6 +43,20 @@ _TURN: dict[str, Type] = {
     "stop_inside": "bool_",
     "model_version": "string",
     "newest_version": "int32",
+    "answer_id": "string",
+}
+
+_BRANCH: dict[str, Type] = {
+    **_COLUMNS,
+    "cause": "string",
+    "delivered": "bool_",
+    "name": "string",
+    "session": "string",
+    "reward": "float64",
+    "trained": "bool_",
+    "auxiliary": "bool_",
+    "turns": [_TURN],
+    "before": ["float64"],
 }
 
 ROLLOUT: Mapping[str, Type] = {
@@ -61,7 +75,13 @@ ROLLOUT: Mapping[str, Type] = {
     "tokenizer": "string",
     **_COLUMNS,
     "turns": [_TURN],
-    "branches": [{**_COLUMNS, "cause": "string", "delivered": "bool_"}],
+    "branches": [_BRANCH],
+    "name": "string",
+    "session": "string",
+    "row_reward": "float64",
+    "row_trained": "bool_",
+    "names": [{"session": "string", "name": "string"}],
+    "given_rewards": [{"key": "string", "value": "float64"}],
     "seams": [{"kind": "string", "exact": "bool_"}],
     "messages": [{"role": "string", "content": "string", "extra": "string"}],
     "tools": "string",
@@ -138,19 +158,28 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         **extra,
         "columns": None if row is None else _json(row),
         **of_branch,
-        "turns": [
-            {name: getattr(turn, name) for name in _TURN}
-            | {"generate_s": round(turn.generate_s, 6), "env_s": round(turn.env_s, 6)}
-            for turn in rollout.turns
-        ],
+        "turns": _turns(rollout.turns),
         "branches": [
             {
                 **_columns(branch.columns, branch.provenance, branch.versions),
                 "cause": branch.cause,
                 "delivered": branch.delivered,
+                "name": branch.name,
+                "session": branch.session,
+                "reward": branch.reward,
+                "trained": branch.trained,
+                "auxiliary": branch.auxiliary,
+                "turns": _turns(branch.turns),
+                "before": branch.before,
             }
             for branch in rollout.branches
         ],
+        "name": rollout.name,
+        "session": rollout.session,
+        "row_reward": rollout.row_reward,
+        "row_trained": rollout.row_trained,
+        "names": [{"session": session, "name": name} for session, name in rollout.names.items()],
+        "given_rewards": [{"key": key, "value": value} for key, value in rollout.rewards.items()],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": [_portable(message) for message in rollout.messages],
         "tools": _json(list(rollout.tools)) if rollout.tools else None,
@@ -222,7 +251,10 @@ def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[flo
 
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = {**record, "rewards": None, "total": None, "advantage": None, "rows": None}
+    read = {**_UNNAMED_ROW, **record}
+    read |= {"rewards": None, "total": None, "advantage": None, "rows": None}
+    read["names"] = {one["session"]: one["name"] for one in record.get("names") or ()}
+    read["given_rewards"] = {one["key"]: one["value"] for one in record.get("given_rewards") or ()}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
@@ -231,12 +263,40 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
     spelled = record["control_spellings"] or ()
     read["extras"] = json.loads(record.get("extras") or "{}")
+    read["turns"] = [{"answer_id": None} | turn for turn in record["turns"] or ()]
+    read["branches"] = [_UNNAMED | branch for branch in record["branches"] or ()]
     rewrites = record.get("client_rewrites") or ()
     read["tools"] = json.loads(record.get("tools") or "[]")
     read.setdefault("versions", None)
     read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
     return read
+
+
+# Records of version 2 have no names, and of other branches no turns.
+_UNNAMED_ROW: dict[str, Any] = {
+    "name": None,
+    "session": None,
+    "row_reward": None,
+    "row_trained": True,
+}
+_UNNAMED: dict[str, Any] = {
+    "name": None,
+    "session": None,
+    "reward": None,
+    "trained": True,
+    "auxiliary": False,
+    "turns": [],
+    "before": [],
+}
+
+
+def _turns(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
+    return [
+        {name: getattr(turn, name) for name in _TURN}
+        | {"generate_s": round(turn.generate_s, 6), "env_s": round(turn.env_s, 6)}
+        for turn in turns
+    ]
 
 
 def _columns(columns: Columns | None, provenance: Any, versions: Any) -> dict[str, Any]:

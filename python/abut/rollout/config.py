@@ -59,6 +59,11 @@ class RolloutConfig:
         "with the most sampled tokens, that of the last answer, or one drawn with the seed. None: "
         "all where the trainer takes them, else the longest.",
     )
+    auxiliary: Literal["train", "leave_out"] = _help(
+        "train",
+        "Whether auxiliary conversations of an agent are trained: those without a name, tools or "
+        "history, such as a title or a summary, beside others with tools.",
+    )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
     def __post_init__(self) -> None:
@@ -89,6 +94,9 @@ class RolloutConfig:
             "'unscored', 'zero' or 'raise'",
         )
         self._require("reward", self.reward in ("last", "sum"), "'last' or 'sum'")
+        self._require(
+            "auxiliary", self.auxiliary in ("train", "leave_out"), "'train' or 'leave_out'"
+        )
         self._require(
             "branch",
             self.branch is None or self.branch in get_args(BranchChoice),

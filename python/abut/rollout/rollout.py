@@ -3,7 +3,7 @@
 A bad rollout is data, not a crash: it is recorded with its reason, and has no weight in training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
@@ -72,6 +72,8 @@ class TurnRecord:
     """The version that sampled when the turn was complete. If it is newer than `versions`, the
     weights changed during the turn, and some tokens may come from later ones than `versions` says.
     """
+    answer_id: str | None = None
+    """The id of the answer, as an agent's client got it; None: an environment's turn."""
 
     def note_sample(self, sample: Sample, generate_s: float) -> None:
         """Take over what the sampler says of its sample, which took so many seconds."""
@@ -108,6 +110,27 @@ class Branch:
     """False: the agent asked for several samples at this point, and went on from another one."""
     versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
     """As `Rollout.versions`, for its columns."""
+    name: str | None = None
+    """The name of its calls, or the one that `Rollout.names` gives to its session."""
+    session: str | None = None
+    """The session of its calls, where the agent has a `session_header`."""
+    reward: float | None = None
+    """Its own, by `Rollout.rewards`; None: it shares that of the rollout."""
+    trained: bool = True
+    """False: it is never a row. Its calls were not to be trained (`train=False`), its own reward is
+    None, or it is auxiliary and `RolloutConfig.auxiliary` leaves those out."""
+    auxiliary: bool = False
+    """True: it has no name, no tools and a prompt of its own, while another conversation of the
+    rollout has tools. A title or a summary, say."""
+    turns: Sequence[TurnRecord] = field(default=(), compare=False)
+    """Its own ones, which `columns` holds behind the prompt."""
+    turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
+    """Of a fork: the turns before its own, which `columns` holds in the prompt."""
+
+    @property
+    def before(self) -> list[float | None]:
+        """The rewards of the turns before its own; empty if it is not a fork."""
+        return [turn.reward for turn in self.turns_before]
 
 
 @dataclass
@@ -124,6 +147,19 @@ class Rollout:
     """The prompt of the first request; None if there was no request."""
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The tokens that an agent sampled outside the conversation that became the row."""
+    name: str | None = None
+    """As in `Branch`, of the conversation that became the row. So are `session`, `row_reward` and
+    `row_trained`."""
+    session: str | None = None
+    row_reward: float | None = None
+    row_trained: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names of sessions, from `AgentResult.names`."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """The rewards of conversations and turns, by name, session or answer, from
+    `AgentResult.rewards`."""
+    asked_by: Collection[str] = field(default=(), compare=False)
+    """The names and sessions of all calls, those that were refused among them."""
     reward: float | None = None
     measured: bool = True
     """False: the adapter says that nothing was measured, so no reward function may score it."""
@@ -149,6 +185,22 @@ class Rollout:
     """How often an agent's client changed a message of the policy, by rule; see docs/agents.md."""
     tool_choice_unmet: int = 0
     """How often an agent asked for a call and none was sampled."""
+
+    @property
+    def main_row(self) -> Branch | None:
+        """The conversation that became its row; None where nothing was sampled."""
+        if self.columns is None:
+            return None
+        return Branch(
+            self.columns,
+            self.provenance,
+            versions=self.versions,
+            name=self.name,
+            session=self.session,
+            reward=self.row_reward,
+            trained=self.row_trained,
+            turns=self.turns,
+        )
 
     @property
     def failed(self) -> bool:

@@ -118,12 +118,13 @@ class SetupWarnings:
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
         """Warn of conversations that train nothing, because each rollout has one row.
 
-        Samples that the agent never received, or threw away for another one, don't count.
+        Samples that the agent never received, threw away for another one or wants untrained don't
+        count.
         """
         causes: Counter[str | None] = Counter()
         for rollout in rollouts:
             for branch in rollout.branches:
-                if branch.delivered and branch.followed:
+                if branch.delivered and branch.followed and branch.trained:
                     causes[branch.cause] += int(branch.columns.env_mask.sum())
         dropped = causes.total()
         followed = dropped + sum(rollout.sampled_tokens for rollout in rollouts)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,18 @@ from abut.tool_calls.parsed import ParsedCalls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that a message may have."""
+
+
+class Caller(NamedTuple):
+    """Which part of an agent asks. The calls of two callers are never one conversation."""
+
+    name: str | None = None
+    session: str | None = None
+    train: bool = True
+    """Whether its calls are trained, which its name decides."""
+
+
+NOBODY = Caller()
 
 
 @dataclass(frozen=True)

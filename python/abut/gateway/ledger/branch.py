@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.ledger.agent_call import NOBODY, AgentCall, Caller
 from abut.gateway.ledger.comparable import KnownPrefix, SeenMessages, calls_of, names_of_calls
 from abut.gateway.ledger.matching import (
     BranchEntry,
@@ -55,6 +55,8 @@ class LedgerBranch:
     """The messages that a client writes for its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
+    caller: Caller = NOBODY
+    """Who asks in it."""
 
     def forked(
         self, entries: int, conversation: Conversation, cause: BranchCause
@@ -62,6 +64,7 @@ class LedgerBranch:
         """Return a branch that begins with the first `entries` of this one."""
         calls = sum(entry.ours for entry in self.entries[:entries])
         other = LedgerBranch(self.frame, self.writer, conversation, cause, calls=self.calls[:calls])
+        other.caller = self.caller
         for entry in self.entries[:entries]:
             other._note(entry)
         other.own_ids, other.known = set(self.own_ids), self.known.first(entries)

@@ -56,6 +56,8 @@ class Ledger:
         self.refusal: str | None = None
         self.client_rewrites: Counter[str] = Counter()
         self.tool_choice_unmet = 0
+        self.asked_by: set[str] = set()
+        """The names and sessions of all requests, those that were refused among them."""
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
         self.observer: LedgerObserver | None = None

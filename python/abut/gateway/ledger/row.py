@@ -14,12 +14,13 @@ import numpy as np
 
 from abut._native import Columns
 from abut.agents.protocol import AgentResult
-from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.ledger.agent_call import AgentCall, Caller
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
 from abut.rollout.conversation import PolicyTurn
+from abut.rollout.named_rewards import conversation_name, reward_key
 from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
 
 LIMITS = (
@@ -112,12 +113,18 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
     """
     rollout.reward, rollout.extras = result.reward, result.extras
     rollout.measured = result.measured
+    rollout.rewards, rollout.names = result.rewards, result.names
     if ledger is not None:
+        rollout.asked_by = frozenset(ledger.asked_by)
         rollout.client_rewrites = dict(ledger.client_rewrites)
         rollout.tool_choice_unmet = ledger.tool_choice_unmet
-        row, others = divide(ledger.branches, choice)
+        row, others = divide(ledger.branches, choice, can_be_row(ledger.branches, result))
         cause = None if row is None else row.branch.cause
-        rollout.branches = [_recorded(span, span.branch.cause or cause) for span in others]
+        auxiliary = _auxiliary(ledger.branches, row)
+        rollout.branches = [
+            _recorded(span, span.branch.cause or cause, auxiliary=span.branch in auxiliary)
+            for span in others
+        ]
         rollout.stop_reason = StopReason.ENV_DONE
         if ledger.refused is StopReason.EMPTY_SAMPLE:
             rollout.stop_reason = ledger.refused
@@ -137,6 +144,7 @@ def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
     rollout.columns = talk.trajectory.columns() if whole else _columns(branch, row.begin, row.end)
     rollout.prompt_ids = rollout.columns.prompt_ids
     rollout.provenance = talk.trajectory.provenance
+    rollout.name, rollout.session = branch.caller.name, branch.caller.session
     rollout.turns = [_record(call) for call in row.calls]
     rollout.tools = json.loads(branch.frame)[0] or ()
     rollout.seams, rollout.messages = talk.seams, talk.messages
@@ -149,30 +157,64 @@ def _record(call: AgentCall) -> TurnRecord:
     assert sample is not None
     turn.record.note_sample(sample, call.generate_s)
     turn.record.env_s = call.env_s
+    turn.record.answer_id = call.answered.result().id
     return turn.record
 
 
 # ---- which calls make which row
 
 
+def can_be_row(branches: Sequence[LedgerBranch], result: AgentResult) -> list[LedgerBranch]:
+    """Return the branches that are trained; those without a score only if there are no others."""
+    trained = [branch for branch in branches if branch.caller.train]
+    scored = [branch for branch in trained if _has_score(branch.caller, result)]
+    return scored if any(branch.delivered_calls for branch in scored) else trained
+
+
+def _has_score(caller: Caller, result: AgentResult) -> bool:
+    name = conversation_name(caller.name, caller.session, result.names)
+    key = reward_key(name, caller.session, result.rewards)
+    return key is None or result.rewards[key] is not None
+
+
+def _auxiliary(branches: Sequence[LedgerBranch], row: BranchSpan | None) -> set[LedgerBranch]:
+    """Return the branches without tools beside others with some; see `Branch.auxiliary`."""
+    without = {frame: not json.loads(frame)[0] for frame in {branch.frame for branch in branches}}
+    if all(without[branch.frame] for branch in branches if branch.calls):
+        return set()
+    # Branches share the entries that they have in common, so those of one root begin with the same.
+    root_of_row = None if row is None else row.branch.entries[0]
+    others = [branch for branch in branches if branch.entries[0] is not root_of_row]
+    return {branch for branch in others if without[branch.frame] and branch.caller.name is None}
+
+
 def divide(
-    branches: Sequence[LedgerBranch], choice: RowChoice
+    branches: Sequence[LedgerBranch],
+    choice: RowChoice,
+    rows: Sequence[LedgerBranch] | None = None,
 ) -> tuple[BranchSpan | None, list[BranchSpan]]:
     """Return the row of a rollout, None if no sample was delivered, and the spans beside it.
+
+    Args:
+        branches: of the rollout.
+        choice: of the row.
+        rows: the branches that can be the row; None: all.
 
     The division does not depend on what "random" draws: a drawn row trains its own calls alone, so
     that the mean over all draws counts each sample once.
     """
     unfollowed = unfollowed_calls(branches)
-    row = row_of(branches, choice.branch, unfollowed)
+    rows = branches if rows is None else rows
+    row = row_of(rows, choice.branch, unfollowed)
     spans = [] if row is None else [_span(row, 0, row.delivered_calls, unfollowed)]
     spans += _others(branches, row, unfollowed)
     if row is None:
         return None, spans
     if choice.branch != "random":
         return spans[0], spans[1:]
-    weights = weights_of(spans, by_tokens=choice.by_tokens)
-    (chosen,) = random.Random(choice.seed).choices(spans, weights)
+    drawn = [span for span in spans if span.branch in rows]
+    weights = weights_of(drawn, by_tokens=choice.by_tokens)
+    (chosen,) = random.Random(choice.seed).choices(drawn, weights)
     return chosen, [span for span in spans if span is not chosen]
 
 
@@ -293,7 +335,7 @@ def _columns(branch: LedgerBranch, begin: int, end: int) -> Columns:
     )
 
 
-def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
+def _recorded(span: BranchSpan, cause: BranchCause | None, *, auxiliary: bool) -> Branch:
     branch = span.branch
     turns = branch.conversation.turns
     return Branch(
@@ -303,6 +345,12 @@ def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
         delivered=span.delivered,
         followed=span.followed,
         versions=_versions(span.calls, turns[span.begin : span.end]),
+        name=branch.caller.name,
+        session=branch.caller.session,
+        trained=branch.caller.train,
+        auxiliary=auxiliary,
+        turns=[_record(call) for call in span.calls],
+        turns_before=[_record(call) for call in branch.calls[: span.begin]],
     )
 
 

@@ -23,6 +23,7 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.row import DRAWS_ROW, LIMITS, RowChoice, fill, limit_of
 from abut.gateway.play.batch_policy import AgentBatch, AttemptPolicy
 from abut.gateway.server.gateway import Gateway
+from abut.rollout.named_rewards import check_rewards
 from abut.rollout.rollout import Rollout, StopReason
 
 _GRACE_S = 5.0
@@ -44,6 +45,7 @@ class AgentEpisode:
         self._agent = agent
         self._name = name
         self._batch = shared.batch
+        self._rewards_turns = shared.rewards_turns
         self._task = task
         self._gateway = gateway
         self._id = str(gateway.registry.id_of(task.rollout_id, attempt))
@@ -191,12 +193,26 @@ class AgentEpisode:
         row = self._row(result)
         if row.columns is None:
             raise placed(self._why_no_row(), self.where())
+        try:
+            check_rewards(row, of_turns=self._rewards_turns)
+        except ValueError as error:
+            unknown = EnvError(f"{self._name}: {error}")
+            unknown.may_pass = False  # another attempt would return the same keys
+            raise placed(unknown, self.where()) from None
         return row
 
     def _why_no_row(self) -> EnvError:
         ledger, name = self.ledger, self._name
+        last = f"; the last refusal: {ledger.refusal}" if ledger.refusal else ""
+        if any(branch.delivered_calls for branch in ledger.branches):
+            untrained = EnvError(
+                f"all answered calls of {name} have names with train=False, so there is nothing to "
+                f"train{last}\nhint: endpoint.named(…, train=False) is for judges; let the agent "
+                "itself ask at its endpoint, or under a name with train=True"
+            )
+            untrained.may_pass = ledger.refusal is not None
+            return untrained
         if ledger.calls:
-            last = f"; the last refusal: {ledger.refusal}" if ledger.refusal else ""
             return EnvError(f"none of the {len(ledger.calls)} calls of {name} was answered{last}")
         if ledger.refused in LIMITS:
             refused = EnvError(

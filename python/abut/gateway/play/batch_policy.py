@@ -35,12 +35,14 @@ class AgentBatch:
         writers: write the conversations.
         warnings: about requests that are not followed.
         draws_by_tokens: see `RowChoice.by_tokens`.
+        rewards_turns: see `AgentSource`.
     """
 
     batch: Batch
     writers: Writers
     warnings: ClientWarnings
     draws_by_tokens: bool = False
+    rewards_turns: bool = False
 
 
 class BatchPolicy:

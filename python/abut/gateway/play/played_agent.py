@@ -18,9 +18,9 @@ from abut.agents.protocol import (
 )
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
-from abut.envs.foreign import AGENT, place_of, raised_by_env
+from abut.envs.foreign import AGENT, place_of, placed, raised_by_env
 from abut.envs.task import RolloutTask
-from abut.errors import TemplateError
+from abut.errors import EnvError, TemplateError
 from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.unnamed import Judge
 from abut.gateway.ledger.writer import RunWriters, Writers
@@ -29,6 +29,7 @@ from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, ToolProcessor
 from abut.rollout.batch import Batch
+from abut.rollout.named_rewards import check_rewards, give_rewards
 from abut.rollout.player import AgentPlayer, AnyEpisode
 from abut.rollout.rollout import Rollout
 
@@ -44,6 +45,7 @@ class AgentSource:
     Attributes:
         draws_by_tokens: how the trainer's loss needs `RolloutConfig(branch="random")` to draw, see
             `RowChoice.by_tokens`.
+        rewards_turns: whether the trainer takes rewards of single turns, as it does with `credit`.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -55,6 +57,7 @@ class AgentSource:
         self.gateway = gateway
         self.sampling = sampling
         self.draws_by_tokens = False
+        self.rewards_turns = False
 
     def bind(self, processor: PartsProcessor) -> "PlayedAgent":
         """Return the player of the agent's tasks, whose conversations such processors write."""
@@ -65,9 +68,8 @@ class PlayedAgent(AgentPlayer):
     """Plays the rollouts of one agent for one engine."""
 
     def __init__(self, source: AgentSource, processor: PartsProcessor) -> None:
+        self._source = source
         self._agent, self._gateway = source.agent, source.gateway
-        self._sampling = source.sampling
-        self._draws_by_tokens = source.draws_by_tokens
         self._base = processor
         self.__name__ = name_of(source.agent)
         self._shared: AgentBatch | None = None
@@ -89,9 +91,14 @@ class PlayedAgent(AgentPlayer):
         await THREADS.ask(self._gateway.start)
         # Kept from batch to batch, because they live on the gateway's loop.
         writers = Writers(self._processor) if self._shared is None else self._shared.writers
-        sampling = self._sampling()
+        source = self._source
+        sampling = source.sampling()
         self._shared = AgentBatch(
-            batch, writers, ClientWarnings(sampling), draws_by_tokens=self._draws_by_tokens
+            batch,
+            writers,
+            ClientWarnings(sampling),
+            draws_by_tokens=source.draws_by_tokens,
+            rewards_turns=source.rewards_turns,
         )
         self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
@@ -139,16 +146,30 @@ class PlayedAgent(AgentPlayer):
         if self._judge is not None and self._judge.error is not None:
             raise self._judge.error
         agent = self._agent
-        if not isinstance(agent, SettlingAgent):
-            return
-        await self._ask(batch, "settle", lambda: agent.settle(played, batch.tokenizer))
-        name, nan = f"{self.__name__}.settle", batch.warnings.nan_reward
+        if isinstance(agent, SettlingAgent):
+            await self._ask(batch, "settle", lambda: agent.settle(played, batch.tokenizer))
+            for _, rollout in played:
+                self._check_settled(batch, rollout)
         for _, rollout in played:
-            said = AgentResult(rollout.reward, rollout.extras, measured=rollout.measured)
-            result = result_of(
-                said, name, place_of(self._agent, "settle"), on_nan=lambda: nan(name)
-            )
-            rollout.reward, rollout.extras = result.reward, result.extras
+            give_rewards(rollout, batch.config.auxiliary)
+
+    def _check_settled(self, batch: Batch, rollout: Rollout) -> None:
+        name, nan = f"{self.__name__}.settle", batch.warnings.nan_reward
+        place = place_of(self._agent, "settle")
+        said = AgentResult(
+            rollout.reward,
+            rollout.extras,
+            measured=rollout.measured,
+            rewards=rollout.rewards,
+            names=rollout.names,
+        )
+        result = result_of(said, name, place, on_nan=lambda: nan(name))
+        rollout.reward, rollout.extras = result.reward, result.extras
+        rollout.rewards, rollout.names = result.rewards, result.names
+        try:
+            check_rewards(rollout, of_turns=self._source.rewards_turns)
+        except ValueError as error:
+            raise placed(EnvError(f"{name}: {error}"), place) from None
 
     async def _ask(self, batch: Batch, what: str, call: Callable[[], Awaitable[None]]) -> None:
         try:

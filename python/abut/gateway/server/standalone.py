@@ -29,6 +29,7 @@ from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
 from abut.rollout.conversation import Budget, budget_of
+from abut.rollout.named_rewards import give_rewards
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import BoundedSampler
 
@@ -274,11 +275,18 @@ class Standalone:
         rollout.seconds = time.monotonic() - live.began
         choice = RowChoice(self._shared.config.branch, seed=live.policy.seed(DRAWS_ROW))
         fill(rollout, ledger, choice, result)
+        give_rewards(rollout, self._shared.config.auxiliary)
         if live.policy.error is not None:
             rollout.stop_reason, rollout.error = StopReason.ERROR, live.policy.error
             rollout.reward = None
         elif rollout.columns is None:
-            rollout.stop_reason, rollout.error = StopReason.ERROR, "no call was answered"
+            untrained = any(branch.delivered_calls for branch in ledger.branches)
+            rollout.stop_reason = StopReason.ERROR
+            rollout.error = (
+                "all answered calls have names with train=False"
+                if untrained
+                else "no call was answered"
+            )
             if ledger.refusal is not None:
                 rollout.error += f"; the last one was refused: {ledger.refusal}"
         self.ended += 1

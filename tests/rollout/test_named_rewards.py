@@ -1,0 +1,127 @@
+"""Rewards by name, session and answer: each conversation gets its own, and no key is for nobody."""
+
+from typing import Any
+
+import pytest
+
+from abut.rollout.named_rewards import check_rewards, give_rewards
+from abut.rollout.rollout import Branch, Rollout, TurnRecord
+from tests.kit.data.records import a_rollout
+
+COLUMNS = a_rollout().columns
+
+
+def a_tree(**changes: Any) -> Rollout:
+    """A row of `white`, and branches of `black` in two sessions and of nobody in a third."""
+    turns = [TurnRecord(2, 3, answer_id="w0"), TurnRecord(4, 5, answer_id="w1")]
+    assert COLUMNS is not None
+    branches = [
+        Branch(COLUMNS, name="black", session="b1", turns=[TurnRecord(2, 5, answer_id="b1-0")]),
+        Branch(COLUMNS, name="black", session="b2"),
+        Branch(COLUMNS, session="b3", auxiliary=True),
+        Branch(COLUMNS, name="judge", trained=False),
+        Branch(COLUMNS, name="white", turns_before=turns),
+    ]
+    made = a_rollout(name="white", turns=turns, branches=branches, asked_by={"late"})
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def rewards(rollout: Rollout) -> list[float | None]:
+    return [rollout.row_reward, *(branch.reward for branch in rollout.branches)]
+
+
+def trained(rollout: Rollout) -> list[bool]:
+    return [rollout.row_trained, *(branch.trained for branch in rollout.branches)]
+
+
+def given(**changes: Any) -> Rollout:
+    rollout = a_tree(**changes)
+    check_rewards(rollout, of_turns=True)
+    give_rewards(rollout)
+    return rollout
+
+
+def test_without_rewards_nothing_has_one_of_its_own() -> None:
+    rollout = given()
+    assert rewards(rollout) == [None] * 6
+    assert trained(rollout) == [True, True, True, True, False, True]
+
+
+def test_a_name_s_reward_is_that_of_its_conversations_and_a_session_s_beats_it() -> None:
+    rollout = given(rewards={"black": -1.0, "b2": 0.5, "judge": 2.0, "white": 1.0})
+    assert rewards(rollout) == [1.0, -1.0, 0.5, None, 2.0, 1.0]
+    assert trained(rollout) == [True, True, True, True, False, True]
+
+
+def test_none_is_no_score_and_such_a_conversation_is_never_a_row() -> None:
+    rollout = given(rewards={"black": 1.0, "b1": None, "white": None})
+    assert rewards(rollout) == [None, None, 1.0, None, None, None]
+    assert trained(rollout) == [False, False, True, True, False, False]
+
+
+def test_names_are_given_to_sessions_without_one() -> None:
+    names = {"b1": "white", "b3": "referee", "nobody": "unused"}
+    rollout = given(names=names, rewards={"referee": 0.25, "unused": 1.0, "nobody": 2.0})
+    assert [branch.name for branch in rollout.branches] == [
+        *("black", "black", "referee", "judge", "white")
+    ]
+    assert rewards(rollout) == [None, None, None, 0.25, None, None]
+    assert not rollout.branches[2].auxiliary, "one with a name is never auxiliary"
+
+
+def test_an_answer_s_reward_is_that_of_its_turn_in_each_conversation() -> None:
+    rollout = given(rewards={"w0": 0.5, "b1-0": None})
+    assert rollout.step_rewards == [0.5, None]
+    assert rollout.branches[4].before == [0.5, None]
+    assert rollout.branches[0].turns[0].reward is None
+    assert rewards(rollout) == [None] * 6
+
+
+def test_auxiliary_conversations_are_left_out_where_the_config_says_so() -> None:
+    rollout = a_tree()
+    give_rewards(rollout, "leave_out")
+    assert trained(rollout) == [True, True, True, False, False, True]
+    rollout = a_tree(rewards={"b3": 1.0}, names={"b3": "title"})
+    give_rewards(rollout, "leave_out")
+    assert trained(rollout) == [True, True, True, True, False, True]
+
+
+def test_a_refused_call_s_name_is_known() -> None:
+    check_rewards(a_tree(rewards={"late": 1.0}), of_turns=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rewards": {"wite": 1.0}},
+            "AgentResult.rewards has 'wite', which is no name and no session of this rollout's "
+            "calls, and no answer's id\nhint: its names and sessions are 'b1', 'b2', 'b3', "
+            "'black', 'judge', 'white'; a name that may have made no call must be in "
+            "AgentResult.names",
+        ),
+        (
+            {"rewards": {"w0": 1.0}},
+            "AgentResult.rewards has 'w0', an answer's id, but rewards of single turns need "
+            "credit\nhint: make_rollout_func(…, credit=Returns()) with abut.trl.GRPOTrainer",
+        ),
+        (
+            {"rewards": {"white": 1.0}, "session": "white"},
+            "'white' is both the name and the session of calls, so a reward for it could be "
+            "either's\nhint: give the name another text",
+        ),
+        (
+            {"names": {"b3": "b1"}},
+            "'b1' is both the name and the session of calls, so a reward for it could be "
+            "either's\nhint: give the name another text",
+        ),
+    ],
+)
+def test_a_key_that_is_nothing_or_two_things_is_an_error(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match="hint: ") as raised:
+        check_rewards(a_tree(**changes), of_turns=False)
+    assert str(raised.value) == said
