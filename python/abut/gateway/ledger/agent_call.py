@@ -30,12 +30,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Caller(NamedTuple):
-    """Which part of an agent asks. The calls of two callers are never one conversation."""
+    """A part of an agent that asks. The calls of two callers are never one conversation."""
 
     name: str | None = None
     session: str | None = None
     train: bool = True
-    """Whether its calls are trained, which its name decides."""
+    """False: its calls are not trained. The same for all calls of a name."""
 
 
 NOBODY = Caller()

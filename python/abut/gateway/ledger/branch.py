@@ -56,7 +56,7 @@ class LedgerBranch:
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
     caller: Caller = NOBODY
-    """Who asks in it."""
+    """The caller that asks in it."""
 
     def forked(
         self, entries: int, conversation: Conversation, cause: BranchCause
