@@ -73,6 +73,8 @@ AgentResult
   extras = <class 'dict'>
   messages = None
   measured = True
+  rewards = <class 'dict'>
+  names = <class 'dict'>
 AsyncEnv (protocol)
   alive
   reset(seed)
@@ -171,6 +173,7 @@ RolloutConfig
   max_env_steps = 64
   max_requests = 256
   branch = None
+  auxiliary = 'train'
   seed = 0
   max_env_turns
 RolloutError(AbutError, RuntimeError)
