@@ -135,6 +135,13 @@ Rollout
   provenance = ()
   prompt_ids = None
   branches = ()
+  name = None
+  session = None
+  row_reward = None
+  row_trained = True
+  names = <class 'dict'>
+  rewards = <class 'dict'>
+  asked_by = ()
   reward = None
   measured = True
   turns = <class 'list'>
@@ -153,6 +160,7 @@ Rollout
   tool_choice_unmet = 0
   dropped_tokens
   failed
+  main_row
   sampled_tokens
   step_rewards
   versions
