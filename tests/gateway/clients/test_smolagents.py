@@ -122,11 +122,14 @@ def test_the_answer_after_the_last_step_is_a_branch(heard: Play) -> None:
 
 
 def test_plans_are_conversations_of_their_own(heard: Play) -> None:
-    """Asked for without tools; the steps go on from one to the next, with the plan between them."""
+    """Asked for without tools; the steps go on from one to the next, with the plan between them.
+
+    The second plan is asked for under another system prompt, so it goes on with nothing.
+    """
     says = ["I plan.", a_call(a="one"), a_call(a="two"), "I plan anew.", final("42")]
     one = heard(runs("ToolCallingAgent", questions=1, planning_interval=2), says)
     one.check()
-    assert one.causes == [None, "tools", "rewritten"]
+    assert one.causes == [None, "tools", "new"]
     assert len(one.rollout.turns) == 3
 
 
