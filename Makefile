@@ -14,9 +14,10 @@ FUZZ_SECONDS ?= 60
 unexport MAKEFLAGS
 
 TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
-# Chat clients as people install them. No environment has all: they want an openai and an mcp of
-# their own.
-AGENT_CLIENTS := openai-3 litellm crewai
+# Chat clients and harnesses as people install them. No environment has all: they want an openai and
+# an mcp of their own, and OpenHands a Python 3.12.
+OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
+AGENT_CLIENTS := openai-3 litellm crewai harnesses $(OPENHANDS_PYTHON:%=openhands)
 
 .PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 
@@ -82,6 +83,7 @@ test-openenv: build .venv-openenv/deps.stamp
 
 # What the chat clients warn of is not ours to fix.
 test-agents: $(AGENT_CLIENTS:%=test-agents-%)
+	@$(if $(OPENHANDS_PYTHON),,echo "tests of OpenHands are left out: they need a Python 3.12")
 
 $(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build .venv-agents/%/deps.stamp
 	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python .venv-agents/$*/bin/python -m pytest -W ignore \
@@ -150,6 +152,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 .venv-ray/deps.stamp: tests/ray/requirements.txt
 $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
+.venv-agents/openhands/deps.stamp: PYTHON = $(OPENHANDS_PYTHON)
 # Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.
 $(TRL_VERSIONS:%=.venv-trl/%/deps.stamp): .venv-trl/%/deps.stamp: \
 	tests/trl_matrix/requirements.txt tests/trl_matrix/trl-%.txt

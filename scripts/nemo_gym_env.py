@@ -5,11 +5,11 @@ nothing; a version that must be there is given with `--required`.
 """
 
 import argparse
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from find_python import find_python
 
 PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
 """The Python of each version. 0.7.0 asks for 3.13.14, and runs with any 3.13."""
@@ -19,24 +19,6 @@ for requirement in requires("nemo-gym"):
     if "extra ==" not in requirement:
         print(requirement)
 """
-
-
-def find_python(version: str) -> Path | None:
-    """An interpreter of a version such as 3.12, on the path or of pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    on_path = shutil.which(f"python{version}")
-    places = [
-        *([Path(on_path)] if on_path else []),
-        *pyenv.glob(f"versions/{version}.*/bin/python"),
-    ]
-    probe = (
-        f"import sys, venv; sys.exit(sys.version_info[:2] != {tuple(map(int, version.split('.')))})"
-    )
-    for place in places:
-        # A shim of pyenv is on the path for versions, too, that it does not run.
-        if subprocess.run([place, "-c", probe], capture_output=True).returncode == 0:
-            return place
-    return None
 
 
 def main() -> None:
