@@ -153,8 +153,8 @@ def credited(
             or of the batch, or nothing.
 
     Raises:
-        ValueError: a reward is not finite, or what `credit` returned has another shape or is not
-            finite; names rollout and conversation.
+        ValueError: a reward is not finite, a conversation and its turn both have one, or what
+            `credit` returned has another shape or is not finite; names rollout and conversation.
         Exception: what `credit` raises.
     """
     _check_rewards(rollouts)
@@ -238,6 +238,14 @@ def _check_rewards(rollouts: Sequence[ScoredRollout]) -> None:
                 raise ValueError(
                     f"{where}: {what} is {reward}\nhint: give None where there is no score"
                 )
+        if conversation.reward is not None:
+            for k, turn in enumerate(conversation.turns):
+                if turn.reward is not None:
+                    raise ValueError(
+                        f"{_where(rollout, place[1])} has a reward of its own, by which alone it "
+                        f"is judged, and so has its turn {k}\n"
+                        "hint: give a reward to the conversation or to its turns, not to both"
+                    )
 
 
 def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[float | Floats]]]:
