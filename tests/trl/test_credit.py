@@ -22,6 +22,8 @@ from abut.trl.credit import (
     token_advantages,
 )
 from abut.trl.returns import Scale, increments
+from scripts.draw_credit import picture
+from tests.kit.checkout import ROOT
 
 SCALES: tuple[Scale, ...] = ("none", "group", "batch")
 
@@ -216,6 +218,10 @@ def test_tokens_have_the_advantage_of_their_turn() -> None:
 def test_a_running_score_is_paid_by_its_increments() -> None:
     assert increments([0.25, None, 1.0, 0.5]) == [0.25, None, 0.75, -0.5]
     assert increments([None, None]) == [None, None]
+
+
+def test_the_picture_in_the_docs_shows_what_the_code_computes() -> None:
+    assert picture() == (ROOT / "docs" / "credit.svg").read_text(encoding="utf-8")
 
 
 # ---- properties
