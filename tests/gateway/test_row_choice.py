@@ -162,6 +162,25 @@ def test_rows_are_drawn_as_often_as_their_weights_say(ledger: Ledger, by_tokens:
         assert counted[count] / 2000 == pytest.approx(share, abs=0.04)
 
 
+def test_an_auxiliary_conversation_that_is_left_out_is_not_drawn(play: Play) -> None:
+    @agent
+    async def with_a_title(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask([user("a title")])
+            await client.ask([user("work")], tools=[LOOKUP])
+        return 1.0
+
+    (ledger,) = play(with_a_title, "Title.", "Worked.").sessions
+    for auxiliary, rows in (("train", 2), ("leave_out", 1)):
+        names = set()
+        for seed in range(20):
+            rollout = Rollout("r", 0)
+            choice = RowChoice("random", seed=seed, auxiliary=auxiliary)  # type: ignore[arg-type]
+            fill(rollout, ledger, choice, AgentResult(1.0))
+            names.add(rollout.messages[-1]["content"])
+        assert len(names) == rows
+
+
 def followed_spans(ledger: Ledger) -> list[Any]:
     row, others = divide(ledger.branches, RowChoice())
     return [span for span in (row, *others) if span is not None and span.followed]

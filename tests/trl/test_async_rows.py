@@ -12,13 +12,22 @@ from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord
 from abut.trl import env_reward
 from abut.trl.route import EnvRoute
+from abut.trl.rows import conversations_of
 from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
-from abut.trl.streaming.group_scores import advantages_of, reward_functions, scores_of
+from abut.trl.streaming.group_scores import (
+    GroupScores,
+    RowAdvantages,
+    advantages_of,
+    reward_functions,
+    row_advantages,
+    scores_of,
+)
 from abut.trl.streaming.training_row import (
     RolloutRow,
     RowMetrics,
+    can_be_scored,
     conversation_of,
-    is_scored,
+    recorded_rows,
     rows_of_rollout,
 )
 from abut.trl.tasks import Tasks
@@ -40,8 +49,9 @@ def turn(start: int, end: int, *versions: int) -> TurnRecord:
 
 
 def rows(rollout: Rollout, **changes: Any) -> list[RolloutRow]:
-    named = {"advantage": 0.5, "group_id": 7, "metrics": {"reward": 1.0}, "version": 9}
-    return rows_of_rollout(rollout, **named | {"as_lists": False} | changes)  # type: ignore[arg-type]
+    named = {"group_id": 7, "metrics": {"reward": 1.0}, "version": 9, "as_lists": False}
+    advantages = [0.5] * len(conversations_of(rollout))
+    return rows_of_rollout(rollout, **{"advantages": advantages} | named | changes)  # type: ignore[arg-type]
 
 
 BRANCHED = Rollout(
@@ -90,6 +100,12 @@ def test_lists_for_a_trainer_that_takes_lists() -> None:
         assert type(value) is list
 
 
+def test_each_row_has_an_advantage_of_its_own_and_without_one_is_none() -> None:
+    assert [row.advantage for row in rows(BRANCHED, advantages=[0.5, -1.0])] == [0.5, -1.0]
+    (other,) = rows(BRANCHED, advantages=[None, -1.0])
+    assert other.input_ids.tolist() == [1, 2, 3, 8]
+
+
 def test_a_row_without_a_trained_token_is_none() -> None:
     """A micro-batch of such rows ends training."""
     empty = Rollout("r", 0, columns=columns([1, 2], [3], [0]), stop_reason=StopReason.ENV_DONE)
@@ -99,10 +115,10 @@ def test_a_row_without_a_trained_token_is_none() -> None:
 
 def test_what_failed_or_was_ended_has_no_score() -> None:
     scored = columns([1], [2], [1])
-    assert is_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.MAX_TURNS))
-    assert not is_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.STALE))
-    assert not is_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.ERROR))
-    assert not is_scored(Rollout("r", 0, stop_reason=StopReason.ENV_DONE))
+    assert can_be_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.MAX_TURNS))
+    assert not can_be_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.STALE))
+    assert not can_be_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.ERROR))
+    assert not can_be_scored(Rollout("r", 0, stop_reason=StopReason.ENV_DONE))
 
 
 def test_the_completion_begins_with_the_policys_first_turn() -> None:
@@ -139,6 +155,112 @@ def test_advantages_are_finite(rewards: list[Any]) -> None:
     assert np.isfinite(advantages).all()
     if rewards[:1] == [1e308]:
         assert advantages == pytest.approx([0.7071, -1.4142, 0.7071], abs=1e-3)
+
+
+# ---- rewards of conversations
+
+
+def seat(name: str | None, reward: float | None, *, trained: bool = True) -> Branch:
+    return Branch(columns([1], [9], [1]), name=name, reward=reward, trained=trained)
+
+
+def of_group(
+    *rollouts: list[Branch], rewards: list[float | None], can: list[bool] | None = None
+) -> RowAdvantages:
+    scores = GroupScores({}, rewards, *advantages_of(rewards))
+    return row_advantages(rollouts, scores, can or [True] * len(rollouts))
+
+
+def test_conversations_without_a_reward_share_that_of_their_rollout() -> None:
+    rewards = [1.0, 0.0, None]
+    found = of_group(
+        [seat(None, None), seat("a", None)], [seat(None, None)], [seat("a", None)], rewards=rewards
+    )
+    one, other, _ = advantages_of(rewards)[0]
+    assert found.advantages == [[one, one], [other], [None]]
+    assert found.alone == [False, False, False]
+
+
+def test_a_reward_of_its_own_is_compared_as_trl_compares_rollouts() -> None:
+    """Whatever the rollouts' rewards are."""
+    own = [1.0, 0.0, 0.5, 3.0]
+    found = of_group(*([seat("a", reward)] for reward in own), rewards=[9.0, None, 9.0, 0.0])
+    trls = trls_advantages(own).tolist()
+    assert [of_rollout[0] for of_rollout in found.advantages] == pytest.approx(trls, abs=1e-7)
+
+
+def test_two_players_have_two_baselines() -> None:
+    first, second = [2.0, -1.0, -1.0], [-200.0, 100.0, 100.0]
+    found = of_group(
+        *([seat("x", a), seat("y", b)] for a, b in zip(first, second, strict=True)),
+        rewards=[None] * 3,
+    )
+    for k, rewards in enumerate((first, second)):
+        ours = [of_rollout[k] for of_rollout in found.advantages]
+        assert ours == pytest.approx(trls_advantages(rewards).tolist(), abs=1e-7)
+
+
+def test_siblings_of_a_rollout_are_one_in_the_baseline_of_others() -> None:
+    """Two conversations of one name in the first rollout, one in each of the others."""
+    found = of_group(
+        [seat("a", 4.0), seat("a", 2.0)], [seat("a", 1.0)], [seat("a", 0.0)], rewards=[None] * 3
+    )
+    means = np.array([3.0, 1.0, 0.0])
+    others = (means.sum() - means) / 2
+    differences = [
+        [2 / 3 * (4.0 - others[0]), 2 / 3 * (2.0 - others[0])],
+        [2 / 3 * (1.0 - others[1])],
+        [2 / 3 * (0.0 - others[2])],
+    ]
+    squares = [np.mean(np.square(of_rollout)) for of_rollout in differences]
+    std = np.sqrt(np.mean(squares)) + 1e-8
+    for ours, right in zip(found.advantages, differences, strict=True):
+        assert ours == pytest.approx([value / std for value in right])
+
+
+def test_what_is_not_trained_or_cannot_be_scored_is_not_a_row_and_in_no_baseline() -> None:
+    found = of_group(
+        [seat("a", 1.0), seat("judge", None, trained=False)],
+        [seat("a", 0.0), seat("a", None, trained=False)],
+        [seat("a", 100.0)],
+        rewards=[1.0, 1.0, None],
+        can=[True, True, False],
+    )
+    assert found.advantages == [
+        [pytest.approx(1.0), None],
+        [pytest.approx(-1.0), None],
+        [None],
+    ]
+
+
+def test_a_conversation_without_others_to_compare_with_has_the_advantage_0() -> None:
+    found = of_group([seat("a", 1.0)], [seat("b", 1.0)], [seat("b", 1.0)], rewards=[1.0, 2.0, 3.0])
+    assert found.advantages == [[0.0], [0.0], [0.0]]
+    assert found.alone == [True, False, False]
+
+
+def test_advantages_of_huge_rewards_of_conversations_are_finite() -> None:
+    found = of_group([seat("a", 1e308)], [seat("a", -1e308)], rewards=[None, None])
+    assert found.advantages == [[pytest.approx(1.0)], [pytest.approx(-1.0)]]
+
+
+def test_rows_are_recorded_with_their_branch_and_an_advantage_for_each_turn() -> None:
+    rollout = Rollout(
+        "r",
+        0,
+        columns=columns([1, 2], [3, 4, 5], [1, 0, 1]),
+        turns=[turn(2, 3), turn(4, 5)],
+        branches=[
+            Branch(columns([1], [9], [1]), delivered=False),
+            Branch(columns([1], [8], [1]), turns=[turn(1, 2)]),
+            Branch(columns([1], [7], [1]), turns=[turn(1, 2)]),
+        ],
+        stop_reason=StopReason.ENV_DONE,
+    )
+    assert recorded_rows(rollout, [0.5, None, -1.0]) == [
+        {"branch": None, "weight": 1.0, "advantages": [0.5, 0.5]},
+        {"branch": 2, "weight": 1.0, "advantages": [-1.0]},
+    ]
 
 
 async def ask(*functions: Any, can: list[bool], **columns: Any) -> Any:

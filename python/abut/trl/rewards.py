@@ -26,6 +26,12 @@ from abut.trl.rows import COMPLETIONS
 
 RewardFunction: TypeAlias = Callable[..., Any]
 
+OWN_REWARDS = (
+    "conversations with a reward of their own (AgentResult.rewards) are judged by that alone: the "
+    "reward functions of the trainer do not count for them"
+)
+"""Logged once, where there are reward functions besides `env_reward`."""
+
 
 def env_reward(
     completions: Sequence[Any],

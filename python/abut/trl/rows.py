@@ -85,12 +85,13 @@ def is_measured(rollout: Rollout) -> bool:
 def conversations_of(rollout: Rollout) -> list[Branch]:
     """Return the conversations of a rollout that can be trained, the rollout's own row first.
 
-    Over all of them, each token that was sampled and delivered is trained once.
+    Over all of them, each token that was sampled, delivered and is to be trained is trained once.
+    The rollout's own row is there even if nothing of the rollout is to be trained.
     """
-    if rollout.columns is None:
+    main = rollout.main_row
+    if main is None:
         return []
-    main = Branch(rollout.columns, rollout.provenance, versions=rollout.versions)
-    return [main, *(branch for branch in rollout.branches if branch.delivered)]
+    return [main, *(branch for branch in rollout.branches if branch.delivered and branch.trained)]
 
 
 def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:

@@ -20,7 +20,7 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
 from abut.rollout.conversation import PolicyTurn
-from abut.rollout.named_rewards import conversation_name, reward_key
+from abut.rollout.named_rewards import Auxiliary, conversation_name, reward_key
 from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
 
 LIMITS = (
@@ -70,11 +70,13 @@ class RowChoice:
         by_tokens: "random" draws a row in proportion to its sampled tokens, instead of each row
             equally often.
         seed: of "random".
+        auxiliary: see `RolloutConfig.auxiliary`; "random" draws none that are left out.
     """
 
     branch: BranchChoice | None = None
     by_tokens: bool = False
     seed: int = 0
+    auxiliary: Auxiliary = "train"
 
 
 class BranchSpan(NamedTuple):
@@ -212,7 +214,8 @@ def divide(
         return None, spans
     if choice.branch != "random":
         return spans[0], spans[1:]
-    drawn = [span for span in spans if span.branch in rows]
+    left_out = _auxiliary(branches, spans[0]) if choice.auxiliary == "leave_out" else set()
+    drawn = [span for span in spans if span.branch in rows and span.branch not in left_out]
     weights = weights_of(drawn, by_tokens=choice.by_tokens)
     (chosen,) = random.Random(choice.seed).choices(drawn, weights)
     return chosen, [span for span in spans if span is not chosen]

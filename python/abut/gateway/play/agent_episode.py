@@ -54,6 +54,7 @@ class AgentEpisode:
             shared.batch.config.branch,
             by_tokens=shared.draws_by_tokens,
             seed=self._policy.seed(DRAWS_ROW),
+            auxiliary=shared.batch.config.auxiliary,
         )
         self.ledger = Ledger(self._id, self._policy)
         self._thread: CallQueue | None = None

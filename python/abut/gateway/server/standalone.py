@@ -273,7 +273,9 @@ class Standalone:
         ledger = live.ledger
         rollout = Rollout(ledger.rollout_id, next(self._numbers))
         rollout.seconds = time.monotonic() - live.began
-        choice = RowChoice(self._shared.config.branch, seed=live.policy.seed(DRAWS_ROW))
+        config = self._shared.config
+        seed = live.policy.seed(DRAWS_ROW)
+        choice = RowChoice(config.branch, seed=seed, auxiliary=config.auxiliary)
         fill(rollout, ledger, choice, result)
         give_rewards(rollout, self._shared.config.auxiliary)
         if live.policy.error is not None:

@@ -5,6 +5,7 @@ enough. Metrics count all other rows.
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
+from abut.notices import Once
 from abut.records.record import score_record
 from abut.records.recorder import (
     BackgroundRecorder,
@@ -24,16 +26,29 @@ from abut.records.recorder import (
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
 from abut.rollout.player import Played
-from abut.rollout.rollout import Rollout, StopReason
+from abut.rollout.rollout import Branch, Rollout, StopReason
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
-from abut.trl.rewards import has_tools
+from abut.trl.rewards import OWN_REWARDS, are_of_envs, has_tools
 from abut.trl.route import EnvRoute
-from abut.trl.rows import COMPLETIONS, conversation_of, rows_of
+from abut.trl.rows import COMPLETIONS, conversation_of, conversations_of, rows_of
 from abut.trl.run_records import RolloutRecorder
 from abut.trl.streaming.dataset_position import DatasetPosition
-from abut.trl.streaming.group_scores import GroupScores, RewardFunction, advantages_of, scores_of
-from abut.trl.streaming.training_row import RolloutRow, is_scored, rows_of_rollout
+from abut.trl.streaming.group_scores import (
+    GroupScores,
+    RewardFunction,
+    advantages_of,
+    row_advantages,
+    scores_of,
+)
+from abut.trl.streaming.training_row import (
+    RolloutRow,
+    can_be_scored,
+    recorded_rows,
+    rows_of_rollout,
+)
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, "float | tuple[float, float]"]
 
@@ -106,8 +121,15 @@ class GroupRecords:
         self._scores: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
-    def write(self, played: Played, scores: GroupScores) -> None:
+    def write(
+        self, played: Played, scores: GroupScores, advantages: Sequence[Sequence[float | None]]
+    ) -> None:
         """Keep a group. What was kept is flushed when the trainer has made a step.
+
+        Args:
+            played: its rollouts.
+            scores: of them.
+            advantages: of their conversations, see `row_advantages`.
 
         Raises:
             OSError: a group before could not be written.
@@ -123,6 +145,7 @@ class GroupRecords:
                         {name: values[k] for name, values in scores.by_function.items()},
                         total=scores.rewards[k],
                         advantage=None if scores.rewards[k] is None else scores.advantages[k],
+                        rows=recorded_rows(rollout, advantages[k]),
                     )
                 )
             if step is None or step != self._flushed_at:
@@ -208,6 +231,7 @@ class Delivery:
         self._records = records
         self._rules = rules
         self._version = version
+        self._once = Once(logger)
         self._pushing = asyncio.Lock()
         self.restored: list[RolloutRow] = []
         """Rows of a checkpoint, which are pushed before all others."""
@@ -222,9 +246,15 @@ class Delivery:
         tasks, rollouts = [task for task, _ in played], [rollout for _, rollout in played]
         metrics: Metrics = {}
         scores = await self._scores(batch, tasks, rollouts, metrics.__setitem__)
-        rows = self._rows(tasks, rollouts, scores)
+        conversations = [conversations_of(rollout) for rollout in rollouts]
+        can_be_rows = [can_be_scored(rollout) for rollout in rollouts]
+        found, alone = row_advantages(conversations, scores, can_be_rows)
+        if self._route.agents:
+            metrics["rollout/alone_frac"] = (float(sum(alone)), float(len(alone)))
+            self._note_own_rewards(conversations)
+        rows = self._rows(tasks, rollouts, scores, found)
         if (records := self._records) is not None:
-            await THREADS.ask(lambda: records.write(played, scores))
+            await THREADS.ask(lambda: records.write(played, scores, found))
         metrics["rollout/inflight"] = float(len(batch.attempts))
         metrics["rollout/ended_stale_total"] = float(
             sum(rollout.stop_reason is StopReason.STALE for rollout in rollouts)
@@ -270,8 +300,8 @@ class Delivery:
         }
         columns.pop("prompt", None)
         can = [
-            is_measured and rollout.stop_reason is not StopReason.STALE
-            for is_measured, rollout in zip(columns["measured"], rollouts, strict=True)
+            measured and rollout.stop_reason is not StopReason.STALE
+            for measured, rollout in zip(columns["measured"], rollouts, strict=True)
         ]
         if not any(can):
             rewards = [None] * len(rollouts)
@@ -279,21 +309,28 @@ class Delivery:
         ask = batch.env_loops.open().ask
         return await scores_of(self._functions, columns, can, ask)
 
+    def _note_own_rewards(self, conversations: Sequence[Sequence[Branch]]) -> None:
+        own = any(one.reward is not None for of_rollout in conversations for one in of_rollout)
+        if own and not are_of_envs(self._functions):
+            self._once.warn("own rewards", OWN_REWARDS)
+
     def _rows(
-        self, tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout], scores: GroupScores
+        self,
+        tasks: Sequence[RolloutTask],
+        rollouts: Sequence[Rollout],
+        scores: GroupScores,
+        advantages: Sequence[Sequence[float | None]],
     ) -> list[RolloutRow]:
         rows: list[RolloutRow] = []
         for k, (task, rollout) in enumerate(zip(tasks, rollouts, strict=True)):
-            reward = scores.rewards[k]
-            if reward is None or not is_scored(rollout):
-                continue
+            reward = float("nan") if (total := scores.rewards[k]) is None else total
             of_functions = {
                 f"rewards/{name}": float("nan") if (value := values[k]) is None else value
                 for name, values in scores.by_function.items()
             }
             rows += rows_of_rollout(
                 rollout,
-                advantage=scores.advantages[k],
+                advantages=advantages[k],
                 group_id=task.group,
                 metrics={"reward": reward, "reward_std": scores.std} | of_functions,
                 version=self._version(),

@@ -1,21 +1,27 @@
 """The scores of a group: the rewards, and the advantages that follow from them.
 
 Invariant: an advantage is finite and equals that of TRL's own worker: over the scored rollouts of a
-group, (reward - mean) / (std + 1e-8) with the population's standard deviation.
+group, (reward - mean) / (std + 1e-8) with the population's standard deviation. Conversations with a
+reward of their own are compared in the same way, those of each name with one another.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from abut.concurrency.threads import THREADS
 from abut.errors import RolloutError, text_of
+from abut.rollout.rollout import Branch
+from abut.trl.returns import PathReturns, compared, path_of
 from abut.trl.rewards import is_async_reward, is_reward_model, reward_name
 
 RewardFunction = Callable[..., Any]
 _LARGEST = 1e100
+_LEAST = 1e-8
+"""TRL's: what its worker adds to a standard deviation."""
 
 
 class GroupScores(NamedTuple):
@@ -98,14 +104,68 @@ def advantages_of(rewards: Sequence[float | None]) -> tuple[list[float], float, 
     scored = np.array([reward for reward in rewards if reward is not None], np.float64)
     if not len(scored):
         return [0.0] * len(rewards), math.nan, math.nan
-    # The square of a reward above 1e154 would overflow, so rewards are scaled down to at most
-    # `_LARGEST`, which changes no ratio.
-    scale = max(1.0, float(np.abs(scored).max()) / _LARGEST)
+    scale = _scale_of(scored.tolist())
     mean, std = float((scored / scale).mean()), float((scored / scale).std())
     advantages = [
-        0.0 if reward is None else (reward / scale - mean) / (std + 1e-8) for reward in rewards
+        0.0 if reward is None else (reward / scale - mean) / (std + _LEAST) for reward in rewards
     ]
     return advantages, mean * scale, std * scale
+
+
+class RowAdvantages(NamedTuple):
+    """The advantages of the rows of a group."""
+
+    advantages: list[list[float | None]]
+    """`[rollout][conversation]`; None: it is not a row."""
+    alone: list[bool]
+    """For each rollout, whether one of its conversations has the advantage 0 because no other
+    rollout of the group has a reward to compare with."""
+
+
+def row_advantages(
+    conversations: Sequence[Sequence[Branch]],
+    scores: GroupScores,
+    can_be_scored: Sequence[bool],
+) -> RowAdvantages:
+    """Return one advantage for each conversation of a group.
+
+    A conversation with a reward of its own is judged by that alone, against the conversations of
+    its name in the other rollouts, by the baseline of `abut.trl.Returns`. The others share the
+    advantage of their rollout.
+
+    Args:
+        conversations: of each rollout, see `conversations_of`.
+        scores: of the rollouts.
+        can_be_scored: whether each rollout can; the others have no rows.
+    """
+    found: list[list[float | None]] = []
+    paths: dict[str | None, list[PathReturns]] = defaultdict(list)
+    every = [one for of_rollout in conversations for one in of_rollout]
+    scale = _scale_of([one.reward for one in every if one.reward is not None])
+    for k, of_rollout in enumerate(conversations):
+        shared = None if scores.rewards[k] is None else scores.advantages[k]
+        is_row = [one.trained and can_be_scored[k] for one in of_rollout]
+        found.append([shared if is_one else None for is_one in is_row])
+        for j, one in enumerate(of_rollout):
+            if is_row[j] and one.reward is not None:
+                paths[one.name].append(path_of((k, j), 0, one.reward / scale))
+    alone = [False] * len(conversations)
+    for of_name in paths.values():
+        differences = list(compared(of_name, "none"))
+        squares: dict[int, list[float]] = defaultdict(list)
+        for path, (difference,), _ in differences:
+            squares[path.place[0]].append(difference**2)
+        std = math.sqrt(np.mean([np.mean(of_rollout) for of_rollout in squares.values()]))
+        for path, (difference,), is_alone in differences:
+            k, j = path.place
+            found[k][j] = float(difference / (std + _LEAST))
+            alone[k] |= is_alone
+    return RowAdvantages(found, alone)
+
+
+def _scale_of(rewards: Iterable[float]) -> float:
+    """Return what rewards are divided by, which changes no ratio: above 1e154 squares overflow."""
+    return max(1.0, max(map(abs, rewards), default=0.0) / _LARGEST)
 
 
 async def _called(

@@ -56,17 +56,16 @@ class RolloutRow:
         return int(np.sum(self.completion_mask))
 
 
-def is_scored(rollout: Rollout) -> bool:
+def can_be_scored(rollout: Rollout) -> bool:
     """Return whether the rollout can be scored: one that failed or was ended early cannot."""
-    return rollout.columns is not None and not (
-        rollout.failed or rollout.stop_reason is StopReason.STALE
-    )
+    ended_early = rollout.failed or rollout.stop_reason is StopReason.STALE
+    return rollout.columns is not None and rollout.measured and not ended_early
 
 
 def rows_of_rollout(
     rollout: Rollout,
     *,
-    advantage: float,
+    advantages: Sequence[float | None],
     group_id: int,
     metrics: Mapping[str, float],
     version: int,
@@ -76,7 +75,7 @@ def rows_of_rollout(
 
     Args:
         rollout: that has a score.
-        advantage: of all its rows.
+        advantages: of its `conversations_of`; None: this one is not a row.
         group_id: of its group.
         metrics: of all its rows; each gets its own.
         version: of rows whose weights are not known.
@@ -84,10 +83,10 @@ def rows_of_rollout(
     """
     prompt, completion = conversation_of(rollout)
     rows = []
-    for conversation in conversations_of(rollout):
+    for conversation, advantage in zip(conversations_of(rollout), advantages, strict=True):
         columns, versions = conversation.columns, conversation.versions
         ids, mask, logprobs = _joined(columns)
-        if not mask[1:].any():  # nothing predicts the first token of a row
+        if advantage is None or not mask[1:].any():  # nothing predicts the first token of a row
             continue
         trained = np.asarray(versions)[columns.env_mask == 1] if len(versions) else ()
         rows.append(
@@ -104,6 +103,25 @@ def rows_of_rollout(
             )
         )
     return rows
+
+
+def recorded_rows(rollout: Rollout, advantages: Sequence[float | None]) -> list[dict[str, Any]]:
+    """Return the rows of a rollout as `score_record` takes them.
+
+    Args:
+        rollout: that was played.
+        advantages: of its `conversations_of`; None: this one is not a row.
+    """
+    number_of = {id(branch): k for k, branch in enumerate(rollout.branches)}
+    return [
+        {
+            "branch": number_of.get(id(conversation)),
+            "weight": 1.0,  # the loss counts tokens
+            "advantages": [advantage] * len(conversation.turns),
+        }
+        for conversation, advantage in zip(conversations_of(rollout), advantages, strict=True)
+        if advantage is not None
+    ]
 
 
 def _joined(
