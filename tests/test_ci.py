@@ -16,6 +16,7 @@ PARTS = {
     "ABUT_VLLM_REPLIES": "vllm",
     "ABUT_RECORDINGS": "nemo_gym",
     "ABUT_CLIENTS": "clients",
+    "ABUT_DIALECTS": "dialects",
     "ABUT_NEMO_GYM_RUNS": "nemo_gym_runs",
     "ABUT_EVAL_PROTOCOL": "eval_protocol",
 }
@@ -38,9 +39,9 @@ def test_the_data_of_the_folder_is_named_to_make(tmp_path: Path) -> None:
         (data / part).mkdir(parents=True)
     done = run(tmp_path, ABUT_DATA=str(data))
     lines = done.stdout.splitlines()
-    assert lines[:6] == [f"{name} found: {data / part}" for name, part in PARTS.items()]
-    assert lines[6] == "make --jobs=2 check test"
-    assert {f"{name}={data / part}" for name, part in PARTS.items()} <= set(lines[7:])
+    assert lines[:7] == [f"{name} found: {data / part}" for name, part in PARTS.items()]
+    assert lines[7] == "make --jobs=2 check test"
+    assert {f"{name}={data / part}" for name, part in PARTS.items()} <= set(lines[8:])
     assert run(tmp_path, "test-ray").stdout.count("make --jobs=2 test-ray") == 1
 
 

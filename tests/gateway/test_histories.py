@@ -9,8 +9,9 @@ from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import histories
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
+from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.histories import Histories, find_open_ends
-from abut.gateway.ledger.matching import BranchEntry, History
+from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.writer import Writer
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
 

@@ -44,6 +44,9 @@ def refused(client: RawClient) -> str:
         (CHAT, None, {"x-abut-rollout": "a"}),
         ("/r/a/key", None, {}),
         ("/v1/responses", None, {}),
+        ("/v1/messages", "a wrong one", {}),
+        ("/r/a/v1/messages", "a wrong one", {"x-api-key": "another wrong one"}),
+        ("/r/a/v1/messages/count_tokens", None, {"x-api-key": "a wrong one"}),
     ],
 )
 def test_no_byte_of_a_body_is_read_before_the_key(
@@ -53,6 +56,7 @@ def test_no_byte_of_a_body_is_read_before_the_key(
         raise AssertionError("a body was parsed")
 
     monkeypatch.setattr(app, "read_body", read_body)
+    monkeypatch.setattr(app, "json_object", read_body)
     with RawClient(gateway.base_url, key) as client:
         client.socket.sendall(client.head(path, 9_000_000, **headers))  # and not one byte more
         answer = client.answer()

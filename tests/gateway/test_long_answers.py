@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.server import app
+from abut.gateway.dialects.chat import Chat
 from tests.kit.stage.agents import post, says, serving, user
 from tests.kit.stage.rollouts import Stage
 
@@ -30,14 +30,14 @@ def test_long_logprobs_are_written_on_a_thread(
     """A short prompt says nothing of the answer: 30,000 tokens held the loop for 0.25 s."""
     text = "yes " * (2 if "max_tokens" in fields else 300)
     threads: list[str] = []
-    name = "events" if stream else "completion"
-    write = getattr(app, name)
+    name = "events" if stream else "answer"
+    write = getattr(Chat, name)
 
     def writes(*args: Any) -> Any:
         threads.append(threading.current_thread().name)
         return write(*args)
 
-    monkeypatch.setattr(app, name, writes)
+    monkeypatch.setattr(Chat, name, writes)
     with serving(says(stage, text), hf_tokenizer) as gateway:
         url = f"{gateway.endpoint('a').base_url}/chat/completions"
         body = {"messages": [user("hi")], "stream": stream, **fields}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from abut.gateway.dialects.chat_rewrites import REWRITES
-from abut.gateway.ledger import matching
+from abut.gateway.ledger import entry, matching
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import arguments_of
 from abut.gateway.ledger.ledger import Ledger
@@ -136,7 +136,8 @@ def test_a_looser_rule_is_noticed(
     loose: Any,
     taken: set[str],
 ) -> None:
-    monkeypatch.setattr(matching, name, loose)
+    for module in (matching, entry):
+        monkeypatch.setattr(module, name, loose, raising=module is matching)
     edited = Edited(1)
     some = {client: recorded[client] for client in ("openai__args", "openai__main")}
     asyncio.run(_all(Replay(stage, REWRITES, edited), some))

@@ -83,7 +83,9 @@ class TurnRecord:
         self.newest_version = sample.newest_version
 
 
-BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "template"]
+BranchCause: TypeAlias = Literal[
+    "repeated", "rewritten", "tools", "new", "template", "subagent", "compaction"
+]
 """Why an agent's conversation branched:
 
 - repeated: another sample was asked for at the same point
@@ -91,6 +93,8 @@ BranchCause: TypeAlias = Literal["repeated", "rewritten", "tools", "new", "templ
 - tools: it asked with other tools, or with other variables for the template
 - new: it began another conversation
 - template: the chat template cannot write such messages behind a turn
+- subagent: Claude Code or Codex says that a sub-agent asks
+- compaction: Codex says that it asks for a summary of its history
 """
 
 

@@ -47,6 +47,7 @@ class ChatTemplateProcessor:
     ...) are `Scaffold`, except the control tokens that schemas and keys spell.
 
     Attributes:
+        template_name: the name of the tokenizer whose template it is, for errors.
         report: what the probes found, see `TemplateReport`.
         stop_token_ids: every id that ends a turn, the template's own first: that of an answer,
             then that of a turn that calls a tool.
@@ -94,6 +95,7 @@ class ChatTemplateProcessor:
                 "hint: use the chat model's tokenizer, or ChatTemplateProcessor(…, chat_template=…)"
             )
         self._tokenizer = hf_tokenizer
+        self.template_name = str(hf_tokenizer.name_or_path)
         options: dict[str, Any] = {**chat_template_kwargs, "chat_template": chat_template}
         options["tools"] = None if tools is None else list(tools)
         self._render = Rendering(hf_tokenizer, options)

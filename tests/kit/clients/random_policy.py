@@ -18,7 +18,7 @@ import numpy as np
 import abut
 from abut.errors import AbutError
 from abut.gateway.ledger.agent_call import AgentRequest
-from abut.gateway.ledger.refusal import context_full
+from abut.gateway.ledger.refusal import limit_reached
 from abut.gateway.ledger.writer import Writer
 from abut.processor import PartsProcessor
 from abut.rollout.conversation import Budget, Conversation
@@ -136,7 +136,7 @@ class RandomPolicy:
         self.heard.append(heard)
         await heard.go_on.wait()
         if heard.fails:
-            raise context_full("the time is over", reason=StopReason.DEADLINE)
+            raise limit_reached("the time is over", reason=StopReason.DEADLINE)
         heard.sample = self._drawn(request)
         return heard.sample
 

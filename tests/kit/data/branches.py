@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from abut.gateway.dialects.chat_rewrites import ChatRewrites
-from abut.gateway.ledger.matching import BranchEntry, History
+from abut.gateway.ledger.entry import BranchEntry
+from abut.gateway.ledger.matching import History
 
 Messages = list[dict[str, Any]]
 

@@ -1,15 +1,26 @@
-"""Chat completions: bodies to requests, and answers, events and refusals to JSON.
+"""Chat completions: bodies to requests.
 
 Invariant: each field of a body is honoured, refused, or named in a warning as ignored. None changes
 the prompt or the sample silently.
 """
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from abut._native import Tokenizer
+from abut.gateway.dialects.chat_answers import DONE, completion, events, refusal_body
 from abut.gateway.dialects.chat_rewrites import REWRITES, ChatRewrites
+from abut.gateway.dialects.dialect import HttpDialect, data_event
+from abut.gateway.dialects.fields import (
+    Unenforced,
+    check_form,
+    check_tools,
+    flag,
+    most_tokens,
+    object_at,
+    stops,
+    text_at,
+)
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
 from abut.gateway.ledger.refusal import Refusal
@@ -46,40 +57,32 @@ _FIELDS = frozenset(
 _TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs"})
 # Parameters of `with_tools` and of templates that are not variables.
 _RESERVED_VARIABLES = {"tools", "chat_template", "hf_tokenizer", "self"}
-_MOST_STOPS = 16
-_MOST_STOP_CHARS = 1024
-_MOST_TOOLS = 512
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": the turn is being sampled\n\n"
 
 
-class Chat(ChatRewrites):
-    """Chat completions: reads requests, with the rules for what a client may change.
+class Chat(ChatRewrites, HttpDialect):
+    """Chat completions.
 
     Args:
         rewrites: the rules by which a client may change an answer of the policy.
         unenforced: "accept" samples freely if a typed answer is asked for.
     """
 
+    path = "/v1/chat/completions"
+    repeats_bytes = True
+
     def __init__(
-        self,
-        rewrites: Collection[str] = REWRITES,
-        unenforced: Literal["refuse", "accept"] = "refuse",
+        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
     ) -> None:
         super().__init__(rewrites)
         self.unenforced = unenforced
 
-    def read(self, body: Mapping[str, Any], like: AgentRequest | None = None) -> AgentRequest:
-        """Return the request of a body.
-
-        Args:
-            body: its JSON.
-            like: the request of an earlier body with equal fields, whose messages are the first
-                of this one's. Only the new messages are read.
-
-        Raises:
-            Refusal: names the field that is wrong, or that could not be exact.
-        """
+    def read(
+        self,
+        body: Mapping[str, Any],
+        like: AgentRequest | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AgentRequest:
+        """Return the request of a body, see `HttpDialect.read`."""
         if like is not None:
             before = len(like.messages)
             messages = _messages(body, before)
@@ -88,37 +91,57 @@ class Chat(ChatRewrites):
                 messages, token_ids=like.token_ids or any(map(_has_tokens, more))
             )
         _refuse_inexact(body)
-        variables = _object(body, "chat_template_kwargs")
+        variables = object_at(body, "chat_template_kwargs")
         if taken := sorted(_RESERVED_VARIABLES & variables.keys()):
             raise Refusal(
                 f"chat_template_kwargs: {taken[0]} is no variable of the template's",
                 param="chat_template_kwargs",
             )
         choice = body.get("tool_choice")
-        options = _object(body, "stream_options")
-        names = _flag(body, "return_tokens_as_token_ids")
+        options = object_at(body, "stream_options")
+        names = flag(body, "return_tokens_as_token_ids")
         unmet = _unmet(body, self.unenforced)
         messages = _messages(body)
         return AgentRequest(
             messages=messages,
             tools=_tools(body),
-            max_tokens=_max_tokens(body),
-            stop=_stop(body),
+            max_tokens=most_tokens(body, "max_tokens", "max_completion_tokens"),
+            stop=stops(body, "stop"),
             calls=choice != "none",
             one_call=body.get("parallel_tool_calls") is False,
-            stream=_flag(body, "stream"),
+            stream=flag(body, "stream"),
             usage=bool(options.get("include_usage")),
-            logprobs=_flag(body, "logprobs"),
-            token_ids=_flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
+            logprobs=flag(body, "logprobs"),
+            token_ids=flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
             token_names=names,
             template_kwargs=variables,
             sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
             ignored=sorted(key for key in body if key not in _FIELDS and body[key] is not None),
             unmet=unmet,
-            model=_text(body, "model") or "",
-            rollout_id=_text(body, "rollout_id"),
+            model=text_at(body, "model") or "",
+            rollout_id=text_at(body, "rollout_id"),
             dialect=self,
         )
+
+    def answer(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> dict[str, Any]:
+        """Return the JSON of an answer, as vLLM writes it."""
+        return completion(answer, request, model, tokenizer)
+
+    def events(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> Iterator[bytes]:
+        """Yield an answer as server-sent events."""
+        return events(answer, request, model, tokenizer)
+
+    def refused(self, refusal: Refusal) -> dict[str, Any]:
+        """Return the JSON of a refusal, as OpenAI writes errors."""
+        return refusal_body(refusal)
+
+    def refused_event(self, refusal: Refusal) -> bytes:
+        """Return the events that end a stream whose turn was refused."""
+        return data_event(refusal_body(refusal)) + DONE
 
 
 def _refuse_inexact(body: Mapping[str, Any]) -> None:
@@ -145,7 +168,7 @@ def _refuse_inexact(body: Mapping[str, Any]) -> None:
             raise Refusal(f"{name} is not supported: {why}\nhint: leave it out", param=name)
 
 
-def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
+def _unmet(body: Mapping[str, Any], unenforced: Unenforced) -> list[str]:
     unmet = []
     choice = body.get("tool_choice")
     if choice == "required" or isinstance(choice, Mapping):
@@ -159,13 +182,7 @@ def _unmet(body: Mapping[str, Any], unenforced: str) -> list[str]:
         asked = body.get(name)
         if asked is None or (isinstance(asked, Mapping) and asked.get("type") == "text"):
             continue
-        if unenforced != "accept":
-            raise Refusal(
-                f"{name} is not enforced: a sample that is forced into a form is not the policy's "
-                "own, and could not be trained\n"
-                "hint: Gateway(unenforced='accept') samples freely where it is asked for",
-                param=name,
-            )
+        check_form(name, unenforced)
         unmet.append(name)
     return unmet
 
@@ -239,8 +256,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             'tools must be functions: {"type": "function", "function": {"name": …, …}}',
             param="tools",
         )
-    if len(tools) > _MOST_TOOLS:
-        raise Refusal(f"{len(tools)} tools: at most {_MOST_TOOLS}", param="tools")
+    check_tools(tools)
     return tools
 
 
@@ -252,148 +268,3 @@ def _is_tool(tool: Any) -> bool:
         and isinstance(tool["function"].get("name"), str)
         and bool(tool["function"]["name"])
     )
-
-
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = []
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = body.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Refusal(f"{name}={value!r}: must be 1 or more", param=name)
-        given.append(value)
-    return min(given, default=None)
-
-
-def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = body.get("stop")
-    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if (
-        not isinstance(stops, list)
-        or len(stops) > _MOST_STOPS
-        or not all(isinstance(one, str) and 0 < len(one) <= _MOST_STOP_CHARS for one in stops)
-    ):
-        raise Refusal(
-            f"stop must be a text or at most {_MOST_STOPS} texts, of 1 to {_MOST_STOP_CHARS} "
-            "characters",
-            param="stop",
-        )
-    return tuple(dict.fromkeys(stops))
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise Refusal(f"{name}={value!r}: must be true or false", param=name)
-    return bool(value)
-
-
-def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = body.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise Refusal(f"{name} must be an object", param=name)
-    return value or {}
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise Refusal(f"{name} must be a text", param=name)
-    return value
-
-
-def completion(
-    answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    """Return the JSON of an answer."""
-    choice: dict[str, Any] = {
-        "index": 0,
-        "message": {**answer.message, **_tokens_of(answer, request)},
-        "logprobs": _logprobs(answer, request, tokenizer),
-        "finish_reason": answer.finish_reason,
-    }
-    body = {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
-    if request.token_ids:  # at the positions where vLLM has them
-        choice["token_ids"] = answer.ids.tolist()
-        body["prompt_token_ids"] = answer.prompt_ids.tolist()
-    return body
-
-
-def events(
-    answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
-) -> Iterator[bytes]:
-    """Yield an answer as server-sent events, without the last one, `DONE`."""
-    head = _head(answer, model, "chat.completion.chunk")
-    message = answer.message
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    if thinking := message.get("reasoning_content"):
-        deltas.append({"reasoning_content": thinking, "reasoning": thinking})
-    if message["content"]:
-        deltas.append({"content": message["content"]})
-    for index, call in enumerate(message.get("tool_calls", ())):
-        deltas.append({"tool_calls": [{"index": index, **call}]})
-    logprobs = _logprobs(answer, request, tokenizer)
-    for delta in deltas:
-        yield event({**head, "choices": [_chunk(delta)]})
-    last = _chunk(_tokens_of(answer, request), answer.finish_reason, logprobs)
-    yield event({**head, "choices": [last]})
-    if request.usage:
-        yield event({**head, "choices": [], "usage": _usage(answer)})
-
-
-def refusal_body(refusal: Refusal) -> dict[str, Any]:
-    """Return the JSON of a refusal, as OpenAI writes errors."""
-    kind = "not_found_error" if refusal.status == 404 else "invalid_request_error"
-    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
-    return {"error": error}
-
-
-def event(value: Any) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def _chunk(
-    delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None
-) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _head(answer: PolicyAnswer, model: str, kind: str) -> dict[str, Any]:
-    return {"id": answer.id, "object": kind, "created": answer.created, "model": model}
-
-
-def _usage(answer: PolicyAnswer) -> dict[str, int]:
-    prompt, sampled = len(answer.prompt_ids), len(answer.ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-    }
-
-
-def _tokens_of(answer: PolicyAnswer, request: AgentRequest) -> dict[str, Any]:
-    """Return the three fields that NeMo Gym and others read tokens from."""
-    if not request.token_ids:
-        return {}
-    return {
-        "prompt_token_ids": answer.prompt_ids.tolist(),
-        "generation_token_ids": answer.ids.tolist(),
-        "generation_log_probs": answer.logprobs.tolist(),
-    }
-
-
-def _logprobs(answer: PolicyAnswer, request: AgentRequest, tokenizer: Tokenizer) -> Any:
-    if not request.logprobs:
-        return None
-    return {"content": list(_each_logprob(answer.ids.tolist(), answer, request, tokenizer))}
-
-
-def _each_logprob(
-    ids: Sequence[int], answer: PolicyAnswer, request: AgentRequest, tokenizer: Tokenizer
-) -> Iterator[dict[str, Any]]:
-    for id_, logprob in zip(ids, answer.logprobs.tolist(), strict=True):
-        spelled = tokenizer.decode_bytes([id_])
-        text = f"token_id:{id_}" if request.token_names else spelled.decode(errors="replace")
-        yield {"token": text, "logprob": logprob, "bytes": list(spelled), "top_logprobs": []}

@@ -11,15 +11,8 @@ from collections.abc import Collection, Hashable, Iterator
 from typing import Literal, TypeAlias, get_args
 
 from abut.gateway.ledger.comparable import arguments_of, calls_of, text_of
-from abut.gateway.ledger.matching import (
-    LEFT_OUT,
-    BranchEntry,
-    Calls,
-    Dialect,
-    ids_of,
-    key_of_calls,
-    without_space,
-)
+from abut.gateway.ledger.entry import LEFT_OUT, BranchEntry, Calls, Dialect, ids_of, without_space
+from abut.gateway.ledger.matching import key_of_calls
 
 Rewrite: TypeAlias = Literal[
     "text_lost", "stop_put_back", "calls_as_text", "code_again", "empty_turn_left_out"

@@ -5,19 +5,21 @@ the text, calls that are left out of the message included.
 """
 
 import asyncio
+import hashlib
 import json
+import marshal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import TemplateError
-from abut.gateway.ledger.matching import NO_REWRITES, Dialect
+from abut.gateway.ledger.entry import HANDLE, NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 from abut.processor import CallReadingProcessor, PartsProcessor
@@ -61,6 +63,7 @@ class AgentRequest:
         sampling: the client's own settings.
         ignored: the names of fields that change nothing.
         unmet: the fields that ask for a form of the answer, which is sampled freely all the same.
+        origin: why it begins a conversation, where its client says so.
         dialect: the protocol's rules for answers that come back.
     """
 
@@ -81,12 +84,22 @@ class AgentRequest:
     unmet: Sequence[str] = ()
     model: str = ""
     rollout_id: str | None = None
+    origin: Literal["subagent", "compaction"] | None = None
     dialect: Dialect = NO_REWRITES
 
     @cached_property
     def frame(self) -> str:
         """The tools and template variables; requests of one conversation have the same."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of what is asked: equal for a retry, however its client writes the body."""
+        asked = (self.dialect.id_prefix, self.frame, self.messages, self.max_tokens, self.stop)
+        more = (self.calls, self.one_call, sorted(self.sampling.items()))
+        # Without references, which `marshal` writes from version 3 on, equal values have equal
+        # bytes. It takes a fifth of the time of `json.dumps`.
+        return hashlib.sha256(marshal.dumps((*asked, *more), 2)).digest()
 
     def with_messages(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
         """Return the same request with other messages. Keep `frame` if it was computed."""
@@ -95,6 +108,8 @@ class AgentRequest:
         return other
 
 
+_HANDLES = "abut."
+_MOST_DIGITS = 10
 _json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one for each call
 
 
@@ -111,6 +126,8 @@ class PolicyAnswer:
         logprobs: `(T,)` float32, nats.
         own_ids: call ids that the policy wrote itself.
         created: Unix time, seconds.
+        number: how many calls of the rollout came before it.
+        stop_string: the string of the request's `stop` that ended the turn, if one did.
     """
 
     id: str
@@ -121,6 +138,13 @@ class PolicyAnswer:
     logprobs: NDArray[np.float32]
     own_ids: frozenset[str] = frozenset()
     created: int = 0
+    number: int = 0
+    stop_string: str | None = None
+
+    @property
+    def handle(self) -> str:
+        """The name of its reasoning, which comes back from a client that does not keep the text."""
+        return f"{_HANDLES}{self.number}"
 
 
 def answer_of(
@@ -129,7 +153,9 @@ def answer_of(
     request: AgentRequest,
     *,
     id: str,
+    number: int,
     cut: bool,
+    stop_string: str | None,
     call_id: Callable[[str | None], str],
     prompt_ids: NDArray[np.int64],
     ids: NDArray[np.int64],
@@ -142,7 +168,9 @@ def answer_of(
         processor: parses thinking and calls.
         request: says whether calls are wanted.
         id: of the call.
+        number: of the call.
         cut: whether it ended by length.
+        stop_string: the string that it ended on.
         call_id: returns an id that no other call of the rollout has, given the one that the policy
             wrote.
         prompt_ids: see `PolicyAnswer`.
@@ -176,6 +204,8 @@ def answer_of(
         logprobs=logprobs,
         own_ids=frozenset(own_ids),
         created=int(time.time()),
+        number=number,
+        stop_string=stop_string,
     )
 
 
@@ -283,6 +313,27 @@ class AgentCall:
     def may_be_reused(self) -> bool:
         """True if it has a sample, or may still get one, which a repeated request may get too."""
         return not self.answered.done() or self.answered.exception() is None
+
+
+def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> list[Message]:
+    """Return messages with the reasoning that they have only a handle of.
+
+    Args:
+        messages: of a client.
+        calls: all of the rollout, by their numbers.
+    """
+    return [_with_reasoning(message, calls) for message in messages]
+
+
+def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
+    number = str(message.get(HANDLE) or "").removeprefix(_HANDLES)
+    if message.get("reasoning_content") or not (number.isascii() and number.isdecimal()):
+        return message
+    call = calls[int(number)] if len(number) < _MOST_DIGITS and int(number) < len(calls) else None
+    if call is None or not call.may_be_reused or not call.answered.done():
+        return message
+    reasoning = call.answered.result().message.get("reasoning_content")
+    return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 class Repeats:

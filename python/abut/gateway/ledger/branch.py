@@ -12,16 +12,8 @@ from typing import NamedTuple
 
 from abut.gateway.ledger.agent_call import NOBODY, AgentCall, Caller
 from abut.gateway.ledger.comparable import KnownPrefix, SeenMessages, calls_of, names_of_calls
-from abut.gateway.ledger.matching import (
-    BranchEntry,
-    Dialect,
-    History,
-    Match,
-    call_at,
-    keys_read,
-    keys_returned,
-    match,
-)
+from abut.gateway.ledger.entry import BranchEntry, Dialect
+from abut.gateway.ledger.matching import History, Match, call_at, keys_read, keys_returned, match
 from abut.gateway.ledger.writer import Writer
 from abut.messages import Message
 from abut.rollout.conversation import Conversation
@@ -110,6 +102,7 @@ class LedgerBranch:
                 stop=call.request.stop,
                 joints=joints,
                 dialect=call.request.dialect,
+                handle=answer.handle,
             )
         )
 

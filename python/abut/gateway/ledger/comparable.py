@@ -8,6 +8,7 @@ to be the beginning of a branch. Comparing a request with the branch then takes 
 messages, and one comparison of two lists for the others.
 """
 
+import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -156,6 +157,26 @@ class CallIds:
         if not isinstance(id_, str):
             return None
         return self._positions[id_] if id_ in self._positions else self._before.get(id_)
+
+
+class NewCallIds:
+    """Makes the ids of the calls of one rollout."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._numbers = itertools.count()
+
+    def of(self, own: str | None) -> str:
+        """Return an id that no other call of the rollout has, and that every template takes.
+
+        Args:
+            own: the one that the policy wrote, which the first call keeps that has it.
+        """
+        id_ = own
+        while id_ is None or id_ in self._given:
+            id_ = f"call{next(self._numbers):05d}"
+        self._given.add(id_)
+        return id_
 
 
 def call_ids(messages: Iterable[Message]) -> CallIds:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
+from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.matching import BranchEntry, History, is_left_out, keys_read, keys_returned
+from abut.gateway.ledger.matching import History, is_left_out, keys_read, keys_returned
 
 
 class _Node:

@@ -7,16 +7,14 @@ place of each depends on those before it, and sampled at the same time.
 """
 
 import asyncio
-import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection
 from typing import Any
 
 from abut._native import Tokenizer
 from abut.concurrency.threads import work_done
-from abut.errors import SamplerError, TemplateError, TokenizerError, TrajectoryError
+from abut.errors import SamplerError, TemplateError, TrajectoryError
 from abut.gateway.ledger.agent_call import (
     AgentCall,
     AgentRequest,
@@ -24,13 +22,21 @@ from abut.gateway.ledger.agent_call import (
     PolicyAnswer,
     Repeats,
     answer_of,
+    with_reasoning,
 )
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
+from abut.gateway.ledger.comparable import NewCallIds
 from abut.gateway.ledger.matching import History, Match
 from abut.gateway.ledger.policy import LedgerObserver, Policy
-from abut.gateway.ledger.refusal import Refusal, context_full, ended, said_to_client, unwritten
-from abut.gateway.ledger.writer import Writer, template_messages, why_unwritten
-from abut.messages import Message
+from abut.gateway.ledger.prompt import prompt_length, write_opening, write_reply
+from abut.gateway.ledger.refusal import (
+    Refusal,
+    conversation_full,
+    ended,
+    limit_reached,
+    said_to_client,
+)
+from abut.gateway.ledger.writer import Writer
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
@@ -71,8 +77,7 @@ class Ledger:
         self._deliveries = 0
         # Mostly empty, so that a request need not look at all calls before it.
         self._undelivered: set[AgentCall] = set()
-        self._call_ids: set[str] = set()
-        self._numbers = itertools.count()
+        self._new_call_ids = NewCallIds()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -96,7 +101,7 @@ class Ledger:
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Refuse all requests from now on for `why`; `reason` is the limit reached, if any."""
         if self._end_refusal is None:
-            self._end_refusal = lambda: context_full(why)
+            self._end_refusal = lambda: limit_reached(why)
             self.refused = reason or self.refused
         for task in self._sampling:
             task.cancel()
@@ -136,6 +141,13 @@ class Ledger:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return pending
+
+    async def count(self, request: AgentRequest) -> int:
+        """Return how many tokens the prompt of a request would have, which is not placed."""
+        writer = await self._policy.writer_of(request)
+        conversation = self._policy.conversation(writer.processor)
+        async with self._lock:
+            return await prompt_length(request, writer, conversation, self.branches, self.calls)
 
     def delivered(self, call: AgentCall) -> None:
         """Note that an answer was delivered."""
@@ -224,7 +236,7 @@ class Ledger:
         place = find_continuation(self.branches, request.frame, history, request.dialect)
         if place is None:
             why = why_root(self.branches, request.frame, history, request.dialect)
-            return await self._new_root(request, writer, history, why)
+            return await self._new_root(request, writer, history, why and (request.origin or why))
         branch, found, again = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
@@ -243,10 +255,13 @@ class Ledger:
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:
-            target = branch.forked(entries, branch.conversation.fork(at), "rewritten")
+            target = branch.forked(
+                entries, branch.conversation.fork(at), request.origin or "rewritten"
+            )
         target.note_env_time()
         try:
-            await self._write_reply(target, target.in_own_ids(history, found))
+            messages = with_reasoning(target.in_own_ids(history, found), self.calls)
+            await write_reply(target, messages, request.dialect)
         except TemplateError as error:
             if request.messages[-1]["role"] == "assistant":
                 raise Refusal(
@@ -279,28 +294,15 @@ class Ledger:
         """Return a new conversation, as the template renders it."""
         conversation = self._policy.conversation(writer.processor)
         branch = LedgerBranch(request.frame, writer, conversation, cause)
-        names = {id_: name for other in self.branches for id_, name in other.names.items()}
-        ids = {id_ for other in self.branches for id_ in other.names}
-        messages = template_messages(request.messages, names, ids, joined=writer.joins)
-        try:
-            await work_done(False, lambda: conversation.open(messages))
-        except (TemplateError, TokenizerError) as error:
-            why = partial(why_unwritten, messages, writer.processor, error)
-            raise await work_done(False, why) from error
+        messages = with_reasoning(request.messages, self.calls)
+        await write_opening(conversation, writer, messages, self._names(), request.dialect)
         branch.say(history)
         self.branches.append(branch)
         return branch
 
-    async def _write_reply(self, branch: LedgerBranch, messages: Sequence[Message]) -> None:
-        """Write the messages that follow the last turn of a branch."""
-        conversation = branch.conversation
-        joined, names, ids = branch.writer.joins, branch.names, branch.own_ids
-        written = branch.writer.written(template_messages(messages, names, ids, joined=joined))
-        quick = bool(written) and conversation.is_quick(messages=written)
-        try:
-            await work_done(quick, lambda: conversation.reply(written))
-        except TokenizerError as error:
-            raise unwritten(error) from error
+    def _names(self) -> dict[str, str]:
+        """Return the tool that each call of the rollout names, by the call's id."""
+        return {id_: name for other in self.branches for id_, name in other.names.items()}
 
     # ---- limits
 
@@ -311,7 +313,8 @@ class Ledger:
     def _require_turns(self, turns: int) -> None:
         limit = self._policy.max_turns
         if limit is not None and turns >= limit:
-            raise self._out_of(StopReason.MAX_TURNS, f"max_turns={limit} calls were answered")
+            why = f"max_turns={limit} calls were answered"
+            raise self._out_of(limit_reached(why, reason=StopReason.MAX_TURNS))
 
     def _tokens_left(self, branch: LedgerBranch, request: AgentRequest) -> int:
         branch.conversation.budget = self._policy.budget()
@@ -319,12 +322,12 @@ class Ledger:
         if left < 1:
             length = len(branch.conversation.trajectory)
             why = f"the conversation has {length} tokens, and {reason.value} leaves no room"
-            raise self._out_of(reason, why)
+            raise self._out_of(conversation_full(why, reason, length + 1, length + left))
         return left if request.max_tokens is None else min(left, request.max_tokens)
 
-    def _out_of(self, reason: StopReason, why: str) -> Refusal:
-        self.refused = reason
-        return context_full(why, reason=reason)
+    def _out_of(self, refusal: Refusal) -> Refusal:
+        self.refused = refusal.reason
+        return refusal
 
     # ---- samples
 
@@ -337,7 +340,7 @@ class Ledger:
             sample = check_sample(await self._policy.sample(request, call.request), request)
             if not len(sample.ids):
                 self.end("nothing was sampled", StopReason.EMPTY_SAMPLE)
-                raise context_full("nothing was sampled")
+                raise limit_reached("nothing was sampled")
             async with self._lock:
                 answer = await self._heard(branch, call, request, sample)
             call.generate_s = time.monotonic() - call.asked_at
@@ -352,7 +355,7 @@ class Ledger:
             call.refuse(refusal)
         except Exception as error:
             self.end("the policy failed")
-            call.refuse(context_full("the policy failed"))
+            call.refuse(limit_reached("the policy failed"))
             self._policy.failed(error)
         finally:
             branch.sampling = False
@@ -370,9 +373,11 @@ class Ledger:
                 turn.text,
                 branch.writer.processor,
                 chat,
-                id=f"chatcmpl-{self.rollout_id}-{call.number}",
+                id=f"{chat.dialect.id_prefix}{self.rollout_id}-{call.number}",
+                number=call.number,
                 cut=sample.finish_reason == "length",
-                call_id=self._call_id,
+                stop_string=sample.stop_string,
+                call_id=self._new_call_ids.of,
                 prompt_ids=request.prompt_ids,
                 ids=sample.ids,
                 logprobs=sample.logprobs,
@@ -385,11 +390,3 @@ class Ledger:
         unmet = "tool_choice" in chat.unmet and "tool_calls" not in answer.message
         self.tool_choice_unmet += unmet
         return answer
-
-    def _call_id(self, own: str | None) -> str:
-        """Return an id that no other call of the rollout has, and that every template takes."""
-        id_ = own
-        while id_ is None or id_ in self._call_ids:
-            id_ = f"call{next(self._numbers):05d}"
-        self._call_ids.add(id_)
-        return id_

@@ -6,11 +6,10 @@ answer of the policy; each is counted as a rewrite. An answer that a client leav
 here, because it concerns two lists and not two messages. `docs/agents.md` has the rules.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from abut.gateway.ledger.comparable import (
     CallIds,
@@ -24,109 +23,23 @@ from abut.gateway.ledger.comparable import (
     comparable_message,
     text_of,
 )
+from abut.gateway.ledger.entry import (
+    HANDLE,
+    LEFT_OUT,
+    REORDERED,
+    BranchEntry,
+    Calls,
+    Dialect,
+    coarse_key,
+    ids_of,
+    without_space,
+)
 from abut.messages import Message
-
-Calls: TypeAlias = Sequence[Mapping[str, Any]]
-"""Calls of functions, as a message has them."""
-
-LEFT_OUT = "empty_turn_left_out"
-"""The rewrite of a client that leaves out an answer without text and calls."""
 
 _NOTHING = SeenMessages()
 _NO_JOINTS: Mapping[str, str | None] = {}
 # The policy never fills these, so a message that does is not its answer.
-_NEVER_OURS = ("refusal", "audio", "function_call")
-
-
-class Dialect:
-    """The changes that a protocol's clients make to an answer; this one knows none.
-
-    Attributes:
-        leaves_out_empty_turns: whether a client may leave out an answer without text and calls.
-    """
-
-    leaves_out_empty_turns = False
-
-    def rewrite_of(
-        self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool
-    ) -> str | None:
-        """Return the rule by which a message is this answer though they differ; None: it is not.
-
-        Args:
-            text: of the message, stripped.
-            calls: of the message.
-            entry: the answer.
-            same_calls: whether both have the same calls.
-        """
-        return None
-
-    def keys_returned(self, entry: "BranchEntry") -> Iterable[Hashable]:
-        """Return more keys that `rewrite_of` may find an answer by; see `keys_returned`."""
-        return ()
-
-    def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterable[Hashable]:
-        """Return more keys of a message that may be an answer; see `keys_read`."""
-        return ()
-
-
-NO_REWRITES = Dialect()
-
-
-@dataclass
-class BranchEntry:
-    """One message of a branch: the policy's answer, or a message of the client's."""
-
-    message: Message
-    ours: bool = False
-    stop: Sequence[str] = ()
-    """The stop strings of the request that it answers."""
-    answered_call: CallPosition | None = None
-    """The call that a tool's message answers: the index of its entry, and its number there."""
-    joints: Mapping[str, str | None] = field(default_factory=dict)
-    """By role, the text that the row has between two text parts, see `Writer.joints`."""
-    dialect: Dialect = NO_REWRITES
-    """Of the request that it answers."""
-
-    # Computed when a request is first compared with the entry: most messages that come back are
-    # known, or equal as they stand, and need none of these.
-
-    @cached_property
-    def comparable(self) -> Hashable:
-        """The comparable value of a client's message."""
-        joint = self.joints.get(str(self.message.get("role")))
-        return comparable_message(
-            self.message, has_call=self.answered_call is not None, joint=joint
-        )
-
-    @cached_property
-    def coarse(self) -> Hashable:
-        """Equal where `comparable` is, however text parts are joined."""
-        return _coarse(self.message)
-
-    @cached_property
-    def text(self) -> str:
-        """The stripped text of an answer."""
-        return (text_of(self.message.get("content")) or "").strip()
-
-    @cached_property
-    def reasoning(self) -> str:
-        """The stripped thinking of an answer."""
-        return (self.message.get("reasoning_content") or "").strip()
-
-    @cached_property
-    def calls(self) -> tuple[Hashable, ...]:
-        """The comparable values of an answer's calls."""
-        return tuple(map(comparable_call, calls_of(self.message)))
-
-    @cached_property
-    def call_ids(self) -> Sequence[Any]:
-        """The ids of an answer's calls."""
-        return ids_of(calls_of(self.message))
-
-    @property
-    def is_empty(self) -> bool:
-        """True for an answer without text and calls."""
-        return self.ours and not self.text and not self.calls
+_NEVER_OURS = ("refusal", "audio", "function_call", REORDERED)
 
 
 class History:
@@ -182,7 +95,7 @@ class History:
 
     def coarse(self, at: int) -> Hashable:
         """Return what equals an entry's `coarse` where their comparable values are equal."""
-        return _coarse(self.messages[at])
+        return coarse_key(self.messages[at])
 
 
 @dataclass(frozen=True)
@@ -337,21 +250,6 @@ def is_left_out(message: Message) -> bool:
     return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
 
 
-def ids_of(calls: Calls) -> list[Any]:
-    """Return the ids of calls."""
-    return [call.get("id") for call in calls]
-
-
-def without_space(text: str) -> str:
-    """Return a text without white space, which is the same however its parts are joined."""
-    return "".join(text.split())
-
-
-def _coarse(message: Message) -> Hashable:
-    text = text_of(message.get("content"))
-    return message.get("role"), None if text is None else without_space(text)
-
-
 def key_of_calls(calls: Calls) -> tuple[Hashable, ...]:
     """Return a key of calls, the same where pydantic-ai has wrapped their arguments."""
     return tuple(map(_key_of_call, calls))
@@ -366,7 +264,9 @@ def _key_of_call(call: Mapping[str, Any]) -> Hashable:
 
 
 def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
-    """Return whether the thinking that a message has, if any, is ours."""
+    """Return whether the thinking that a message has, or has a handle of, is ours."""
+    if (handle := message.get(HANDLE)) and handle != entry.handle:
+        return False
     for key in ("reasoning_content", "reasoning"):
         said = message.get(key)
         if said and not (isinstance(said, str) and said.strip() == entry.reasoning):

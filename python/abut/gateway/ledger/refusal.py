@@ -2,13 +2,16 @@
 
 Invariant: a refusal says why, and its status is 400, except for an unknown route and a failure of
 the gateway itself. Clients retry without end after 429 and 503, and a NeMo Gym model server is dead
-after 401.
+after 401. Its code says which kind it is; the words by which clients of a protocol recognise that
+kind are the dialect's.
 """
 
 from abut.rollout.rollout import StopReason
 
-# Agents and SDKs end well on this code, as when a model's context is full.
-_OVER = "context_length_exceeded"
+CONVERSATION_FULL = "conversation_full"
+"""The code of a refusal because the conversation has used up its tokens; another one may go on."""
+LIMIT_REACHED = "limit_reached"
+"""The code of a refusal because of another limit: nothing of the rollout goes on."""
 
 
 class Refusal(Exception):
@@ -16,9 +19,11 @@ class Refusal(Exception):
 
     Attributes:
         param: the field of the request that is wrong, if it is one.
-        code: by which clients recognise it.
+        code: its kind.
         status: of the HTTP answer.
         reason: the limit of the rollout that was reached, if any.
+        tokens: where the conversation is full, its length with one token more.
+        most_tokens: where the conversation is full, how long it may be.
     """
 
     def __init__(
@@ -29,12 +34,16 @@ class Refusal(Exception):
         code: str | None = None,
         status: int = 400,
         reason: StopReason | None = None,
+        tokens: int = 0,
+        most_tokens: int = 0,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
         self.reason = reason
+        self.tokens = tokens
+        self.most_tokens = most_tokens
 
 
 def unwritten(error: Exception) -> Refusal:
@@ -52,10 +61,16 @@ def said_to_client(error: Exception) -> str:
     return f"{why}\nhint: {hint}" if hint and "ChatTemplateProcessor" not in hint else why
 
 
-def context_full(why: str, *, reason: StopReason | None = None) -> Refusal:
-    """Return a refusal that SDKs take for a full context, so agents end as they would there."""
-    text = f"This rollout is at its maximum context length: {why}"
-    return Refusal(text, code=_OVER, reason=reason)
+def conversation_full(why: str, reason: StopReason, tokens: int, most_tokens: int) -> Refusal:
+    """Return the refusal of a turn that the conversation has no room for; see `Refusal`."""
+    return Refusal(
+        why, code=CONVERSATION_FULL, reason=reason, tokens=tokens, most_tokens=most_tokens
+    )
+
+
+def limit_reached(why: str, *, reason: StopReason | None = None) -> Refusal:
+    """Return the refusal of a request of a live rollout that may ask nothing any more."""
+    return Refusal(why, code=LIMIT_REACHED, reason=reason)
 
 
 def ended(why: str = "") -> Refusal:

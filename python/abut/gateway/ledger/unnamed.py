@@ -21,7 +21,6 @@ from abut.gateway.ledger.histories import Histories, OpenEnd, find_open_ends, fi
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.policy import Policy
 from abut.gateway.ledger.refusal import Refusal, not_answered
-from abut.rollout.rollout import StopReason
 
 Opening: TypeAlias = tuple[tuple[str, str], ...]
 """Role and text of each message, without the instructions at the beginning."""
@@ -222,7 +221,7 @@ class Judge:
 class _JudgeLedger(Ledger):
     """One request of a judge, and its answer."""
 
-    def _out_of(self, reason: StopReason, why: str) -> Refusal:
+    def _out_of(self, refusal: Refusal) -> Refusal:
         # NeMo Gym makes an empty answer of "maximum context length", and a judge that says nothing
         # scores 0: a plain refusal fails the rollout instead.
-        return not_answered(why)
+        return not_answered(str(refusal))

@@ -19,6 +19,7 @@ from abut.errors import AbutError, TemplateError, TokenizerError, text_of
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest
 from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
 from abut.gateway.ledger.refusal import Refusal, said_to_client, unwritten
+from abut.gateway.ledger.system_messages import SystemMessages
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tools.tool_messages import ToolAnswers
@@ -58,6 +59,11 @@ class Writer:
         """
         joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
         return joints
+
+    @cached_property
+    def system_messages(self) -> SystemMessages:
+        """Places system messages where the template shows them."""
+        return SystemMessages(self.processor, self.written)
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages that follow a turn, those of tools converted for the template."""

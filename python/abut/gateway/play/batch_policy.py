@@ -16,7 +16,7 @@ from abut.concurrency.loop import LoopTasks
 from abut.envs.task import RolloutTask
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.policy import ClientWarnings
-from abut.gateway.ledger.refusal import Refusal, context_full, not_answered
+from abut.gateway.ledger.refusal import Refusal, limit_reached, not_answered
 from abut.gateway.ledger.writer import Writer, Writers
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
@@ -125,7 +125,7 @@ class AttemptPolicy(BatchPolicy):
         """
         return await self._drawn(
             lambda: self._timed(request),
-            lambda why: context_full(why, reason=StopReason.DEADLINE),
+            lambda why: limit_reached(why, reason=StopReason.DEADLINE),
         )
 
     def failed(self, error: Exception) -> None:

@@ -5,10 +5,9 @@ request is logged, and it is sent only to the rank that plays its rollout.
 """
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
@@ -16,20 +15,14 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from abut.address import said
 from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import work_done
-from abut.gateway.dialects.chat import (
-    DONE,
-    KEEP_ALIVE,
-    completion,
-    event,
-    events,
-    refusal_body,
-)
-from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
+from abut.gateway.dialects.dialect import HttpDialect
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Body, read_body
+from abut.gateway.server.body import Beginning, Body, json_object, read_body
 from abut.gateway.server.connections import Connection
 from abut.gateway.server.registry import MODEL, Access, Registry
+from abut.gateway.server.sending import ROLLOUT_HEADER, ClientListens, send_stream, send_whole
 from abut.gateway.server.standalone import check_id, check_reward
 
 logger = logging.getLogger(__name__)
@@ -38,16 +31,16 @@ _MOST_BYTES = 64 * 2**20
 _TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
-_SMALL_TOKENS = 4096
-# A token among the logprobs takes as long as this many bare ids: 8 microseconds.
-_AS_LOGPROB = 8
-_KEEP_ALIVE_S = 15.0
 # How long a client may take to send the next byte of a body.
 _BYTE_S = 30.0
 _STARTED = int(time.time())
-ROLLOUT_HEADER = "x-abut-rollout"
 _FORWARDED = "x-abut-forwarded"
-_PASSED_ON = ("authorization", "content-type", ROLLOUT_HEADER, "x-stainless-retry-count")
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+# With what a dialect reads of its clients' labels.
+_PASSED_ON = (
+    *("authorization", *_KEY_HEADERS, "content-type", ROLLOUT_HEADER, "x-stainless-retry-count"),
+    *("x-claude-code-agent-id", "x-openai-subagent", "x-codex-turn-metadata"),
+)
 _BY_MODEL = f"{MODEL}/"
 _REGISTRY = web.AppKey("registry", Registry)
 _PEERS = web.AppKey("peers", ClientSession)
@@ -59,7 +52,10 @@ def make_app(registry: Registry) -> web.Application:
     app[_REGISTRY] = registry
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}"):
-        app.router.add_post(f"{path}/v1/chat/completions", _chat)
+        for dialect in registry.dialects:
+            app.router.add_post(f"{path}{dialect.path}", _ask)
+            if dialect.count_path is not None:
+                app.router.add_post(f"{path}{dialect.count_path}", _count)
         app.router.add_get(f"{path}/v1/models", _models)
         app.router.add_post(f"{path}/v1/responses", _responses)
         app.router.add_post(f"{path}/end", _end)
@@ -104,18 +100,17 @@ async def _answer_or_refusal(
     try:
         return await handler(request)
     except Refusal as refusal:
-        return web.json_response(refusal_body(refusal), status=refusal.status)
+        return _refused(request, refusal)
     except web.HTTPException as error:
-        return _refused(
-            f"{error.status}: {error.reason}", error.status if error.status in (404, 405) else 400
-        )
+        status = error.status if error.status in (404, 405) else 400
+        return _refused(request, Refusal(f"{error.status}: {error.reason}", status=status))
     except RecursionError:
-        return _refused("the body is nested too deeply", 400)
+        return _refused(request, Refusal("the body is nested too deeply"))
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception:
         logger.exception("the gateway failed at a request")
-        return _refused("the gateway failed; its log says of what", 500)
+        return _refused(request, Refusal("the gateway failed; its log says of what", status=500))
 
 
 def _connection(request: web.Request) -> Connection | None:
@@ -125,8 +120,14 @@ def _connection(request: web.Request) -> Connection | None:
     return protocol if isinstance(protocol, Connection) else None
 
 
-def _refused(message: str, status: int) -> web.Response:
-    return web.json_response(refusal_body(Refusal(message, status=status)), status=status)
+def _refused(request: web.Request, refusal: Refusal) -> web.Response:
+    return web.json_response(_dialect(request).refused(refusal), status=refusal.status)
+
+
+def _dialect(request: web.Request) -> HttpDialect:
+    """Return the dialect of a route; of routes that have none, the first one."""
+    dialects: Sequence[HttpDialect] = request.app[_REGISTRY].dialects
+    return next((one for one in dialects if one.path in request.path), dialects[0])
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -188,50 +189,78 @@ def _admit(request: web.Request) -> Access:
 
 
 def _key(request: web.Request) -> str | None:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
+    """Return the key of a request, wherever the clients of a dialect put it."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given = [token.strip()] if scheme.lower() == "bearer" else []
+    given += [request.headers.get(name, "") for name in _KEY_HEADERS]
+    key: str | None = next(filter(None, given), request.query.get("key"))
+    return key
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
-    registry = request.app[_REGISTRY]
+async def _ask(request: web.Request) -> web.StreamResponse:
+    registry, dialect = request.app[_REGISTRY], _dialect(request)
     with _admit(request) as access:
         named = access.rollout_id
-        content = registry.bodies.body(named, await _chunks(request))
-        body, beginning = await _parsed(content)
+        known = named if dialect.repeats_bytes else None
+        content = registry.bodies.body(known, await _chunks(request))
+        body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
         access.check(_rollout_of(request, body))  # the body may name another rollout
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
-        chat = registry.chat.read(body, None if beginning is None else beginning.request)
-        digest, retried = content.digest(beginning), _is_retry(request)
-        ledger = await registry.ledger_of(rollout_id, chat, digest, retried=retried)
+        like = None if beginning is None else beginning.request
+        asked = dialect.read(body, like, request.headers)
+        digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
+        retried = _is_retry(request)
+        ledger = await registry.ledger_of(rollout_id, asked, digest, retried=retried)
         if beginning is not None:
-            beginning.request = chat
+            beginning.request = asked
             if named == ledger.rollout_id:
                 registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:
             registry.connections.note(connection, ledger.rollout_id)
-        return await _respond(request, ledger, chat, digest, retried)
+        return await _respond(request, dialect, ledger, asked, digest, retried)
 
 
-async def _parsed(content: Body) -> tuple[Any, Beginning | None]:
+async def _count(request: web.Request) -> web.StreamResponse:
+    """Answer how many tokens the prompt of a request would have; nothing of it is kept."""
+    registry, dialect = request.app[_REGISTRY], _dialect(request)
+    access = _admit(request)
+    content = Body.of(await _chunks(request))
+    body, _ = await _parsed(content)
+    access.check(_rollout_of(request, body))
+    rollout_id = access.rollout_id
+    if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
+        return await _pass_on(request, registry, rank, content.whole)
+    asked = dialect.read(body, None, request.headers)
+    return web.json_response(dialect.count(await registry.count(rollout_id, asked)))
+
+
+async def _parsed(content: Body, *, repeats: bool = False) -> tuple[Any, Beginning | None]:
+    """Return the JSON object of a body, and its beginning if another body may repeat it."""
     small = len(content.rest) <= _SMALL_BYTES
-    return await work_done(small, lambda: read_body(content))
+    if repeats:
+        return await work_done(small, lambda: read_body(content))
+    return await work_done(small, lambda: json_object(content.whole)), None
 
 
 async def _respond(
-    request: web.Request, ledger: Ledger, chat: AgentRequest, digest: bytes, retried: bool
+    request: web.Request,
+    dialect: HttpDialect,
+    ledger: Ledger,
+    asked: AgentRequest,
+    digest: bytes,
+    retried: bool,
 ) -> web.StreamResponse:
-    is_open = _ClientListens(request)
+    is_open = ClientListens(request)
     # A call goes on if its client hangs up, so that a retry receives the sample.
-    pending = ledger.ask(chat, digest=digest, retried=retried, is_open=is_open)
+    pending = ledger.ask(asked, digest=digest, retried=retried, is_open=is_open)
     try:
-        model = chat.model or MODEL
-        if chat.stream:
-            return await _send_stream(request, ledger, await pending.placed, model)
-        return await _send_whole(request, ledger, await pending.answered, model)
+        if asked.stream:
+            return await send_stream(request, dialect, ledger, await pending.placed)
+        return await send_whole(request, dialect, ledger, await pending.answered)
     finally:
         is_open.gone = True
 
@@ -258,18 +287,6 @@ async def _chunks(request: web.Request) -> list[bytes]:
     return chunks
 
 
-class _ClientListens:
-    """Returns whether the client still listens."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self.gone = False
-
-    def __call__(self) -> bool:
-        transport = self._request.transport
-        return not self.gone and transport is not None and not transport.is_closing()
-
-
 def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:
     """Return the rollout that a request names: by body, header, path or model, in this order."""
     model = body.get("model")
@@ -288,64 +305,6 @@ def _is_retry(request: web.Request) -> bool:
     return bool(count.isdecimal() and count.strip("0"))  # `int` refuses more than 4300 digits
 
 
-async def _send_whole(
-    request: web.Request, ledger: Ledger, call: AgentCall, model: str
-) -> web.StreamResponse:
-    answer, tokenizer, chat = call.answered.result(), ledger.tokenizer, call.request
-    body = await work_done(
-        _is_small(answer, chat),
-        lambda: json.dumps(completion(answer, chat, model, tokenizer)).encode(),
-    )
-    headers = {ROLLOUT_HEADER: ledger.rollout_id}
-    response = web.Response(body=body, content_type="application/json", headers=headers)
-    await response.prepare(request)
-    await response.write_eof()
-    _note_delivery(request, ledger, call)
-    return response
-
-
-async def _send_stream(
-    request: web.Request, ledger: Ledger, call: AgentCall, model: str
-) -> web.StreamResponse:
-    headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: ledger.rollout_id}
-    response = web.StreamResponse(headers=headers)
-    response.content_type = "text/event-stream"
-    await response.prepare(request)
-    while True:
-        try:
-            async with asyncio.timeout(_KEEP_ALIVE_S):
-                answer = await asyncio.shield(call.answered)
-            break
-        except TimeoutError:
-            await response.write(KEEP_ALIVE)
-        except Refusal as refusal:
-            await response.write(event(refusal_body(refusal)) + DONE)
-            return response
-    chat, tokenizer = call.request, ledger.tokenizer
-    sent = await work_done(
-        _is_small(answer, chat), lambda: b"".join(events(answer, chat, model, tokenizer))
-    )
-    await response.write(sent + DONE)
-    _note_delivery(request, ledger, call)  # clients hang up here, before the body's last byte
-    await response.write_eof()
-    return response
-
-
-def _is_small(answer: PolicyAnswer, chat: AgentRequest) -> bool:
-    """Return whether an answer is written quickly enough for the loop."""
-    sampled = len(answer.ids)
-    tokens = (len(answer.prompt_ids) + sampled if chat.token_ids else 0) + (
-        _AS_LOGPROB * sampled if chat.logprobs else 0
-    )
-    return tokens <= _SMALL_TOKENS
-
-
-def _note_delivery(request: web.Request, ledger: Ledger, call: AgentCall) -> None:
-    transport = request.transport
-    if transport is not None and not transport.is_closing():
-        ledger.delivered(call)
-
-
 async def _pass_on(
     request: web.Request, registry: Registry, rank: int, content: bytes
 ) -> web.StreamResponse:
@@ -357,7 +316,7 @@ async def _pass_on(
     headers[_FORWARDED] = "1"
     try:
         reply = await request.app[_PEERS].post(
-            url + request.rel_url.raw_path, data=content, headers=headers, allow_redirects=False
+            url + request.rel_url.raw_path_qs, data=content, headers=headers, allow_redirects=False
         )
     except ClientError as error:
         logger.warning("rank %d's gateway at %s does not answer: %s", rank, url, said(error))

@@ -168,8 +168,17 @@ def read_body(body: Body) -> tuple[Any, Beginning | None]:
         beginning = None
     if beginning is not None:
         return beginning.body, beginning
+    return json_object(body.whole), None
+
+
+def json_object(whole: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body.
+
+    Raises:
+        Refusal: the body is no JSON object.
+    """
     try:
-        value = json.loads(body.whole)
+        value = json.loads(whole)
     except UnicodeDecodeError as error:
         raise Refusal(f"the body is no UTF-8: {error}") from None
     except ValueError as error:
@@ -178,7 +187,7 @@ def read_body(body: Body) -> tuple[Any, Beginning | None]:
         raise Refusal("the body is nested too deeply") from None
     if not isinstance(value, dict):
         raise Refusal(f"the body must be a JSON object, got {type(value).__name__}")
-    return value, None
+    return value
 
 
 def _read(body: Body) -> Beginning | None:

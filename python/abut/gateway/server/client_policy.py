@@ -18,7 +18,7 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.policy import ClientWarnings
-from abut.gateway.ledger.refusal import Refusal, context_full
+from abut.gateway.ledger.refusal import Refusal, limit_reached
 from abut.gateway.ledger.writer import Writer, Writers
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
@@ -141,7 +141,7 @@ class ClientPolicy:
                 return await self._shared.with_settings(chat.sampling).sample(request)
         except TimeoutError:
             why = f"turn_timeout_s={seconds:g} is over"
-            raise context_full(why, reason=StopReason.DEADLINE) from None
+            raise limit_reached(why, reason=StopReason.DEADLINE) from None
 
     def failed(self, error: Exception) -> None:
         """Note that this rollout cannot go on."""

@@ -21,6 +21,7 @@ from abut.address import Address
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
+from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.dialects.chat_rewrites import REWRITES, Rewrite
 from abut.gateway.ledger.ledger import Ledger
@@ -135,7 +136,7 @@ class Gateway:
             )
         self.registry = Registry(
             key,
-            chat=Chat(rewrites, unenforced),
+            dialects=[Chat(rewrites, unenforced), Anthropic(rewrites, unenforced)],
             agents_may_end=agents_may_end,
             standalone=standalone,
         )

@@ -9,15 +9,16 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
-from abut.gateway.dialects.chat import Chat
+from abut.gateway.dialects.dialect import HttpDialect
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.prompt import prompt_length
 from abut.gateway.ledger.refusal import Refusal, ended
 from abut.gateway.ledger.unnamed import ExpectedRollout, Judge, Unnamed
 from abut.gateway.ledger.writer import RunWriters
@@ -25,6 +26,7 @@ from abut.gateway.server.body import Bodies
 from abut.gateway.server.connections import Connections
 from abut.gateway.server.standalone import Standalone
 from abut.rollout.config import RolloutConfig
+from abut.rollout.conversation import Conversation
 
 T = TypeVar("T")
 MODEL = "policy"
@@ -125,7 +127,7 @@ class Registry:
 
     Args:
         key: opens all rollouts of the run; None makes one.
-        chat: reads chat completions.
+        dialects: the protocols that it speaks; the first one writes refusals of other routes.
         agents_may_end: whether a rollout's own key may end and reward it.
         standalone: the rollouts that no trainer plays; None if a trainer plays them.
     """
@@ -134,11 +136,11 @@ class Registry:
         self,
         key: str | None,
         *,
-        chat: Chat,
+        dialects: Sequence[HttpDialect],
         agents_may_end: bool,
         standalone: Standalone | None,
     ) -> None:
-        self.chat = chat
+        self.dialects = dialects
         self.agents_may_end = agents_may_end
         self.standalone = standalone
         self.ledgers: dict[str, Ledger] = {}
@@ -291,6 +293,29 @@ class Registry:
             return await self.unnamed.ledger_of(
                 request, digest, retried=retried, otherwise=otherwise
             )
+        return self._ledger(endpoint_id)
+
+    async def count(self, endpoint_id: str | None, request: AgentRequest) -> int:
+        """Return how many tokens the prompt of a request would have; it opens no rollout.
+
+        Raises:
+            Refusal: the rollout has ended, or never was one of this run; or nothing is played.
+        """
+        ledger, run = None, self.writers
+        if self.standalone is not None:
+            ledger, run = self.standalone.ledger(endpoint_id), self.standalone.writers
+        elif endpoint_id is not None:
+            ledger = self._ledger(endpoint_id)
+        if ledger is not None:
+            return await ledger.count(request)
+        if run is None:
+            raise Refusal("no rollout is played yet", code="unknown_rollout")
+        writer = await run.writers.of(request)
+        conversation = Conversation(run.tokenizer, writer.processor)
+        return await prompt_length(request, writer, conversation)
+
+    def _ledger(self, endpoint_id: str) -> Ledger:
+        """Return the ledger of a trainer's rollout."""
         if (ledger := self.ledgers.get(endpoint_id)) is not None:
             return ledger
         read = EndpointId.read(endpoint_id)

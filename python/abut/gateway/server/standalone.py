@@ -23,8 +23,9 @@ from abut.concurrency.threads import THREADS
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.histories import Histories, find_open_ends, find_repeated
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.refusal import Refusal, context_full, ended
+from abut.gateway.ledger.refusal import Refusal, ended, limit_reached
 from abut.gateway.ledger.row import DRAWS_ROW, RowChoice, fill
+from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
@@ -166,6 +167,23 @@ class Standalone:
         check_id(id_)
         return self._open(id_)
 
+    def ledger(self, id_: str | None) -> Ledger | None:
+        """Return the ledger of a live rollout; None if no request has opened it so far.
+
+        Raises:
+            Refusal: it has ended.
+        """
+        if id_ is None:
+            return None
+        self._require_not_ended(id_)
+        live = self._live.get(id_)
+        return None if live is None else live.ledger
+
+    @property
+    def writers(self) -> RunWriters:
+        """The tokenizer, and the writers of its template."""
+        return RunWriters(self._shared.tokenizer, self._shared.writers)
+
     def refused(self, id_: str, refusal: Refusal) -> None:
         """Note that a rollout's request was refused; its first request opens it all the same."""
         live = self._live.get(id_)
@@ -247,7 +265,7 @@ class Standalone:
 
     def _open(self, id_: str) -> Ledger:
         if self._stops:
-            raise context_full("the gateway stops")
+            raise limit_reached("the gateway stops")
         policy = ClientPolicy(self._shared, id_, self._bounds)
         ledger = Ledger(id_, policy)
         live = _Live(ledger, policy, time.monotonic())

@@ -1,0 +1,345 @@
+"""Anthropic Messages: bodies to requests, with the spellings of one history that its clients have.
+
+Invariant: a body is taken apart without loss of what a policy sees. Blocks become the messages of a
+chat: the results of tools in the order of their calls, then the texts beside them. What changes
+from request to request in one conversation is left out: marks for a cache, and the line that Claude
+Code puts before its system prompt for billing.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from abut._native import Tokenizer
+from abut.gateway.dialects.anthropic_answers import (
+    THREADS_UNSUPPORTED,
+    error_body,
+    events,
+    message_body,
+)
+from abut.gateway.dialects.chat_rewrites import REWRITES
+from abut.gateway.dialects.dialect import HttpDialect, named_event
+from abut.gateway.dialects.fields import (
+    Unenforced,
+    check_form,
+    check_tools,
+    flag,
+    list_at,
+    most_tokens,
+    object_at,
+    stops,
+    text_at,
+)
+from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
+from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
+from abut.gateway.ledger.entry import HANDLE, LEFT_OUT, REORDERED
+from abut.gateway.ledger.refusal import Refusal
+from abut.messages import Message
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+_READ = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences"}
+    | {"stream", "output_config", "output_format", "rollout_id", *_SAMPLING}
+    | {"metadata"}  # the client's own notes, which do not concern the sample
+)
+_REFUSED = {
+    "container": "no code runs here",
+    "mcp_servers": "no server is asked from here",
+    "compaction": "the client keeps its history",
+}
+_BILLING = "x-anthropic-billing-header:"
+_SUBAGENT = "cc_is_subagent=true"
+_SUBAGENT_HEADER = "x-claude-code-agent-id"
+_CHOICES = {"auto": True, "any": True, "tool": True, "none": False}
+# The order of blocks in an answer of ours.
+_ORDER = {"thinking": 0, "text": 1, "tool_use": 2}
+
+
+class Anthropic(HttpDialect):
+    """Anthropic Messages.
+
+    Args:
+        rewrites: the rules by which a client may change an answer of the policy.
+        unenforced: "accept" samples freely if a typed answer is asked for.
+    """
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    id_prefix = "msg_"
+    places_system = True
+
+    def __init__(
+        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
+    ) -> None:
+        self.leaves_out_empty_turns = LEFT_OUT in rewrites
+        self.unenforced = unenforced
+
+    def read(
+        self,
+        body: Mapping[str, Any],
+        like: AgentRequest | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AgentRequest:
+        """Return the request of a body, see `HttpDialect.read`."""
+        _refuse(body)
+        tools = _tools(body)
+        billing, system = _system(body)
+        choice = object_at(body, "tool_choice")
+        kind = choice.get("type", "auto")
+        if kind not in _CHOICES:
+            raise Refusal(
+                f"tool_choice.type={kind!r}: expected one of {', '.join(_CHOICES)}",
+                param="tool_choice",
+            )
+        unmet = ["tool_choice"] if kind in ("any", "tool") else []
+        config = object_at(body, "output_config")
+        if body.get("output_format") or config.get("format"):
+            check_form("output_config.format", self.unenforced)
+            unmet.append("output_config.format")
+        is_subagent = _SUBAGENT in billing or _SUBAGENT_HEADER in (headers or {})
+        ignored = [key for key in body if key not in _READ and body[key] is not None]
+        return AgentRequest(
+            messages=system + _messages(body, tools.deferred),
+            tools=tools.shown or None,
+            max_tokens=most_tokens(body, "max_tokens"),
+            stop=stops(body, "stop_sequences"),
+            calls=_CHOICES[kind],
+            one_call=choice.get("disable_parallel_tool_use") is True,
+            stream=flag(body, "stream"),
+            sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
+            ignored=sorted([*ignored, *tools.left_out]),
+            unmet=unmet,
+            model=text_at(body, "model") or "",
+            rollout_id=text_at(body, "rollout_id"),
+            origin="subagent" if is_subagent else None,
+            dialect=self,
+        )
+
+    def answer(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> dict[str, Any]:
+        """Return an answer as a `Message`."""
+        return message_body(answer, model)
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the JSON of a number of tokens."""
+        return {"input_tokens": tokens}
+
+    def events(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> Iterator[bytes]:
+        """Yield an answer as server-sent events."""
+        return map(named_event, events(answer, model))
+
+    def refused(self, refusal: Refusal) -> dict[str, Any]:
+        """Return the JSON of a refusal, as Anthropic writes errors."""
+        return error_body(refusal)
+
+    def refused_event(self, refusal: Refusal) -> bytes:
+        """Return the event that ends a stream whose turn was refused."""
+        return named_event(error_body(refusal))
+
+
+def _refuse(body: Mapping[str, Any]) -> None:
+    if object_at(body, "thread"):
+        raise Refusal(
+            "threads are not kept here\nhint: send all messages with each request",
+            param="thread",
+            code=THREADS_UNSUPPORTED,
+        )
+    for name, why in _REFUSED.items():
+        if body.get(name):
+            raise Refusal(f"{name} is not supported: {why}\nhint: leave it out", param=name)
+
+
+class _Tools(NamedTuple):
+    """The tools of a body."""
+
+    shown: list[dict[str, Any]]
+    """The tools that the prompt has."""
+    deferred: dict[str, str]
+    """By name, the definitions that the prompt has only where a result refers to them."""
+    left_out: list[str]
+    """The tools that Anthropic's servers run."""
+
+
+def _tools(body: Mapping[str, Any]) -> _Tools:
+    tools = _Tools([], {}, [])
+    given = list_at(body, "tools")
+    check_tools(given)
+    for tool in given:
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
+            raise Refusal("tools must be objects with a name and an input_schema", param="tools")
+        if (kind := tool.get("type")) not in (None, "custom"):
+            tools.left_out.append(f"tools[{kind}]")
+            continue
+        function = {"name": tool["name"]}
+        if tool.get("description") is not None:
+            function["description"] = tool["description"]
+        function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+        if tool.get("defer_loading"):
+            tools.deferred[tool["name"]] = json.dumps(function, ensure_ascii=False)
+        else:
+            tools.shown.append({"type": "function", "function": function})
+    return tools
+
+
+def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
+    """Return the line for billing, and the system message if there is one."""
+    texts = _texts(body.get("system"), "system")
+    billing = "".join(text for text in texts if text.startswith(_BILLING))
+    shown = [text for text in texts if not text.startswith(_BILLING)]
+    return billing, [{"role": "system", "content": _content(shown)}] if shown else []
+
+
+def _messages(body: Mapping[str, Any], deferred: Mapping[str, str]) -> list[Message]:
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise Refusal("messages must be a list with a message at least", param="messages")
+    messages: list[Message] = []
+    calls: dict[str, int] = {}  # ids in the order of the calls
+    for place, message in enumerate(given):
+        where = f"messages[{place}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise Refusal(
+                f"{where} must be an object with a role of user, assistant, system",
+                param="messages",
+            )
+        content = message.get("content")
+        if isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        elif not isinstance(content, list) or not all(isinstance(b, dict) for b in content):
+            raise Refusal(f"{where}.content must be a text or blocks", param="messages")
+        elif role == "assistant":
+            messages.append(answer := _answer(content, where))
+            for call in answer.get("tool_calls", ()):
+                calls[call["id"]] = len(calls)
+        else:
+            messages += _said(role, content, where, calls, deferred)
+    return messages
+
+
+def _answer(blocks: list[dict[str, Any]], where: str) -> Message:
+    """Return the message of an answer.
+
+    The order of blocks is ours or another one; only ours can be an answer of the policy.
+    """
+    texts: list[str] = []
+    thoughts: list[str] = []
+    handles: dict[str, None] = {}
+    calls: list[dict[str, Any]] = []
+    message: Message = {"role": "assistant", "content": None}
+    last = 0
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "redacted_thinking" or (kind == "text" and not block.get("text")):
+            continue  # nothing that a policy sees
+        if kind not in _ORDER:
+            raise _unread(where, kind)
+        if _ORDER[kind] < last:
+            message[REORDERED] = True
+        last = _ORDER[kind]
+        if kind == "text":
+            texts += _texts([block], where)
+        elif kind == "thinking":
+            thoughts.append(_text(block, "thinking", where))
+            if handle := _text(block, "signature", where):
+                handles[handle] = None
+        else:
+            calls.append(_call(block, where))
+    message["content"] = "".join(texts)
+    if thinking := "".join(thoughts):
+        message["reasoning_content"] = thinking
+    if handles:
+        message[HANDLE] = " ".join(handles)  # several are none of ours
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    id_, name, arguments = block.get("id"), block.get("name"), block.get("input")
+    if not isinstance(id_, str) or not isinstance(name, str):
+        raise Refusal(f"{where} has a tool_use without an id or a name", param="messages")
+    if is_deep(arguments):
+        raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="messages")
+    # No object: a client keeps what it could not parse.
+    text = arguments if isinstance(arguments, dict | str) else json.dumps(arguments)
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _said(
+    role: str,
+    blocks: list[dict[str, Any]],
+    where: str,
+    calls: Mapping[str, int],
+    deferred: Mapping[str, str],
+) -> list[Message]:
+    """Return the messages of a client's message.
+
+    First the results, in the order of the calls, whose ids a template does not show: Claude Code
+    sends them as its tools finish. Then one message of the texts, so a text that a client appends
+    later is a message of its own.
+    """
+    results = [block for block in blocks if block.get("type") == "tool_result"]
+    results.sort(key=lambda block: calls.get(str(block.get("tool_use_id")), len(calls)))
+    messages: list[Message] = []
+    for block in results:
+        texts = _texts(block.get("content"), where, deferred)
+        id_ = block.get("tool_use_id")
+        if not isinstance(id_, str):
+            raise Refusal(f"{where} has a tool_result without a tool_use_id", param="messages")
+        messages.append({"role": "tool", "tool_call_id": id_, "content": _content(texts)})
+    said = [block for block in blocks if block.get("type") != "tool_result"]
+    if said or not results:
+        messages.append({"role": role, "content": _content(_texts(said, where))})
+    return messages
+
+
+def _content(texts: list[str]) -> Any:
+    """Return the content of a message: a single text as it is, else blocks."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def _texts(content: Any, where: str, deferred: Mapping[str, str] | None = None) -> list[str]:
+    """Return the texts of a content.
+
+    Args:
+        content: a text, or blocks.
+        where: it stands, for errors.
+        deferred: the definitions that a `tool_reference` shows; None: it shows none.
+    """
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise Refusal(f"{where} must be a text or blocks of text", param=where.partition("[")[0])
+    texts = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text":
+            texts.append(_text(block, "text", where))
+        elif kind == "tool_reference" and deferred is not None:
+            name = _text(block, "tool_name", where)
+            texts.append(deferred.get(name) or json.dumps({"name": name}, ensure_ascii=False))
+        else:
+            raise _unread(where, kind)
+    return texts
+
+
+def _text(block: Mapping[str, Any], name: str, where: str) -> str:
+    text = block.get(name) or ""
+    if not isinstance(text, str):
+        raise Refusal(f"{where} has a {name} that is not a text", param=where.partition("[")[0])
+    return text
+
+
+def _unread(where: str, kind: Any) -> Refusal:
+    return Refusal(
+        f"{where} has a block of the type {kind!r}, and abut is text only",
+        param=where.partition("[")[0],
+    )

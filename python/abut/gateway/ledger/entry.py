@@ -1,0 +1,144 @@
+"""The entries of a branch, and the rules of a dialect for answers that come back.
+
+Invariant: an entry never changes. What it is compared by is computed once, when a request is first
+compared with it.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from abut.gateway.ledger.comparable import (
+    CallPosition,
+    calls_of,
+    comparable_call,
+    comparable_message,
+    text_of,
+)
+from abut.messages import Message
+
+Calls: TypeAlias = Sequence[Mapping[str, Any]]
+"""Calls of functions, as a message has them."""
+
+LEFT_OUT = "empty_turn_left_out"
+"""The rewrite of a client that leaves out an answer without text and calls."""
+
+HANDLE = "reasoning_handle"
+"""The key of a message that came back with a handle of its reasoning, see `PolicyAnswer.handle`."""
+REORDERED = "reordered"
+"""The key of a message whose parts came in another order than the parts of an answer have."""
+
+
+class Dialect:
+    """The changes that a protocol's clients make to an answer; this one knows none.
+
+    Attributes:
+        id_prefix: the beginning of the ids of its answers.
+        places_system: whether system messages are written where the template can show them. A
+            client that speaks of roles as a template has them gets them as it says.
+        leaves_out_empty_turns: whether a client may leave out an answer without text and calls.
+    """
+
+    id_prefix = "chatcmpl-"
+    places_system = False
+    leaves_out_empty_turns = False
+
+    def rewrite_of(
+        self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool
+    ) -> str | None:
+        """Return the rule by which a message is this answer though they differ; None: it is not.
+
+        Args:
+            text: of the message, stripped.
+            calls: of the message.
+            entry: the answer.
+            same_calls: whether both have the same calls.
+        """
+        return None
+
+    def keys_returned(self, entry: "BranchEntry") -> Iterable[Hashable]:
+        """Return more keys that `rewrite_of` may find an answer by; see `keys_returned`."""
+        return ()
+
+    def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterable[Hashable]:
+        """Return more keys of a message that may be an answer; see `keys_read`."""
+        return ()
+
+
+NO_REWRITES = Dialect()
+
+
+@dataclass
+class BranchEntry:
+    """One message of a branch: the policy's answer, or a message of the client's."""
+
+    message: Message
+    ours: bool = False
+    stop: Sequence[str] = ()
+    """The stop strings of the request that it answers."""
+    answered_call: CallPosition | None = None
+    """The call that a tool's message answers: the index of its entry, and its number there."""
+    joints: Mapping[str, str | None] = field(default_factory=dict)
+    """By role, the text that the row has between two text parts, see `Writer.joints`."""
+    dialect: Dialect = NO_REWRITES
+    """Of the request that it answers."""
+    handle: str = ""
+    """Of an answer's reasoning."""
+
+    # Computed when a request is first compared with the entry: most messages that come back are
+    # known, or equal as they stand, and need none of these.
+
+    @cached_property
+    def comparable(self) -> Hashable:
+        """The comparable value of a client's message."""
+        joint = self.joints.get(str(self.message.get("role")))
+        return comparable_message(
+            self.message, has_call=self.answered_call is not None, joint=joint
+        )
+
+    @cached_property
+    def coarse(self) -> Hashable:
+        """Equal where `comparable` is, however text parts are joined."""
+        return coarse_key(self.message)
+
+    @cached_property
+    def text(self) -> str:
+        """The stripped text of an answer."""
+        return (text_of(self.message.get("content")) or "").strip()
+
+    @cached_property
+    def reasoning(self) -> str:
+        """The stripped thinking of an answer."""
+        return (self.message.get("reasoning_content") or "").strip()
+
+    @cached_property
+    def calls(self) -> tuple[Hashable, ...]:
+        """The comparable values of an answer's calls."""
+        return tuple(map(comparable_call, calls_of(self.message)))
+
+    @cached_property
+    def call_ids(self) -> Sequence[Any]:
+        """The ids of an answer's calls."""
+        return ids_of(calls_of(self.message))
+
+    @property
+    def is_empty(self) -> bool:
+        """True for an answer without text and calls."""
+        return self.ours and not self.text and not self.calls
+
+
+def ids_of(calls: Calls) -> list[Any]:
+    """Return the ids of calls."""
+    return [call.get("id") for call in calls]
+
+
+def without_space(text: str) -> str:
+    """Return a text without white space, which is the same however its parts are joined."""
+    return "".join(text.split())
+
+
+def coarse_key(message: Message) -> Hashable:
+    """Return a key that is the same however a message's text is cut into parts."""
+    text = text_of(message.get("content"))
+    return message.get("role"), None if text is None else without_space(text)

@@ -1,0 +1,115 @@
+"""The prompt of a request: its messages, written into a conversation.
+
+Invariant: what a conversation holds already is not written again, and a conversation to which
+messages cannot be written stays as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from abut.concurrency.threads import work_done
+from abut.errors import TemplateError, TokenizerError
+from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, with_reasoning
+from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
+from abut.gateway.ledger.entry import Dialect
+from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.refusal import unwritten
+from abut.gateway.ledger.system_messages import SYSTEM_ROLES
+from abut.gateway.ledger.writer import Writer, template_messages, why_unwritten
+from abut.messages import Message
+from abut.rollout.conversation import Conversation
+
+
+async def write_opening(
+    conversation: Conversation,
+    writer: Writer,
+    messages: Sequence[Message],
+    names: Mapping[str, str],
+    dialect: Dialect,
+) -> None:
+    """Write all messages of a request into an empty conversation, as the template renders them.
+
+    Args:
+        conversation: is empty.
+        writer: of the conversation.
+        messages: of a client.
+        names: the tool that each call of the rollout names, by the call's id.
+        dialect: of the request.
+
+    Raises:
+        Refusal: the template cannot write them.
+    """
+    taken = template_messages(messages, names, names.keys(), joined=writer.joins)
+    if dialect.places_system:
+        taken = await work_done(False, partial(writer.system_messages.placed, taken, opens=True))
+    try:
+        await work_done(False, lambda: conversation.open(taken))
+    except (TemplateError, TokenizerError) as error:
+        why = partial(why_unwritten, taken, writer.processor, error)
+        raise await work_done(False, why) from error
+
+
+async def write_reply(branch: LedgerBranch, messages: Sequence[Message], dialect: Dialect) -> None:
+    """Write the messages that follow the last turn of a branch.
+
+    Args:
+        branch: ends on a turn of the policy.
+        messages: of a client.
+        dialect: of the request.
+
+    Raises:
+        Refusal: a message has a text that cannot be tokenized, or the template shows no system
+            message there.
+        TemplateError: the template cannot write such messages behind a turn.
+    """
+    conversation, writer = branch.conversation, branch.writer
+    taken = template_messages(messages, branch.names, branch.own_ids, joined=writer.joins)
+    if dialect.places_system and any(message["role"] in SYSTEM_ROLES for message in taken):
+        taken = await work_done(False, partial(writer.system_messages.placed, taken, opens=False))
+    written = writer.written(taken)
+    quick = bool(written) and conversation.is_quick(messages=written)
+    try:
+        await work_done(quick, lambda: conversation.reply(written))
+    except TokenizerError as error:
+        raise unwritten(error) from error
+
+
+async def prompt_length(
+    request: AgentRequest,
+    writer: Writer,
+    conversation: Conversation,
+    branches: Sequence[LedgerBranch] = (),
+    calls: Sequence[AgentCall] = (),
+) -> int:
+    """Return how many tokens the prompt of a request would have.
+
+    Args:
+        request: is not placed.
+        writer: of the request.
+        conversation: an empty one, which may be written.
+        branches: of the rollout; they stay as they are.
+        calls: of the rollout.
+
+    Raises:
+        Refusal: the template cannot write the messages.
+    """
+    messages, dialect = list(request.messages), request.dialect
+    history = History(messages, seen_in(branches, messages), writer.joints)
+    place = find_continuation(branches, request.frame, history, dialect)
+    if place is not None:
+        branch, found, again = place
+        turns = branch.conversation.turns
+        if again:
+            whole = found.entries == len(branch.entries)
+            return len(branch.conversation.trajectory) if whole else turns[found.turns].start
+        fork = branch.conversation.fork(turns[found.turns - 1].end)
+        target = branch.forked(found.answered_entries, fork, "repeated")
+        with suppress(TemplateError):
+            reply = with_reasoning(target.in_own_ids(history, found), calls)
+            await write_reply(target, reply, dialect)
+            return len(fork.trajectory)
+    names = {id_: name for branch in branches for id_, name in branch.names.items()}
+    opening = with_reasoning(messages, calls)
+    await write_opening(conversation, writer, opening, names, dialect)
+    return len(conversation.trajectory)

@@ -1,0 +1,161 @@
+"""System messages, written where the chat template can show them.
+
+Invariant: each text is shown once, where the client has it or joined to its neighbour. Many
+templates refuse, drop or move a system message behind the first message, and some take none at all:
+rendering decides, once for each kind of neighbour.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import TypeAlias
+
+from abut.errors import TemplateError, TokenizerError
+from abut.gateway.ledger.refusal import Refusal
+from abut.messages import Message, texts_of
+from abut.processor import PartsProcessor
+
+SYSTEM_ROLES = ("system", "developer")
+_BLANK_LINE = "\n\n"
+# Words that no template writes itself, in the order in which the messages have them.
+_BEFORE, _CALLED, _TEXT, _BEHIND, _LAST = (f"abut{number}probe" for number in range(5))
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+_USER: Message = {"role": "user", "content": _BEFORE}
+_TOOL: Message = {
+    "role": "tool",
+    "name": "probe",
+    "tool_call_id": "call00000",
+    "content": _CALLED,
+}
+_HISTORIES: Mapping[str, Sequence[Message]] = {
+    "user": [_USER],
+    "assistant": [_USER, {"role": "assistant", "content": _CALLED}],
+    "tool": [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, _TOOL],
+}
+"""By the role of the last message, the beginning of a conversation."""
+_REPLIES: Mapping[str, Sequence[Message]] = {"user": [_USER], "assistant": [], "tool": [_TOOL]}
+"""The same behind a turn of the policy."""
+_NEXT: Mapping[str, Sequence[Message]] = {
+    "": [],
+    "user": [{"role": "user", "content": _BEHIND}],
+    "assistant": [{"role": "assistant", "content": _BEHIND}, {"role": "user", "content": _LAST}],
+}
+
+_Written: TypeAlias = Callable[[Sequence[Message]], list[Message]]
+
+
+class SystemMessages:
+    """Places the system messages of requests, for one processor.
+
+    Args:
+        processor: renders messages.
+        written: converts the messages of tools for the template.
+    """
+
+    def __init__(self, processor: PartsProcessor, written: _Written) -> None:
+        self._processor = processor
+        self._written = written
+        self._roles: dict[tuple[str, str, bool], str | None] = {}
+
+    def placed(self, messages: Sequence[Message], *, opens: bool) -> list[Message]:
+        """Return messages with their system messages where the template shows them.
+
+        Args:
+            messages: as the template takes them otherwise.
+            opens: whether they are a conversation from its beginning; else they follow an answer.
+
+        Raises:
+            Refusal: the template shows no system message there, and no user message is beside it.
+        """
+        placed: list[Message] = []
+        text = ""  # belongs to the beginning of the next user message
+        left = list(messages)
+        if opens and (first := _run(left)):
+            left = left[len(first) :]
+            if self._takes_system:
+                placed.append(_joined("system", first))
+            elif any(message["role"] == "user" for message in left):
+                text = _text_of(first)
+            else:
+                placed.append(_joined("user", first))
+        while left:
+            if run := _run(left):
+                left = left[len(run) :]
+                before = placed[-1]["role"] if placed else "assistant"
+                behind = left[0]["role"] if left else ""
+                if (role := self._role(before, behind, opens=opens)) is not None:
+                    placed.append(_joined(role, run))
+                elif before == "user":
+                    # A template that takes no second user message takes neither of the two.
+                    behind_run = [left.pop(0)] if behind == "user" else []
+                    placed[-1] = _joined("user", [placed[-1], *run, *behind_run])
+                elif behind == "user":
+                    text = _BLANK_LINE.join(filter(None, [text, _text_of(run)]))
+                else:
+                    raise self._refusal(before, behind)
+                continue
+            message = left.pop(0)
+            if text and message["role"] == "user":
+                message, text = _joined("user", [{"role": "user", "content": text}, message]), ""
+            placed.append(message)
+        return placed
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """True if the template shows a system message at the beginning."""
+        system: Message = {"role": "system", "content": _BEFORE}
+        return _shows(self._processor.opening, [system, *_NEXT["user"]])
+
+    def _role(self, before: str, behind: str, *, opens: bool) -> str | None:
+        """Return the role in which the template shows a system message there; None if in none."""
+        behind = behind if behind in _NEXT else ""
+        place = (before, behind, opens)
+        if place not in self._roles:
+            write = self._processor.opening if opens else self._processor.increment
+            known = _HISTORIES if opens else _REPLIES
+            # A conversation without a beginning is one that the policy's answer goes before.
+            history = known.get(before, ())
+            self._roles[place] = None
+            for role in ("system", "user"):
+                probe = [*history, {"role": role, "content": _TEXT}, *_NEXT[behind]]
+                if _shows(write, probe if opens else self._written(probe)):
+                    self._roles[place] = role
+                    break
+        return self._roles[place]
+
+    def _refusal(self, before: str, behind: str) -> Refusal:
+        name = getattr(self._processor, "template_name", type(self._processor).__name__)
+        follows = f"before a message of the role {behind!r}" if behind else "at the end"
+        return Refusal(
+            f"the chat template of {name} shows no system message behind a message of the role "
+            f"{before!r} and {follows}, and no user message is beside it\n"
+            "hint: send it as a user message, or at the beginning",
+            param="messages",
+        )
+
+
+def _shows(write: Callable[[Sequence[Message]], Sequence[str]], messages: list[Message]) -> bool:
+    """Return whether the template writes each text of messages once, in their order."""
+    try:
+        prompt = "".join(write(messages))
+    except (TemplateError, TokenizerError):
+        return False
+    texts = [text for message in messages for text in texts_of(message) if text]
+    places = [prompt.find(text) for text in texts]
+    return all(prompt.count(text) == 1 for text in texts) and places == sorted(places)
+
+
+def _run(messages: Sequence[Message]) -> list[Message]:
+    """Return the system messages at the beginning."""
+    return list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages))
+
+
+def _joined(role: str, messages: Sequence[Message]) -> Message:
+    """Return one message of a role; several are joined by blank lines."""
+    if len(messages) == 1:
+        return {**messages[0], "role": role}
+    return {"role": role, "content": _text_of(messages)}
+
+
+def _text_of(messages: Sequence[Message]) -> str:
+    return _BLANK_LINE.join(text for message in messages for text in texts_of(message))

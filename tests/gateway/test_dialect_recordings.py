@@ -1,0 +1,146 @@
+"""What real clients of other dialects sent: each request goes on where the verdicts say.
+
+The verdicts are those of a prototype, which asked abut's chat endpoint. Where abut differs, the
+rule that makes the difference is named here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from abut.gateway.dialects.dialect import HttpDialect
+from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.matching import History, match
+from abut.gateway.ledger.refusal import Refusal
+from tests.kit.clients.dialect_edits import edited
+from tests.kit.clients.dialect_recordings import (
+    DialectReplay,
+    Replayed,
+    recorded,
+    verdicts,
+)
+from tests.kit.stage.agents import check_tree
+from tests.kit.stage.rollouts import SOAK
+
+KINDS = ("messages",)
+"""The keys of histories in the dialects that abut speaks."""
+
+SUBAGENT = {"R(tools)": "R(subagent)", "R(new)": "R(subagent)"}
+"""A sub-agent that says so is the cause of its branch."""
+CHANGED: dict[str, dict[str, str]] = {
+    "claudecode__sub": SUBAGENT,
+    "claudecode-claude-sonnet-4-5__sub": SUBAGENT,
+    "claudecode-claude-sonnet-4-5-20250929__sub": SUBAGENT,
+}
+
+
+def names() -> list[str]:
+    return [name for name in verdicts() if any(one.kind in KINDS for one in recorded(name))]
+
+
+@pytest.fixture(scope="module")
+def replay(qwen3: Any) -> Iterator[DialectReplay]:
+    with DialectReplay(qwen3) as replay:
+        yield replay
+
+
+def test_each_request_goes_on_where_the_verdicts_say(replay: DialectReplay) -> None:
+    found: dict[str, Replayed] = {}
+    for name in names():
+        found[name] = replay.play(name, recorded(name))
+        if (rollout := found[name].rollout) is not None:
+            check_tree(rollout, replay.asked)  # each sample stands once, as it was sampled
+    expected = {}
+    for name in found:
+        marks, rewrites = verdicts()[name]
+        other = CHANGED.get(name, {})
+        expected[name] = tuple(other.get(mark, mark) for mark in marks), rewrites
+        assert not other or expected[name][0] != marks, "stale"
+    assert {name: (one.marks, one.rewrites) for name, one in found.items()} == expected
+    assert len(found) > 150
+    assert sum(mark == "E" for one in found.values() for mark in one.marks) > 300
+
+
+class Edited:
+    """Edits the history of each request, before it is sent; keeps what is matched all the same.
+
+    Args:
+        count: how many edits of each request are tried.
+
+    Attributes:
+        matched: by kind, how often an edited message was taken for what was said.
+        unread: by kind, how often an edit made no difference to what was read.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.tried = 0
+        self.matched: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
+        self._count = count
+        self._random = Random(0)
+
+    def __call__(self, ledger: Ledger, body: dict[str, Any], dialect: HttpDialect) -> None:
+        key = next((key for key in KINDS if isinstance(body.get(key), list)), None)
+        if key is None or body.get("thread"):
+            return
+        asked = dialect.read(body)
+        branches = [branch for branch in ledger.branches if branch.frame == asked.frame]
+        history = [match(b.entries, History(asked.messages), dialect).messages for b in branches]
+        if not max(history, default=0):
+            return
+        for kind, items in edited(body[key], self._count, self._random):
+            try:
+                other = dialect.read({**body, key: items})
+            except Refusal:
+                continue
+            first = _first_difference(asked.messages, other.messages)
+            self.tried += 1
+            if first is None:
+                self.unread[kind] += 1
+                continue
+            for branch, said in zip(branches, history, strict=True):
+                if first < said:  # the edit is in what was said
+                    found = match(branch.entries, History(other.messages), dialect)
+                    self.matched[kind] += found.messages > first
+
+
+def _first_difference(messages: list[Any], others: list[Any]) -> int | None:
+    for place, (one, other) in enumerate(zip(messages, others, strict=False)):
+        if json.dumps(one) != json.dumps(other):
+            return place
+    return None if len(messages) == len(others) else min(len(messages), len(others))
+
+
+RULES = {
+    "drop thinking": "A5: thinking may be left out",
+    "swap tool_result, tool_result": "A3: results are in the order of the calls",
+    "swap tool_result, text": "A3: texts stand behind the results",
+    "drop empty assistant": "10: an empty turn may be left out",
+    "swap empty assistant, user": "10: up to the user's message",
+}
+"""The kinds of edits that are no edits by a rule."""
+
+
+def edits_tried(qwen3: Any, count: int) -> Edited:
+    seen = Edited(count)
+    with DialectReplay(qwen3, seen) as replay:
+        for name in names():
+            replay.play(name, recorded(name))
+    assert {*+seen.matched, *+seen.unread} <= {*RULES}
+    return seen
+
+
+def test_no_edited_history_is_taken_for_what_was_said(qwen3: Any) -> None:
+    seen = edits_tried(qwen3, 5)
+    assert seen.tried > 700
+    assert {"drop thinking"} < {*seen.matched}  # and kinds of which none matched
+    assert seen.unread["swap tool_result, tool_result"]
+
+
+@SOAK
+def test_none_of_many_edited_histories_is(qwen3: Any) -> None:
+    assert edits_tried(qwen3, 250).tried > 30_000
