@@ -115,6 +115,23 @@ def test_branches_are_tabs(show: Show, saved: Save, tokenizer: abut.Tokenizer) -
     assert shown.axe() == []
 
 
+def test_a_branch_has_its_name_and_the_facts_of_its_turns(
+    show: Show, saved: Save, tokenizer: abut.Tokenizer
+) -> None:
+    other = a_played_rollout(tokenizer, "begin", [("another", "go on"), ("way", None)])
+    other.turns[1].reward = 0.75
+    branch = Branch(other.columns, other.provenance, name="judge", turns=other.turns)
+    rollout = a_played_rollout(tokenizer, "begin", [("one", None)], name="player")
+    rollout.branches = [branch]
+    shown = show(saved([of(rollout)]))
+    tabs = shown.page.locator(".branches button")
+    assert tabs.all_inner_texts() == ["Row · player", "Branch 1 · judge"]
+    tabs.nth(1).click()
+    shown.wait("document.querySelector('#view-tokens .tokens').innerText.includes('another')")
+    heads = shown.page.locator("#view-tokens .turn h3")
+    assert "· reward 0.75 ·" in heads.nth(2).inner_text()
+
+
 def test_each_turn_says_its_advantage(show: Show, saved: Save, tokenizer: abut.Tokenizer) -> None:
     other = a_played_rollout(tokenizer, "begin", [("another way", None)])
     branch = Branch(other.columns, other.provenance, cause="rewritten")

@@ -37,9 +37,12 @@ _SHORTEST_FOUND = 12
 
 _LATER = (
     *("turns", "columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
-    *("control_spellings", "client_rewrites"),
+    *("control_spellings", "client_rewrites", "name"),
 )
 """Fields that are copied into a chunk unchanged."""
+
+_OF_BRANCH = ("cause", "delivered", "name", "turns")
+"""Fields of a branch that are copied into a chunk unchanged."""
 
 
 class Pieces:
@@ -146,7 +149,7 @@ class Chunk:
         details["messages"] = list(_messages(record.get("messages") or (), text))
         details["branches"] = [
             self._columns(branch, pieces)[1]
-            | {"cause": branch.get("cause"), "delivered": branch.get("delivered")}
+            | {name: json_copy(branch.get(name)) for name in _OF_BRANCH}
             | {"advantages": list(advantages_of(record, k))}
             for k, branch in enumerate(record.get("branches") or ())
         ]

@@ -114,8 +114,9 @@ class RolloutView {
   }
 
   tabs(branch) {
-    const names = ["Row", ...this.rollout.branches.map((one, k) =>
-      `Branch ${k + 1}${one.cause ? ` · ${one.cause}` : ""}${one.delivered === false ? " · not delivered" : ""}`)];
+    const names = [this.rollout, ...this.rollout.branches].map((one, k) => [
+      k ? `Branch ${k}` : "Row", one.name && printable(one.name), one.cause, one.delivered === false && "not delivered",
+    ].filter(Boolean).join(" · "));
     return make("div", { class: "branches", role: "group", "aria-label": "Branches" }, names.map((name, k) =>
       button(name, { "aria-pressed": String(k === branch) }, () => this.hooks.branch(k))));
   }
