@@ -69,6 +69,11 @@ def lora() -> Any:
     return peft.LoraConfig(r=4, lora_alpha=8, target_modules=modules, init_lora_weights=False)
 
 
+def scale_of(run: RowsRun) -> str:
+    """Return what rewards are scaled by."""
+    return str(run.trainer.scale_rewards)
+
+
 def errors_of(run: RowsRun, **changes: Any) -> list[float]:
     """Return the relative error of the gradient of each optimizer step of the first batch.
 
@@ -77,8 +82,7 @@ def errors_of(run: RowsRun, **changes: Any) -> list[float]:
         changes: of the loss; controls are of a wrong one.
     """
     trainer = run.trainer
-    scale = str(trainer.scale_rewards)
-    advantages = group_advantages(run.rewards, GROUP, scale)
+    advantages = group_advantages(run.rewards, GROUP, scale_of(run))
     loss = dataclasses.replace(loss_of(run), **changes)
     # TRL 0.29 with its transformers divides by the accumulation twice.
     twice = trainer.accelerator.gradient_accumulation_steps

@@ -142,11 +142,15 @@ def gradient_of(loss: Loss, model: Any, rollouts: Rows, advantages: Any) -> Any:
 
 
 def flat_gradient(model: Any) -> Any:
-    """Return the gradients of all parameters that have one, in one vector."""
+    """Return the gradients of all parameters that are trained, whole, in one vector."""
     found = [p for p in model.parameters() if p.requires_grad]
-    return torch.cat(
-        [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in found]
-    ).double()
+    each = [torch.zeros_like(p) if p.grad is None else p.grad for p in found]
+    return torch.cat([whole(gradient).flatten() for gradient in each]).double()
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor of which ranks may hold a part each."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def relative_error(found: Any, right: Any) -> float:

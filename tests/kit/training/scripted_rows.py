@@ -21,7 +21,7 @@ from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord
 from abut.trl import env_reward, make_rollout_func
 from tests.kit.training.example_run import CPU
 from tests.kit.training.models import rank_model
-from tests.kit.training.row_oracle import flat_gradient
+from tests.kit.training.row_oracle import flat_gradient, whole
 
 GROUP = 4
 MOST_TOKENS = 64
@@ -281,7 +281,8 @@ class RowsRun:
             def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
                 model = run.trainer.accelerator.unwrap_model(run.trainer.model)
                 run.gradients.append(flat_gradient(model))
-                run.before.append(run.plain(model.state_dict()))
+                weights = {name: whole(value) for name, value in model.state_dict().items()}
+                run.before.append(run.plain(weights))
 
         return Keep()
 

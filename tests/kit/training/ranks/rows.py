@@ -1,0 +1,93 @@
+"""One rank of two that have different numbers of rows: the gradient of both together.
+
+The rollouts of rank 0 have a conversation each, or a few; those of rank 1 have many.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from abut import Columns
+from tests.kit.training.ranks import leave
+from tests.kit.training.ranks.fsdp2 import shard_on_cpus
+from tests.kit.training.row_cases import loss_of, scale_of
+from tests.kit.training.row_oracle import gradient_of, group_advantages, relative_error
+from tests.kit.training.scripted_rows import (
+    GROUP,
+    RowsRun,
+    columns_of,
+    random_columns,
+    rollout_of,
+)
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp2": {
+        "fsdp": True,
+        "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]},
+    },
+}
+
+
+def script(rng: random.Random, task: Any) -> Any:
+    """Rollouts of the first group have no other conversation."""
+    others = 0 if task.group == 0 else rng.randint(0, 4)
+    columns = [random_columns(rng, turns=rng.randint(1, 3)) for _ in range(1 + others)]
+    return rollout_of(task, round(rng.random(), 2), *columns)
+
+
+def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
+    """Train on one generation batch; write down how far each gradient is from the oracle's."""
+    if kind == "fsdp2":
+        shard_on_cpus()
+    run = RowsRun(
+        folder,
+        script,
+        rollouts=4,
+        accumulation=2,
+        piece=1,
+        loss_type=loss_type,
+        num_iterations=int(iterations),
+        max_steps=int(iterations),
+        ddp_timeout=60,  # a rank that waits in vain fails after this, and the test with it
+        **SHARDED[kind],
+    ).train()
+    batch = run.trainer.abut_rows
+    every, rewards = everywhere(run.rollouts, run.rewards)
+    loss = loss_of(run)
+    advantages = group_advantages(rewards, GROUP, scale_of(run))
+    errors = []
+    for model, found in zip(run.before, run.gradients, strict=True):
+        right = gradient_of(loss, model, every, advantages)
+        errors.append(
+            relative_error(found * run.trainer.accelerator.gradient_accumulation_steps, right)
+        )
+    leave(
+        folder,
+        {
+            "model": type(run.trainer.model_wrapped).__name__,
+            "rows": [len(batch.places), batch.rows],
+            "errors": errors,
+            "logged": run.logged(),
+        },
+    )
+    # The groups of a mesh leave threads of gloo, which abort an interpreter that ends under them.
+    os._exit(0)
+
+
+def everywhere(
+    rollouts: list[list[Columns]], rewards: list[float | None]
+) -> tuple[list[list[Columns]], list[float | None]]:
+    """Return the rollouts and rewards of all ranks, in TRL's order."""
+    plain = [
+        [(c.prompt_ids.tolist(), c.completion_ids.tolist(), c.env_mask.tolist()) for c in rows]
+        for rows in rollouts
+    ]
+    rng = random.Random(0)
+    return (
+        [[columns_of(*columns, rng) for columns in rows] for rows in gather_object(plain)],
+        gather_object(rewards),
+    )

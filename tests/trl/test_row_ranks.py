@@ -1,0 +1,33 @@
+"""Two ranks with different numbers of rows, one of them without branches: they train as one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.training.ranks import run_ranks
+
+pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from tests.kit.training.row_cases import WORST
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss_type", "iterations"),
+    [("ddp", "grpo", 2), ("ddp", "dapo", 1), ("fsdp2", "grpo", 1)],
+)
+def test_the_gradient_of_two_ranks_is_that_of_all_rollouts(
+    tmp_path: Path, kind: str, loss_type: str, iterations: int
+) -> None:
+    ranks = run_ranks("rows", tmp_path, kind, loss_type, iterations)
+    wrapped = "DistributedDataParallel" if kind == "ddp" else "FSDPQwen3ForCausalLM"
+    assert [rank["model"] for rank in ranks] == [wrapped] * 2
+    (few, padded), (many, also) = (rank["rows"] for rank in ranks)
+    assert few == 4 < many <= padded == also
+    for rank in ranks:
+        assert len(rank["errors"]) == iterations
+        assert max(rank["errors"]) < WORST, rank["errors"]
+    assert ranks[0]["logged"]["entropy"] > 1
+    assert ranks[0]["logged"]["rollout/rows/mean"] == (few + many) / 8
