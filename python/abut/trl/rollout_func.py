@@ -21,9 +21,11 @@ from abut.records.recorder import BackgroundRecorder, FlushingRecorder, ScoreRec
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
+from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
 from abut.trl.all_rows import AllRows
+from abut.trl.credit import Credit, checked_credit
 from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
 from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
 from abut.trl.rewards import (
@@ -66,6 +68,7 @@ def make_rollout_func(
     system_prompt: str | None = None,
     recorder: RecorderArgument = None,
     gateway: Gateway | None = None,
+    credit: Credit = None,
 ) -> "RolloutFunc":
     """Return a `rollout_func` for `GRPOTrainer`.
 
@@ -83,6 +86,10 @@ def make_rollout_func(
         recorder: keeps every rollout, and its rewards and advantage. A path that ends in `.jsonl`
             is a file of JSON lines, any other path a folder of Parquet files.
         gateway: where agents ask the policy; None serves on the loopback, at a free port.
+        credit: how rewards of turns become advantages of their tokens, under
+            `abut.trl.GRPOTrainer`: `Returns(discount=…)`, or a function that gets a group of
+            `ScoredRollout` and returns `[rollout][conversation, main first][own turn]`, each a
+            number or one for each sampled token. None: all tokens have the rollout's advantage.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
@@ -101,7 +108,8 @@ def make_rollout_func(
             system_prompt=system_prompt,
             recorder=recorder,
             gateway=gateway,
-        )
+        ),
+        checked_credit(credit),
     )
 
 
@@ -112,8 +120,8 @@ def make_rollout_func(
 class RolloutFunc:
     """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Arguments, credit: Credit = None) -> None:
+        self._arguments, self._credit = arguments, credit
         self._tasks, self._recorder = arguments.tasks, arguments.recorder
         self._scores: TrainerScores | None = None
         if isinstance(self._recorder, ScoreRecorder):
@@ -160,6 +168,8 @@ class RolloutFunc:
                     can_score=lambda rollout: rollout.reward is not None or not only_envs,
                     padding_id=self._engine.processor.close_token_id,
                     by_agents=bool(self._tasks.route.agents),
+                    credit=self._credit,
+                    scores_run=[self._has_running_score(task) for task in tasks],
                 )
             )
         return rows
@@ -187,6 +197,10 @@ class RolloutFunc:
         )
         rows |= environments_of(tasks, route.kinds)
         return (tasks, rollouts, rows), failures, failures.tally(rollouts)
+
+    def _has_running_score(self, task: RolloutTask) -> bool:
+        """Return whether each turn's reward is a score of all turns so far, not its own pay."""
+        return self._arguments.config.reward == "last" and player_of(task) is None
 
     @property
     def _trains_all(self) -> bool:
@@ -225,7 +239,7 @@ class RolloutFunc:
         """Return the engine, and what completes a task for it."""
         _refuse_tool_loop(trainer)
         if not isinstance(trainer, AllRows):
-            _refuse_all_rows(self._arguments.config)
+            _refuse_all_rows(self._arguments.config, self._credit)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         wrap_reward_functions(trainer)
         sampler = self._arguments.sampler
@@ -238,8 +252,8 @@ class RolloutFunc:
         config = self._arguments.config
         branch = config.branch or ("all" if isinstance(trainer, AllRows) else "longest")
         config = dataclasses.replace(config, branch=branch)
-        if branch == "all" and self._tasks.route.agents:
-            check_rows(trainer, stacklevel=3)
+        if self._credit is not None or (branch == "all" and self._tasks.route.agents):
+            check_rows(trainer, has_credit=self._credit is not None, stacklevel=3)
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
                 "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
@@ -269,12 +283,17 @@ class RolloutFunc:
         return engine, for_task
 
 
-def _refuse_all_rows(config: RolloutConfig) -> None:
+def _refuse_all_rows(config: RolloutConfig, credit: Credit) -> None:
+    cure = "from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before train()"
     if config.branch == "all":
         raise TypeError(
             "RolloutConfig(branch='all') with TRL's own GRPOTrainer, which takes one row for each "
-            "rollout\nhint: from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before "
-            "train()"
+            f"rollout\nhint: {cure}"
+        )
+    if credit is not None:
+        raise TypeError(
+            "make_rollout_func(credit=…) with TRL's own GRPOTrainer, which gives all tokens of a "
+            f"rollout one advantage\nhint: {cure}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout
+from abut.trl.credit import Credit
 from abut.trl.rows import conversations_of, is_measured
 
 COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
@@ -34,10 +35,14 @@ class RowBatch:
         conversations: those of each rollout that are rows, the main one first.
         padding_id: the token that padding rows are made of.
         by_agents: whether an agent could have played any of them; the same on all ranks.
+        credit: see `make_rollout_func`; the same on all ranks.
+        scores_run: for each rollout, whether the rewards of its turns are a running score.
         rows: how many rows this rank has with its padding, the same on all ranks.
         rewards: `(rollouts of all ranks, reward functions)`, as TRL computed them.
         weights: the factor on the loss of each row, without padding; empty where there are main
             rows alone.
+        places: of each row without padding.
+        lists: by the names of `columns`, all rows without padding.
     """
 
     rollouts: Sequence[Rollout]
@@ -45,16 +50,27 @@ class RowBatch:
     conversations: Sequence[Sequence[Branch]]
     padding_id: int
     by_agents: bool = False
+    credit: Credit = None
+    scores_run: Sequence[bool] = ()
     rows: int = 0
     rewards: Any = None
     weights: list[float] = field(default_factory=list)
+    places: list[RowPlace] = field(init=False)
+    lists: dict[str, list[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note the place of each row."""
+        """Make the rows of the other conversations."""
         of_rollouts = list(enumerate(self.conversations))
         self.places = [RowPlace(k, 0) for k, _ in of_rollouts]
         self.places += [RowPlace(k, j) for k, every in of_rollouts for j in range(1, len(every))]
         self.rows = self.rows or len(self.rollouts)
+        longest = max(map(len, self.columns["prompt_ids"]), default=0)
+        others = [
+            _row_of(self.conversations[k][j], longest) for k, j in self.places[len(self.rollouts) :]
+        ]
+        self.lists = {
+            name: [*self.columns[name], *(row[name] for row in others)] for name in COLUMNS
+        }
 
     @property
     def has_others(self) -> bool:
@@ -72,12 +88,6 @@ class RowBatch:
         """How many rows are padding."""
         return self.rows - len(self.places)
 
-    @property
-    def other_masks(self) -> list[list[int]]:
-        """The masks of the rows that are not main rows, without padding."""
-        others = self.places[len(self.rollouts) :]
-        return [self.conversations[k][j].columns.env_mask.tolist() for k, j in others]
-
     def lengthened(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what TRL's `_generate` returned, with all rows in place of the main ones.
 
@@ -86,7 +96,12 @@ class RowBatch:
         Raises:
             RolloutError: a list is not there.
         """
-        longer = {id(self.columns[name]): self._with_others(name) for name in COLUMNS}
+        padding: dict[str, list[Any]] = {"logprobs": [0.0], "env_mask": [0]}
+        longer = {}
+        for name, rows in self.lists.items():
+            row = padding.get(name, [self.padding_id])
+            more = [[*row] for _ in range(self.padding_rows)]
+            longer[id(self.columns[name])] = rows + more
         if missing := longer.keys() - {id(part) for part in returned}:
             names = [name for name in COLUMNS if id(self.columns[name]) in missing]
             raise RolloutError(
@@ -97,15 +112,6 @@ class RowBatch:
             )
         return tuple(longer.get(id(part), part) for part in returned)
 
-    def _with_others(self, name: str) -> list[Any]:
-        padding = [0.0] if name == "logprobs" else [0] if name == "env_mask" else [self.padding_id]
-        longest = max(map(len, self.columns["prompt_ids"]))
-        others = [
-            _row_of(self.conversations[place.rollout][place.conversation], longest)[name]
-            for place in self.places[len(self.rollouts) :]
-        ]
-        return [*self.columns[name], *others, *([*padding] for _ in range(self.padding_rows))]
-
 
 def rows_of_batch(
     rollouts: Sequence[Rollout],
@@ -115,6 +121,8 @@ def rows_of_batch(
     can_score: Callable[[Rollout], bool],
     padding_id: int,
     by_agents: bool,
+    credit: Credit = None,
+    scores_run: Sequence[bool] = (),
 ) -> RowBatch:
     """Return the rows of a generation batch.
 
@@ -126,6 +134,8 @@ def rows_of_batch(
             row alone, as those that failed.
         padding_id: see `RowBatch`.
         by_agents: see `RowBatch`.
+        credit: see `RowBatch`.
+        scores_run: see `RowBatch`.
     """
     conversations = []
     for rollout in rollouts:
@@ -133,7 +143,7 @@ def rows_of_batch(
         trains = not rollout.failed and is_measured(rollout) and can_score(rollout)
         conversations.append(every if takes_all and trains else every[:1])
     lists = {name: columns[name] for name in COLUMNS}
-    return RowBatch(rollouts, lists, conversations, padding_id, by_agents)
+    return RowBatch(rollouts, lists, conversations, padding_id, by_agents, credit, scores_run)
 
 
 def _row_of(conversation: Branch, longest_prompt: int) -> dict[str, list[Any]]:

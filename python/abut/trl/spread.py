@@ -6,6 +6,7 @@ import torch
 
 from abut.trl.pieces import ROW, WEIGHT
 from abut.trl.row_batch import RowBatch
+from abut.trl.row_credit import advantages_of_rows
 from abut.trl.row_metrics import log_ratios, warn_of_masked_rows
 from abut.trl.row_weights import trained_mask, weights_of
 from abut.trl.version import COUNTS_ALL_ROWS, trl_version
@@ -22,31 +23,49 @@ def spread(trainer: Any, batch: RowBatch, output: dict[str, Any]) -> dict[str, A
     ids = output["prompt_ids"]
     places, padding = batch.places, len(ids) - len(batch.places)
     output[ROW] = torch.tensor([*range(len(places)), *[-1] * padding], device=ids.device)
+    if not trainer.model.training:
+        return output
     trained = trained_mask(output).sum(1)
-    is_masked = getattr(trainer, "vllm_importance_sampling_mode", None) == "sequence_mask"
     ratios = output.get("importance_sampling_ratio")
-    if trainer.model.training and is_masked and ratios is not None:
+    if ratios is not None and trainer.vllm_importance_sampling_mode == "sequence_mask":
         warn_of_masked_rows(ratios[: len(places), 0], trained[: len(places)])
-    if not batch.has_others:
+    if batch.credit is None and not batch.has_others:
         return output
     rollout_of = torch.tensor(
         [*(place.rollout for place in places), *[-1] * padding], device=ids.device
     )
-    weights = weights_of(trainer.loss_type, trained, rollout_of, len(batch.rollouts))
-    advantages = output["advantages"][rollout_of.clamp(min=0)]
-    advantages = torch.where(rollout_of >= 0, advantages, torch.zeros_like(advantages))
-    if trainer.beta:
-        # A KL term has no advantage that could be weighed, so gradients are.
-        output[WEIGHT] = weights.to(advantages.dtype)
-    else:
-        advantages = (advantages * weights).to(advantages.dtype)
+    advantages = _advantages(trainer, batch, output, rollout_of)
+    if batch.has_others:
+        weights = weights_of(trainer.loss_type, trained, rollout_of, len(batch.rollouts))
+        batch.weights = weights[: len(places)].tolist()
+        if trainer.beta:
+            # A KL term has no advantage that could be weighed, so gradients are.
+            output[WEIGHT] = weights.to(advantages.dtype)
+        else:
+            of_rows = weights.view(-1, *[1] * (advantages.ndim - 1))
+            advantages = (advantages * of_rows).to(advantages.dtype)
+        if trl_version() < COUNTS_ALL_ROWS:
+            masks = batch.lists["env_mask"][len(batch.rollouts) :]
+            own = torch.tensor(sum(map(sum, masks)), device=ids.device)
+            others = trainer.accelerator.gather(own).sum()
+            output["num_items_in_batch"] = output["num_items_in_batch"] + others
+        if ratios is not None and ratios.shape[1] == 1:
+            log_ratios(trainer, ratios[: len(places), 0])
     output["advantages"] = advantages
-    batch.weights = weights[: len(places)].tolist()
-    if trl_version() < COUNTS_ALL_ROWS:
-        own = sum(sum(mask) for mask in batch.other_masks)
-        others = torch.tensor(own, device=ids.device)
-        counted = output["num_items_in_batch"]
-        output["num_items_in_batch"] = counted + trainer.accelerator.gather(others).sum()
-    if ratios is not None and ratios.shape[1] == 1:
-        log_ratios(trainer, ratios[: len(places), 0])
     return output
+
+
+def _advantages(
+    trainer: Any, batch: RowBatch, output: dict[str, Any], rollout_of: torch.Tensor
+) -> torch.Tensor:
+    """Return `(N,)`, or `(N, T)` where tokens of a row differ; 0 for padding."""
+    of_rollouts = output["advantages"]
+    if batch.credit is None:
+        spread_out = of_rollouts[rollout_of.clamp(min=0)]
+        return torch.where(rollout_of >= 0, spread_out, torch.zeros_like(spread_out))
+    of_rows = advantages_of_rows(trainer, batch, of_rollouts.tolist())
+    found = torch.zeros(output["completion_ids"].shape, dtype=of_rollouts.dtype)
+    for row, numbers in enumerate(of_rows):
+        mask = torch.tensor(batch.lists["env_mask"][row], dtype=torch.bool)
+        found[row, : len(mask)][mask] = torch.from_numpy(numbers).to(found.dtype)
+    return found.to(of_rollouts.device)

@@ -96,10 +96,15 @@ def check_end_tokens(
     )
 
 
-def check_rows(trainer: AllRows, *, stacklevel: int) -> None:
+def check_rows(trainer: AllRows, *, has_credit: bool, stacklevel: int) -> None:
     """Refuse settings under which the rows of a rollout would not add up to its loss.
 
     Warns of classes that replace methods which make and train rows.
+
+    Args:
+        trainer: that makes rows.
+        has_credit: whether the tokens of a row have advantages of their own.
+        stacklevel: of the warnings.
 
     Raises:
         ValueError: names the setting, and what to do.
@@ -126,6 +131,12 @@ def check_rows(trainer: AllRows, *, stacklevel: int) -> None:
         raise ValueError(
             f"optim={optimizer!r}: it takes a step in each backward pass, and the rows of a "
             f"micro-step need several\nhint: another optimizer, {without}"
+        )
+    if has_credit and getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
+        raise ValueError(
+            'credit= with multi_objective_aggregation="normalize_then_sum": turns divide one '
+            "reward, and this makes an advantage of each reward function\n"
+            'hint: multi_objective_aggregation="sum_then_normalize", or leave credit out'
         )
     for name, classes in _replaced(type(trainer)):
         warnings.warn(

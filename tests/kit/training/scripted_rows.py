@@ -211,6 +211,7 @@ class RowsRun:
         piece: int | None = None,
         recorder: Any = None,
         wrap: Any = None,
+        credit: Any = None,
         **args: Any,
     ) -> None:
         import trl
@@ -228,6 +229,7 @@ class RowsRun:
             sampler=_never(),
             gateway=self.source.gateway,
             recorder=recorder,
+            credit=credit,
         )
         settings = {
             **CPU,
