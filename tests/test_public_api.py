@@ -423,13 +423,15 @@ trl.AllRows
   abut_rows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(batch)
+trl.Returns
+  discount = 1.0
 trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
 trl.extend(trainer)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
-sampler='auto', system_prompt=None, recorder=None, gateway=None)
+sampler='auto', system_prompt=None, recorder=None, gateway=None, credit=None)
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
 reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
 recorder=None, gateway=None, credit=None)

@@ -1,5 +1,7 @@
 """Advantages of turns and tokens reach the tokens they are of, in every row."""
 
+import dataclasses
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,23 @@ trl = pytest.importorskip("trl")
 
 import abut.trl  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
+from abut.notices import Once  # noqa: E402
+from abut.records.read import read_records  # noqa: E402
 from abut.trl import Returns, make_rollout_func, row_credit  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 from tests.kit.training.row_cases import WORST, errors_of, loss_of  # noqa: E402
-from tests.kit.training.row_oracle import gradient_of, relative_error  # noqa: E402
-from tests.kit.training.scripted_rows import RowsRun, alone, branching  # noqa: E402
+from tests.kit.training.row_oracle import (  # noqa: E402
+    gradient_of,
+    group_advantages,
+    relative_error,
+)
+from tests.kit.training.scripted_rows import (  # noqa: E402
+    RowsRun,
+    alone,
+    branching,
+    random_columns,
+    rollout_of,
+)
 
 
 def by_turn(group: Any) -> Any:
@@ -95,8 +109,6 @@ def test_a_running_score_pays_its_increments(tmp_path: Path, monkeypatch: Any) -
 
 
 def _train_on_env(folder: Path, reward: str) -> None:
-    import dataclasses
-
     from datasets import Dataset
 
     from tests.kit.training.example_run import CPU
@@ -149,7 +161,7 @@ def test_a_trained_token_in_no_turn_is_an_error(tmp_path: Path) -> None:
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"\(credit=…\) with TRL's own GRPOTrainer, which"):
         RowsRun(tmp_path / "trl", trainer_class=trl.GRPOTrainer, credit=Returns()).train()
-    with pytest.raises(ValueError, match='credit= with multi_objective_aggregation="normalize_th'):
+    with pytest.raises(ValueError, match="credit= with multi_objective_aggregation="normalize_th"):
         RowsRun(
             tmp_path / "sum",
             credit=Returns(),
@@ -157,3 +169,102 @@ def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
         ).train()
     with pytest.raises(TypeError, match="credit='turns': must be None, Returns"):
         make_rollout_func(Talk, credit="turns")  # type: ignore[arg-type]
+
+
+# ---- rewards of conversations
+
+
+def players(rng: random.Random, task: Any) -> Any:
+    """Two seats of one game, each with its own reward, and a talk that shares the rollout's."""
+    rollout = rollout_of(task, 0.5 + 0.1 * task.member, *(random_columns(rng) for _ in range(3)))
+    one, two = rollout.branches
+    rollout.name, rollout.row_reward = "first", round(rng.random(), 2)
+    rollout.branches = [dataclasses.replace(one, name="second", reward=round(rng.random(), 2)), two]
+    return rollout
+
+
+def test_two_players_have_two_baselines(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, players, loss_type="dapo", accumulation=2).train()
+    rollouts = sorted(run.source.played[:8], key=lambda rollout: rollout.index)
+    seats = [
+        group_advantages([r.row_reward for r in rollouts], 4),
+        group_advantages([r.branches[0].reward for r in rollouts], 4),
+        group_advantages([r.reward for r in rollouts], 4),
+    ]
+    advantages = [[seat[k] for seat in seats] for k in range(8)]
+    right = gradient_of(loss_of(run), run.before[0], run.rollouts, advantages)
+    twice = run.trainer.accelerator.gradient_accumulation_steps
+    assert relative_error(run.gradients[0] * twice, right) < WORST
+    assert errors_of(run)[0] > 0.1, "the rollout's reward for all of them"
+
+
+def test_other_reward_functions_do_not_count_for_them(
+    tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(row_credit, "_once", Once(logging.getLogger(row_credit.__name__)))
+    length = abut.trl.scored_only(lambda completion_ids, **_: [len(ids) for ids in completion_ids])
+    RowsRun(tmp_path / "env", players).train()
+    assert "do not count for them" not in caplog.text
+    RowsRun(tmp_path / "two", players, reward_funcs=[abut.trl.env_reward, length]).train()
+    assert caplog.text.count("the reward functions of the trainer do not count for them") == 1
+    with pytest.raises(ValueError, match=r"AgentResult\.rewards with multi_objective_aggreg"):
+        RowsRun(tmp_path / "sum", players, multi_objective_aggregation="normalize_then_sum").train()
+
+
+def test_only_rewards_of_conversations_are_enough(tmp_path: Path) -> None:
+    def unscored(rng: random.Random, task: Any) -> Any:
+        rollout = players(rng, task)
+        rollout.reward = None
+        return rollout
+
+    run = RowsRun(tmp_path, unscored).train()
+    assert [len(rows) for rows in run.trainer.abut_rows.conversations] == [3] * 8
+    rollouts = sorted(run.source.played[:8], key=lambda rollout: rollout.index)
+    seats = [
+        group_advantages([r.row_reward for r in rollouts], 4),
+        group_advantages([r.branches[0].reward for r in rollouts], 4),
+        torch.zeros(8, dtype=torch.float64),
+    ]
+    advantages = [[seat[k] for seat in seats] for k in range(8)]
+    right = gradient_of(loss_of(run), run.before[0], run.rollouts, advantages)
+    assert relative_error(run.gradients[0], right) < WORST
+
+
+def test_a_row_that_is_not_to_be_trained_trains_nothing(tmp_path: Path) -> None:
+    def untrained(rng: random.Random, task: Any) -> Any:
+        rollout = branching(rng, task)
+        rollout.row_trained = False
+        rollout.branches = [
+            dataclasses.replace(branch, trained=k == 0) for k, branch in enumerate(rollout.branches)
+        ]
+        return rollout
+
+    run = RowsRun(tmp_path, untrained).train()
+    rollouts = sorted(run.source.played[:8], key=lambda rollout: rollout.index)
+    rows = [[branch.columns for branch in rollout.branches[:1]] for rollout in rollouts]
+    advantages = group_advantages(run.rewards, 4)
+    right = gradient_of(loss_of(run), run.before[0], rows, advantages)
+    assert relative_error(run.gradients[0], right) < WORST
+
+
+def test_records_have_the_weight_and_the_advantages_of_each_row(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name, credit in (("none", None), ("turns", by_turn)):
+        run = RowsRun(tmp_path, recorder=str(tmp_path / f"{name}.jsonl"), credit=credit).train()
+        records = list(read_records(tmp_path / f"{name}.jsonl"))
+        batch = run.trainer.abut_rows
+        assert [len(record["rows"]) for record in records] == [
+            len(rows) for rows in batch.conversations
+        ]
+        for k, record in enumerate(records):
+            rows, every = record["rows"], run.rollouts[k]
+            assert [row["branch"] for row in rows] == [None, *range(len(rows) - 1)]
+            tokens = [int(columns.env_mask.sum()) for columns in every]
+            right = [n / sum(tokens) * batch.rows / 8 for n in tokens]
+            assert [row["weight"] for row in rows] == pytest.approx(right)
+            turns = [record["turns"], *(branch["turns"] for branch in record["branches"])]
+            assert [len(row["advantages"]) for row in rows] == [len(own) for own in turns]
+            if credit is None:
+                assert {a for row in rows for a in row["advantages"]} == {record["advantage"]}
+            else:
+                assert rows[0]["advantages"][0] == pytest.approx(0.3 * (k % 4))

@@ -308,7 +308,7 @@ def checked(monkeypatch: Any, version: tuple[int, ...] = (1, 16), **changes: Any
     trainer.args, trainer.loss_type = SimpleNamespace(**args), changes.pop("loss_type", "grpo")
     monkeypatch.setattr(trainer_checks, "trl_version", lambda: version)
     monkeypatch.setattr(trainer_checks, "trl_version_text", lambda: ".".join(map(str, version)))
-    trainer_checks.check_rows(trainer, stacklevel=1)
+    trainer_checks.check_rows(trainer, has_credit=False, stacklevel=1)
 
 
 def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -> None:

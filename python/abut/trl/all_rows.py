@@ -69,7 +69,8 @@ class AllRows(_Base):  # type: ignore[misc]
         counts = gathered(self.accelerator, batch.counts)
         if batch.by_agents:
             log_rows(self, counts)
-        most = max(rows for _, rows, _ in counts)
+        batch.own_rewards = any(of_rank.own_rewards for of_rank in counts)
+        most = max(of_rank.rows for of_rank in counts)
         if most > len(batch.rollouts):
             # TRL splits rows into equal chunks, and drops a remainder.
             chunks = self.args.steps_per_generation

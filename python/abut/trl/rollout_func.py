@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from abut.envs.source import ForTask
@@ -36,7 +36,7 @@ from abut.trl.rewards import (
     wrap_reward_functions,
 )
 from abut.trl.route import EnvArgument
-from abut.trl.row_batch import rows_of_batch
+from abut.trl.row_batch import RowBatch, rows_of_batch
 from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.trainer_checks import check_end_tokens, check_rows, warn_of_unseen
@@ -156,23 +156,33 @@ class RolloutFunc:
             note_tool_calls(rows["rollout_stats"], calls)
         mode = "train" if trainer.model.training else "eval"
         self._model_metrics.add(trainer, rows, mode)
-        if self._scores is not None:
-            self._scores.expect(trainer, [task.rollout_id for task in tasks], self._tasks.run_id)
+        batch = self._row_batch(trainer, tasks, rollouts, rows)
         if isinstance(trainer, AllRows):
-            only_envs = are_of_envs(trainer.reward_funcs)
-            trainer.take_rows(
-                rows_of_batch(
-                    rollouts,
-                    rows,
-                    takes_all=self._trains_all,
-                    can_score=lambda rollout: rollout.reward is not None or not only_envs,
-                    padding_id=self._engine.processor.close_token_id,
-                    by_agents=bool(self._tasks.route.agents),
-                    credit=self._credit,
-                    scores_run=[self._has_running_score(task) for task in tasks],
-                )
-            )
+            trainer.take_rows(batch)
+        if self._scores is not None:
+            self._scores.expect(trainer, batch, self._tasks.run_id)
         return rows
+
+    def _row_batch(
+        self,
+        trainer: Any,
+        tasks: Sequence[RolloutTask],
+        rollouts: Sequence[Rollout],
+        rows: Mapping[str, list[Any]],
+    ) -> RowBatch:
+        """Return all rows of a batch, of which TRL's own trainer knows the main ones."""
+        assert self._engine is not None
+        only_envs = are_of_envs(trainer.reward_funcs)
+        return rows_of_batch(
+            rollouts,
+            rows,
+            takes_all=self._trains_all,
+            can_score=lambda rollout: rollout.reward is not None or not only_envs,
+            padding_id=self._engine.processor.close_token_id,
+            by_agents=bool(self._tasks.route.agents),
+            credit=self._credit,
+            scores_run=[self._has_running_score(task) for task in tasks],
+        )
 
     def _play(
         self, prompts: Sequence[Any], trainer: Any
@@ -263,6 +273,7 @@ class RolloutFunc:
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = tokenizer_of(trainer.processing_class)
         for source in self._tasks.route.agents:
+            source.rewards_turns = self._credit is not None
             source.draws_by_tokens = trainer.loss_type in _MEAN_OF_A_ROW
             if isinstance(sampler, str):
                 source.sampling = functools.partial(client_settings, trainer)

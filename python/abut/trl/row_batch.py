@@ -25,6 +25,16 @@ class RowPlace(NamedTuple):
     conversation: int
 
 
+class RowCounts(NamedTuple):
+    """The rows of one rank, without padding, and the most rows that one of its rollouts has."""
+
+    rollouts: int
+    rows: int
+    most: int
+    own_rewards: bool
+    """True if any conversation has a reward of its own."""
+
+
 @dataclass
 class RowBatch:
     """The rows of this rank in one generation batch.
@@ -38,9 +48,12 @@ class RowBatch:
         credit: see `make_rollout_func`; the same on all ranks.
         scores_run: for each rollout, whether the rewards of its turns are a running score.
         rows: how many rows this rank has with its padding, the same on all ranks.
+        own_rewards: whether a conversation of any rank has a reward of its own.
         rewards: `(rollouts of all ranks, reward functions)`, as TRL computed them.
         weights: the factor on the loss of each row, without padding; empty where there are main
             rows alone.
+        advantages: of each row, without padding, those of its own turns; empty where they are
+            their rollout's.
         places: of each row without padding.
         lists: by the names of `columns`, all rows without padding.
     """
@@ -53,8 +66,10 @@ class RowBatch:
     credit: Credit = None
     scores_run: Sequence[bool] = ()
     rows: int = 0
+    own_rewards: bool = False
     rewards: Any = None
     weights: list[float] = field(default_factory=list)
+    advantages: list[list[float]] = field(default_factory=list)
     places: list[RowPlace] = field(init=False)
     lists: dict[str, list[Any]] = field(init=False)
 
@@ -78,15 +93,49 @@ class RowBatch:
         return self.rows > len(self.rollouts)
 
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """How many rollouts, how many rows without padding, and the most rows of one rollout."""
-        most = max(map(len, self.conversations), default=1)
-        return len(self.rollouts), len(self.places), max(most, 1)
+    def counts(self) -> "RowCounts":
+        """Return the counts that the ranks tell each other."""
+        every = [conversation for of_one in self.conversations for conversation in of_one]
+        return RowCounts(
+            rollouts=len(self.rollouts),
+            rows=len(self.places),
+            most=max(1, *map(len, self.conversations)),
+            own_rewards=any(conversation.reward is not None for conversation in every),
+        )
+
+    @property
+    def has_credit(self) -> bool:
+        """True if rows have other advantages than their rollouts; the same on all ranks."""
+        return self.credit is not None or self.own_rewards
 
     @property
     def padding_rows(self) -> int:
         """How many rows are padding."""
         return self.rows - len(self.places)
+
+    def rows_of(self, rollout: int, advantage: float | None) -> list[dict[str, Any]]:
+        """Return the rows of a rollout as its record has them, the main one first.
+
+        Args:
+            rollout: its number.
+            advantage: TRL's; None if it is not known.
+        """
+        branches = {id(branch): k for k, branch in enumerate(self.rollouts[rollout].branches)}
+        found = []
+        for row, (k, j) in enumerate(self.places):
+            if k == rollout and j < len(self.conversations[k]):
+                conversation = self.conversations[k][j]
+                turns = 0 if advantage is None else len(conversation.turns)
+                found.append(
+                    {
+                        "branch": branches.get(id(conversation)),
+                        "weight": self.weights[row] if self.weights else 1.0,
+                        "advantages": self.advantages[row]
+                        if self.advantages
+                        else [advantage] * turns,
+                    }
+                )
+        return found
 
     def lengthened(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what TRL's `_generate` returned, with all rows in place of the main ones.
@@ -140,7 +189,8 @@ def rows_of_batch(
     conversations = []
     for rollout in rollouts:
         every = conversations_of(rollout)
-        trains = not rollout.failed and is_measured(rollout) and can_score(rollout)
+        has_score = can_score(rollout) or any(one.reward is not None for one in every)
+        trains = not rollout.failed and is_measured(rollout) and has_score
         conversations.append(every if takes_all and trains else every[:1])
     lists = {name: columns[name] for name in COLUMNS}
     return RowBatch(rollouts, lists, conversations, padding_id, by_agents, credit, scores_run)

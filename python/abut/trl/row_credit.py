@@ -4,6 +4,7 @@ The numbers are those of `abut.trl.credit`. A group may be cut by ranks, so ever
 advantages of all rollouts, and keeps its own.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from abut.errors import RolloutError, text_of
+from abut.notices import Once
 from abut.rollout.rollout import Branch, Rollout, TurnRecord
 from abut.trl.credit import (
     Credited,
@@ -22,7 +24,10 @@ from abut.trl.credit import (
 )
 from abut.trl.ranks import gathered
 from abut.trl.returns import Floats, increments
+from abut.trl.rewards import OWN_REWARDS, are_of_envs
 from abut.trl.row_batch import RowBatch
+
+_once = Once(logging.getLogger(__name__))
 
 
 def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float]) -> list[Floats]:
@@ -41,6 +46,8 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
         Exception: what `credit` raises; on the other ranks a RolloutError says so.
     """
     scored = scored_rollouts(batch, rewards_of(trainer, batch), advantages)
+    if batch.own_rewards:
+        _check_own_rewards(trainer)
     found = _same_on_all_ranks(trainer, batch, scored)
     first = trainer.accelerator.process_index * len(batch.rollouts)
     alone = sum(found.alone) / len(found.alone)
@@ -48,7 +55,9 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
     rows = []
     for row, (k, j) in enumerate(batch.places):
         turns = scored[k].conversations[j].turns
-        rows.append(token_advantages(turns, found.advantages[first + k][j]))
+        of_turns = found.advantages[first + k][j]
+        batch.advantages.append([float(np.mean(of_turn)) for of_turn in of_turns])
+        rows.append(token_advantages(turns, of_turns))
         trained = sum(batch.lists["env_mask"][row])
         if len(rows[-1]) != trained:
             raise RolloutError(
@@ -57,6 +66,22 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
                 "turn, or in two\nhint: whoever made the rollout must list each of its turns"
             )
     return rows
+
+
+def _check_own_rewards(trainer: Any) -> None:
+    """Refuse settings that have no place for the reward of a conversation; the same on all ranks.
+
+    Raises:
+        ValueError: says which.
+    """
+    if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
+        raise ValueError(
+            'AgentResult.rewards with multi_objective_aggregation="normalize_then_sum": a '
+            "conversation's reward belongs to no reward function\n"
+            'hint: multi_objective_aggregation="sum_then_normalize"'
+        )
+    if not are_of_envs(trainer.reward_funcs):
+        _once.warn("own rewards", OWN_REWARDS)
 
 
 def _same_on_all_ranks(trainer: Any, batch: RowBatch, scored: list[ScoredRollout]) -> Credited:
@@ -109,40 +134,40 @@ def scored_rollouts(
         rewards: of each rollout.
         advantages: of each rollout.
     """
-    return [
-        ScoredRollout(
-            rollout.rollout_id,
-            rewards[k],
-            advantages[k],
-            [
-                _scored_conversation(turns, batch.scores_run[k])
-                for turns in _turns_of_rows(rollout, batch.conversations[k])
-            ],
-        )
-        for k, rollout in enumerate(batch.rollouts)
-    ]
+    found = []
+    for k, rollout in enumerate(batch.rollouts):
+        # The row of a rollout that failed is a stop token that is not trained.
+        rows = [] if rollout.failed else batch.conversations[k]
+        every = [_scored(rollout, row, runs=batch.scores_run[k]) for row in rows]
+        none = ScoredConversation(rollout.name, rollout.row_reward, [])
+        found.append(ScoredRollout(rollout.rollout_id, rewards[k], advantages[k], every or [none]))
+    return found
 
 
-def _scored_conversation(turns: Sequence[TurnRecord], score_runs: bool) -> ScoredConversation:
-    rewards = [turn.reward for turn in turns]
-    if score_runs:
+def _scored(rollout: Rollout, row: Branch, *, runs: bool) -> ScoredConversation:
+    turns = own_turns(row)
+    rewards = [_reward_of(rollout, turn) for turn in turns]
+    if runs:
         rewards = increments(rewards)
     return ScoredConversation(
-        None,
-        None,
+        row.name,
+        row.reward,
         [ScoredTurn(turn.end - turn.start, r) for turn, r in zip(turns, rewards, strict=True)],
+        row.before,
     )
 
 
-def _turns_of_rows(rollout: Rollout, conversations: Sequence[Branch]) -> list[list[TurnRecord]]:
-    """Return the turns of each conversation that are trained in its row, the main one first."""
-    if rollout.failed or not conversations:
-        return [[]]  # its row is a stop token that is not trained
-    main = [turn for turn in rollout.turns if turn.end > turn.start]
-    return [main, *(_runs(other) for other in conversations[1:])]
+def own_turns(row: Branch) -> list[TurnRecord]:
+    """Return the turns of a conversation that its row trains."""
+    return [turn for turn in row.turns if turn.end > turn.start and row.trained]
 
 
-def _runs(conversation: Branch) -> list[TurnRecord]:
-    mask = np.concatenate([[0], conversation.columns.env_mask, [0]]).astype(np.int8)
-    starts, ends = np.flatnonzero(np.diff(mask) == 1), np.flatnonzero(np.diff(mask) == -1)
-    return [TurnRecord(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+def _reward_of(rollout: Rollout, turn: TurnRecord) -> float | None:
+    """Return what a turn was paid.
+
+    The last turn of an agent's row has the rollout's reward, which pays for all turns.
+    """
+    is_whole = turn is rollout.turns[-1] and turn.reward == rollout.reward
+    if is_whole and turn.answer_id is not None and turn.answer_id not in rollout.rewards:
+        return None
+    return turn.reward

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from abut.notices import Once
-from abut.trl.row_batch import RowBatch
+from abut.trl.row_batch import RowBatch, RowCounts
 from abut.trl.version import TABLES_OF_MAIN_ROWS, trl_version
 
 logger = logging.getLogger(__name__)
@@ -47,17 +47,17 @@ def refill_tables(
         table.extend(gather_object(texts))
 
 
-def log_rows(trainer: Any, counts: Sequence[tuple[int, int, int]]) -> None:
-    """Log the rows of a rollout.
+def log_rows(trainer: Any, counts: Sequence[RowCounts]) -> None:
+    """Log how many rows a rollout has.
 
     Args:
         trainer: a `GRPOTrainer`.
-        counts: of each rank its rollouts, their rows, and the most rows of one.
+        counts: of each rank.
     """
     metrics = trainer._metrics["train"]
-    rollouts, rows, most = zip(*counts, strict=True)
-    metrics["rollout/rows/mean"].append(sum(rows) / sum(rollouts))
-    metrics["rollout/rows/max"].append(float(max(most)))
+    rows, rollouts = sum(one.rows for one in counts), sum(one.rollouts for one in counts)
+    metrics["rollout/rows/mean"].append(rows / rollouts)
+    metrics["rollout/rows/max"].append(float(max(one.most for one in counts)))
 
 
 def log_ratios(trainer: Any, ratios: Any) -> None:

@@ -83,7 +83,7 @@ def is_measured(rollout: Rollout) -> bool:
 
 
 def conversations_of(rollout: Rollout) -> list[Branch]:
-    """Return the conversations of a rollout that can be trained, the rollout's own row first.
+    """Return the conversations of a rollout that are trained, the rollout's own row first.
 
     Over all of them, each token that was sampled, delivered and is to be trained is trained once.
     The rollout's own row is there even if nothing of the rollout is to be trained.
@@ -153,7 +153,7 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
             "prompt_ids": columns.prompt_ids.tolist(),
             "completion_ids": columns.completion_ids.tolist(),
             "logprobs": columns.logprobs.tolist(),
-            "env_mask": columns.env_mask.tolist(),
+            "env_mask": (columns.env_mask * rollout.row_trained).tolist(),
         }
     processor = task.processor or engine.processor
     prompt_ids = rollout.prompt_ids

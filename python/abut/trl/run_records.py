@@ -16,6 +16,8 @@ from abut.envs.task import RolloutTask
 from abut.records.record import score_record
 from abut.records.recorder import Recorder
 from abut.rollout.rollout import Rollout
+from abut.trl.all_rows import AllRows
+from abut.trl.row_batch import RowBatch
 
 
 class RolloutRecorder:
@@ -49,9 +51,9 @@ class RolloutRecorder:
         )
 
 
-class _Batch(NamedTuple):
+class _ScoredBatch(NamedTuple):
     trainer: Any
-    rollout_ids: list[str]
+    rows: RowBatch
     run_id: str
     before: list[Any]
     """The completions that were there: the same objects are there until the batch is scored."""
@@ -70,20 +72,21 @@ class TrainerScores:
     ) -> None:
         self._write = write
         self._finish = finish
-        self._batch: _Batch | None = None
+        self._batch: _ScoredBatch | None = None
         self._followed: Any = None
 
-    def expect(self, trainer: Any, rollout_ids: list[str], run_id: str) -> None:
+    def expect(self, trainer: Any, rows: RowBatch, run_id: str) -> None:
         """Note this rank's rollouts, which TRL scores next."""
         self._follow(trainer)
-        self._batch = _Batch(trainer, rollout_ids, run_id, _completions(trainer))
+        self._batch = _ScoredBatch(trainer, rows, run_id, _completions(trainer))
 
     def collect(self) -> None:
         """Write the scores of the batch that was noted, if it has been scored since."""
         batch, self._batch = self._batch, None
         if batch is None or not _is_scored(batch):
             return
-        logs, count = batch.trainer._logs, len(batch.rollout_ids)
+        logs, rollouts = batch.trainer._logs, batch.rows.rollouts
+        count = len(rollouts)
         accelerator = batch.trainer.accelerator
         ranks, rank = accelerator.num_processes, accelerator.process_index
 
@@ -97,15 +100,17 @@ class TrainerScores:
         rewards = {name: ours(values) for name, values in (logs.get("rewards") or {}).items()}
         advantages = ours(logs.get("advantages"))
         records = []
-        for k, rollout_id in enumerate(batch.rollout_ids):
+        has_rows = isinstance(batch.trainer, AllRows)
+        for k, rollout in enumerate(rollouts):
             given = {name: values[k] for name, values in rewards.items()}
             records.append(
                 score_record(
                     batch.run_id,
-                    rollout_id,
+                    rollout.rollout_id,
                     given,
                     total=total_reward(given, weights),
                     advantage=advantages[k],
+                    rows=batch.rows.rows_of(k, advantages[k]) if has_rows else None,
                 )
             )
         self._write(records)
@@ -152,7 +157,7 @@ def _completions(trainer: Any) -> list[Any]:
     return list(logs.get("completion") or ())
 
 
-def _is_scored(batch: _Batch) -> bool:
+def _is_scored(batch: _ScoredBatch) -> bool:
     now = _completions(batch.trainer)
     pairs = itertools.zip_longest(batch.before, now)
     return any(before is not after for before, after in pairs)

@@ -29,7 +29,7 @@ def spread(trainer: Any, batch: RowBatch, output: dict[str, Any]) -> dict[str, A
     ratios = output.get("importance_sampling_ratio")
     if ratios is not None and trainer.vllm_importance_sampling_mode == "sequence_mask":
         warn_of_masked_rows(ratios[: len(places), 0], trained[: len(places)])
-    if batch.credit is None and not batch.has_others:
+    if not (batch.has_credit or batch.has_others):
         return output
     rollout_of = torch.tensor(
         [*(place.rollout for place in places), *[-1] * padding], device=ids.device
@@ -60,10 +60,14 @@ def _advantages(
 ) -> torch.Tensor:
     """Return `(N,)`, or `(N, T)` where tokens of a row differ; 0 for padding."""
     of_rollouts = output["advantages"]
-    if batch.credit is None:
+    if not batch.has_credit:
         spread_out = of_rollouts[rollout_of.clamp(min=0)]
         return torch.where(rollout_of >= 0, spread_out, torch.zeros_like(spread_out))
     of_rows = advantages_of_rows(trainer, batch, of_rollouts.tolist())
+    if batch.credit is None:  # a conversation has one advantage
+        firsts = [float(tokens[0]) if len(tokens) else 0.0 for tokens in of_rows]
+        firsts += [0.0] * (len(rollout_of) - len(firsts))
+        return torch.tensor(firsts, dtype=of_rollouts.dtype, device=of_rollouts.device)
     found = torch.zeros(output["completion_ids"].shape, dtype=of_rollouts.dtype)
     for row, numbers in enumerate(of_rows):
         mask = torch.tensor(batch.lists["env_mask"][row], dtype=torch.bool)

@@ -64,24 +64,29 @@ def columns_of(
 
 def rollout_of(task: Any, reward: float | None, main: Columns, *others: Columns) -> Rollout:
     """A rollout with these conversations, one turn for each run of sampled tokens."""
-    start, turns = len(main.prompt_ids), []
-    mask = [0, *main.env_mask.tolist(), 0]
-    for k in range(1, len(mask)):
-        if mask[k] and not mask[k - 1]:
-            turns.append(TurnRecord(start + k - 1, start + k - 1, "stop"))
-        if mask[k]:
-            turns[-1].end = start + k
     return Rollout(
         task.rollout_id,
         task.index,
         columns=main,
         prompt_ids=main.prompt_ids,
-        branches=[Branch(columns, cause="new") for columns in others],
+        branches=[Branch(columns, cause="new", turns=turns_of(columns)) for columns in others],
         reward=reward,
-        turns=turns,
+        turns=turns_of(main),
         messages=[{"role": "user", "content": "go"}, {"role": "assistant", "content": "yes"}],
         stop_reason=StopReason.ENV_DONE,
     )
+
+
+def turns_of(columns: Columns) -> list[TurnRecord]:
+    """One turn for each run of sampled tokens."""
+    start, turns = len(columns.prompt_ids), list[TurnRecord]()
+    mask = [0, *columns.env_mask.tolist()]
+    for k in range(1, len(mask)):
+        if mask[k] and not mask[k - 1]:
+            turns.append(TurnRecord(start + k - 1, start + k - 1, "stop"))
+        if mask[k]:
+            turns[-1].end = start + k
+    return turns
 
 
 def branching(rng: random.Random, task: Any) -> Rollout:
