@@ -161,7 +161,7 @@ def test_a_trained_token_in_no_turn_is_an_error(tmp_path: Path) -> None:
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"\(credit=…\) with TRL's own GRPOTrainer, which"):
         RowsRun(tmp_path / "trl", trainer_class=trl.GRPOTrainer, credit=Returns()).train()
-    with pytest.raises(ValueError, match="credit= with multi_objective_aggregation="normalize_th"):
+    with pytest.raises(ValueError, match='credit= with multi_objective_aggregation="normalize'):
         RowsRun(
             tmp_path / "sum",
             credit=Returns(),
