@@ -108,7 +108,10 @@ Endpoint
   api_key
   model
   rollout_id
+  name = None
+  train = True
   calls
+  named(name, train=True)
 Env (protocol)
   alive
   reset(seed)
@@ -166,6 +169,8 @@ Rollout
   versions
 RolloutConfig
   max_turns = None
+  max_calls = None
+  max_rollout_tokens = None
   max_turn_tokens = None
   max_completion_tokens = None
   max_context_tokens = None
@@ -243,7 +248,7 @@ Trajectory(tokenizer)
   sampled_mask
   turns
 __version__
-agent(function)
+agent(function=None, *, session_header=None)
 collate(columns, *, pad_id)
 parse_tool_calls(text, *, format, tools=None)
 stitch(calls, *, on_drift='error', tokenizer=None)
@@ -268,6 +273,8 @@ records.view(records, *, where='', without=(), tokenizer=None)
 rollout.rollout.StopReason
   ENV_DONE = 'env_done'
   MAX_TURNS = 'max_turns'
+  MAX_CALLS = 'max_calls'
+  MAX_ROLLOUT_TOKENS = 'max_rollout_tokens'
   MAX_COMPLETION_TOKENS = 'max_completion_tokens'
   MAX_CONTEXT_TOKENS = 'max_context_tokens'
   EMPTY_SAMPLE = 'empty_sample'
@@ -343,9 +350,9 @@ eval_protocol.prune_logs(*, keep_steps, experiment_id=None)
 gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file=None, \
 rewrites=('text_lost', 'stop_put_back', 'calls_as_text', 'code_again', 'empty_turn_left_out'), \
 unenforced='refuse', sampler=None, tokenizer=None, config=None, recorder=None, idle_s=600.0, \
-agents_may_end=False)
+agents_may_end=False, session_header=None)
   base_url
-  end(rollout_id, reward=None, *, extras=None)
+  end(rollout_id, reward=None, *, extras=None, rewards=None, names=None)
   endpoint(rollout_id)
   key
   start()

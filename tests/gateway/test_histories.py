@@ -9,6 +9,7 @@ from abut.gateway.dialects.chat_rewrites import ChatRewrites
 from abut.gateway.ledger import histories
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
+from abut.gateway.ledger.callers import Callers
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.histories import Histories, find_open_ends
 from abut.gateway.ledger.matching import History
@@ -24,6 +25,7 @@ class Told:
     def __init__(self) -> None:
         self.branches: list[LedgerBranch] = []
         self.follower: Histories | None = None
+        self.callers = Callers()
 
     def says(self, histories: Histories, frame: str, entries: list[BranchEntry]) -> None:
         """One branch, told to the index answer by answer."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from abut.rollout.named_rewards import check_rewards, give_rewards
+from abut.rollout.named_rewards import RewardKeys, give_rewards
 from abut.rollout.rollout import Branch, Rollout, TurnRecord
 from tests.kit.data.records import a_rollout
 
@@ -36,9 +36,13 @@ def trained(rollout: Rollout) -> list[bool]:
     return [rollout.row_trained, *(branch.trained for branch in rollout.branches)]
 
 
+def check(rollout: Rollout, *, of_turns: bool) -> None:
+    RewardKeys.of(rollout, of_turns=of_turns).check(rollout.rewards, rollout.names)
+
+
 def given(**changes: Any) -> Rollout:
     rollout = a_tree(**changes)
-    check_rewards(rollout, of_turns=True)
+    check(rollout, of_turns=True)
     give_rewards(rollout)
     return rollout
 
@@ -89,7 +93,7 @@ def test_auxiliary_conversations_are_left_out_where_the_config_says_so() -> None
 
 
 def test_a_refused_call_s_name_is_known() -> None:
-    check_rewards(a_tree(rewards={"late": 1.0}), of_turns=False)
+    check(a_tree(rewards={"late": 1.0}), of_turns=False)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +127,5 @@ def test_a_key_that_is_nothing_or_two_things_is_an_error(
     changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match="hint: ") as raised:
-        check_rewards(a_tree(**changes), of_turns=False)
+        check(a_tree(**changes), of_turns=False)
     assert str(raised.value) == said

@@ -7,9 +7,10 @@ the gateway, which keeps what was said exact to the token.
 import functools
 import importlib
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, overload
 
-from abut.agents.protocol import Agent, AgentFunction, Endpoint
+from abut.agents.protocol import Agent, AgentFunction, Endpoint, checked_session_header
 from abut.envs.foreign import place_of, place_of_code
 from abut.envs.signatures import (
     accepted_by,
@@ -25,10 +26,12 @@ class FunctionAgent:
     Attributes:
         function: it.
         is_async: whether it is a coroutine function; else it has a thread of its own.
+        session_header: see `SessionAgent`.
     """
 
-    def __init__(self, function: AgentFunction) -> None:
+    def __init__(self, function: AgentFunction, session_header: str | None = None) -> None:
         self.function = function
+        self.session_header = session_header
         self.is_async = inspect.iscoroutinefunction(function)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__doc__ = function.__doc__
@@ -43,7 +46,7 @@ class FunctionAgent:
                     return _named, (module, name)
             except (ImportError, AttributeError):  # made in a function, or by a loader
                 pass
-        return FunctionAgent, (self.function,)
+        return FunctionAgent, (self.function, self.session_header)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the function itself, in a test say."""
@@ -70,23 +73,46 @@ class FunctionAgent:
             raise
 
 
-def agent(function: AgentFunction) -> FunctionAgent:
+@overload
+def agent(function: AgentFunction) -> FunctionAgent: ...
+
+
+@overload
+def agent(*, session_header: str | None) -> Callable[[AgentFunction], FunctionAgent]: ...
+
+
+def agent(
+    function: AgentFunction | None = None, *, session_header: str | None = None
+) -> FunctionAgent | Callable[[AgentFunction], FunctionAgent]:
     """Make an agent of a function, async or sync, as a decorator.
 
     It is called with an `Endpoint`, and with those columns of the dataset's row, and
     `episode_seed`, that it names. What it returns is the reward: a number, None for no score, or an
     `AgentResult`. A sync function has a thread of its own, an async one shares a loop.
 
+    Args:
+        function: the function; left out in `@agent(session_header=…)`.
+        session_header: the header by which its clients say which session a call belongs to.
+
     Raises:
         TypeError: it is no function that takes an endpoint.
+        ValueError: `session_header` is not the name of such a header.
     """
+    if session_header is not None:
+        session_header = checked_session_header(session_header)
+    if function is None:
+        return lambda function: _agent(function, session_header)
+    return _agent(function, session_header)
+
+
+def _agent(function: AgentFunction, session_header: str | None) -> FunctionAgent:
     if not callable(function) or inspect.isclass(function):
         raise TypeError(
             f"@agent takes a function, got {function!r}\n"
             "hint: async def solve(endpoint, question): …; a class with `async def run(self, "
             "endpoint, task)` is an agent without it"
         )
-    return FunctionAgent(function)
+    return FunctionAgent(function, session_header)
 
 
 def kind_of(agent: Agent) -> Any:

@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from abut.envs.foreign import placed
@@ -20,6 +20,12 @@ AgentFunction: TypeAlias = Callable[..., Any]
 
 # In an address `.` and `..` are no names: clients take them out of it before they ask.
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,64}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+# Keys, which no record may hold, and what HTTP itself reads.
+_TAKEN = frozenset(
+    {"authorization", "x-api-key", "x-goog-api-key", "cookie", "host", "content-type"}
+    | {"content-length", "content-encoding", "transfer-encoding", "connection"}
+)
 NAME_HINT = "a name is 1 to 64 of the letters a to z and A to Z, digits, '_', '-' and '.'"
 
 
@@ -32,6 +38,9 @@ class Endpoint:
         api_key: opens this rollout alone.
         model: the name to ask for; any other one is answered as well.
         rollout_id: its id, with the attempt.
+        name: that calls there have; None: none, unless a call gives one by the header
+            `x-abut-name`.
+        train: whether calls there are trained.
     """
 
     base_url: str
@@ -39,6 +48,29 @@ class Endpoint:
     model: str
     rollout_id: str
     _count_calls: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+    name: str | None = field(default=None, kw_only=True)
+    train: bool = field(default=True, kw_only=True)
+
+    def named(self, name: str, train: bool = True) -> "Endpoint":
+        """Return the endpoint for a part of the agent: a player, a judge, a sub-agent.
+
+        Calls with different names are never one conversation. Rewards go by names
+        (`AgentResult.rewards`), and each name is compared with itself alone. The name is in the
+        address, so any client in any process can use it.
+
+        Args:
+            name: 1 to 64 letters, digits, `_`, `-` and `.`.
+            train: False: its calls are recorded and never trained; the same for all calls of a
+                name.
+
+        Raises:
+            ValueError: it is no such name.
+        """
+        if not is_name(name):
+            raise ValueError(f"endpoint.named({name!r})\nhint: {NAME_HINT}")
+        root = self.base_url.removesuffix("/v1").removesuffix(_part(self.name, self.train))
+        base_url = f"{root}{_part(name, train)}/v1"
+        return replace(self, base_url=base_url, name=name, train=train)
 
     @property
     def calls(self) -> int:
@@ -56,7 +88,13 @@ class Endpoint:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For other processes, which can ask and not count."""
-        return Endpoint, (self.base_url, self.api_key, self.model, self.rollout_id)
+        arguments = self.base_url, self.api_key, self.model, self.rollout_id
+        return Endpoint, arguments, {"name": self.name, "train": self.train}
+
+
+def _part(name: str | None, train: bool) -> str:
+    """Return the part of an address that names its calls."""
+    return "" if name is None else f"/as/{name}" + ("" if train else "/untrained")
 
 
 @dataclass(frozen=True)
@@ -91,7 +129,7 @@ class Agent(Protocol):
 
     One may do more, each once for each batch that it plays in: see `StartingAgent`,
     `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. What `start` and `settle` raise ends the
-    batch.
+    batch. One whose calls have sessions is a `SessionAgent`.
 
     One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
     rollout is then played by what that returns, whose `close()` gives it back.
@@ -135,6 +173,18 @@ class StoppingAgent(Protocol):
     async def stop(self) -> None:
         """End it; also called where the batch was given up."""
         ...
+
+
+@runtime_checkable
+class SessionAgent(Protocol):
+    """An agent whose clients say by a header which session a call belongs to.
+
+    Attributes:
+        session_header: the name of that header. Calls of two sessions are never one conversation.
+            None: history alone tells conversations apart.
+    """
+
+    session_header: str | None
 
 
 @runtime_checkable
@@ -246,6 +296,32 @@ def _check_result(result: AgentResult) -> None:
     for name in result.names.values():
         if not is_name(name):
             raise ValueError(f"AgentResult.names has the name {name!r}\nhint: {NAME_HINT}")
+
+
+def session_header_of(agent: Any) -> str | None:
+    """Return the header by which an agent's calls name their session, in lower case.
+
+    Raises:
+        ValueError: it is not the name of a header, or of one that has another meaning.
+    """
+    agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
+    header = getattr(agent, "session_header", None)
+    return None if header is None else checked_session_header(header)
+
+
+def checked_session_header(header: Any) -> str:
+    """Return the name of a header in lower case, see `session_header_of`."""
+    if not isinstance(header, str) or _HEADER.fullmatch(header) is None:
+        raise ValueError(
+            f"session_header={header!r}: must be the name of an HTTP header\n"
+            'hint: session_header="x-session-id"'
+        )
+    if header.lower() in _TAKEN or header.lower().startswith("x-abut-"):
+        raise ValueError(
+            f"session_header={header!r}: this header has another meaning\n"
+            'hint: take one of your own, such as "x-session-id"'
+        )
+    return header.lower()
 
 
 def is_name(name: Any) -> bool:

@@ -33,6 +33,8 @@ _HINT = "\nhint: "
 _WORD = re.compile(r"[\w-]+")
 _CUT = (
     StopReason.MAX_TURNS,
+    StopReason.MAX_CALLS,
+    StopReason.MAX_ROLLOUT_TOKENS,
     StopReason.MAX_COMPLETION_TOKENS,
     StopReason.MAX_CONTEXT_TOKENS,
     StopReason.DEADLINE,

@@ -69,6 +69,8 @@ class ScriptedPolicy:
     def __init__(self, writing: RunWriters | None = None, *, number: int = 0) -> None:
         self._number = number
         self.max_turns: int | None = None
+        self.max_calls: int | None = None
+        self.max_rollout_tokens: int | None = None
         self.error: Exception | None = None
         self.asked: list[AgentRequest] = []
         self.tokenizer, self._processors = writing or writing_of(*_demo_template())

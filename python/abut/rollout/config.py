@@ -21,6 +21,12 @@ class RolloutConfig:
         "Turns of one rollout; the last action is still answered. Of an agent: calls of one "
         "conversation. None: 8 for environments, no limit for agents.",
     )
+    max_calls: int | None = _help(
+        None, "Answered calls of an agent's rollout, over all of its conversations."
+    )
+    max_rollout_tokens: int | None = _help(
+        None, "Sampled tokens of an agent's rollout, over all of its conversations."
+    )
     max_turn_tokens: int | None = _help(None, "Sampled tokens of one turn.")
     max_completion_tokens: int | None = _help(
         None,
@@ -76,6 +82,8 @@ class RolloutConfig:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in (
             "max_turns",
+            "max_calls",
+            "max_rollout_tokens",
             "max_turn_tokens",
             "max_completion_tokens",
             "max_context_tokens",

@@ -5,8 +5,8 @@ name. A key that stands for nothing in the rollout is an error, not a reward tha
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal, NamedTuple, TypeAlias
 
 from abut.rollout.rollout import Branch, Rollout, TurnRecord
 
@@ -29,45 +29,59 @@ def reward_key(
     return next((key for key in (session, name) if key is not None and key in rewards), None)
 
 
-def check_rewards(rollout: Rollout, *, of_turns: bool) -> None:
-    """Check that each key of `rollout.rewards` stands for one thing.
+class RewardKeys(NamedTuple):
+    """The keys that rewards of a rollout may have.
 
-    Args:
-        rollout: a filled one, before `give_rewards`.
-        of_turns: whether a key may be the id of an answer.
-
-    Raises:
-        ValueError: names the key.
+    Attributes:
+        callers: name and session of each conversation.
+        asked_by: as in `Rollout`.
+        answers: the ids of its answers.
+        of_turns: whether answers may be rewarded.
     """
-    if not (rollout.rewards or rollout.names):
-        return
-    conversations = list(_conversations(rollout))
-    sessions = {c.session for c in conversations if c.session is not None}
-    given = (conversation_name(c.name, c.session, rollout.names) for c in conversations)
-    named = {name for name in given if name is not None}
-    if both := sorted(sessions & {*named, *rollout.names.values()}):
-        raise ValueError(
-            f"{both[0]!r} is both the name and the session of calls, so a reward for it could be "
-            "either's\nhint: give the name another text"
-        )
-    known = {*named, *sessions, *rollout.asked_by, *rollout.names, *rollout.names.values()}
-    answers = {turn.answer_id for turn in _turns(rollout)}
-    for key in rollout.rewards:
-        if key in known:
-            continue
-        if key not in answers:
-            listed = ", ".join(map(repr, sorted(named | sessions)[:_LISTED])) or "none"
+
+    callers: Collection[tuple[str | None, str | None]]
+    asked_by: Collection[str]
+    answers: Collection[str | None]
+    of_turns: bool
+
+    @classmethod
+    def of(cls, rollout: Rollout, *, of_turns: bool) -> "RewardKeys":
+        """Return the keys of a filled rollout, before `give_rewards`."""
+        callers = [(branch.name, branch.session) for branch in _conversations(rollout)]
+        answers = {turn.answer_id for turn in _turns(rollout)}
+        return cls(callers, rollout.asked_by, answers, of_turns)
+
+    def check(self, rewards: Mapping[str, float | None], names: Mapping[str, str]) -> None:
+        """Check that each key stands for one thing.
+
+        Raises:
+            ValueError: names the key.
+        """
+        if not (rewards or names):
+            return
+        sessions = {session for _, session in self.callers if session is not None}
+        given = (conversation_name(name, session, names) for name, session in self.callers)
+        named = {name for name in given if name is not None}
+        if both := sorted(sessions & {*named, *names.values()}):
             raise ValueError(
-                f"AgentResult.rewards has {key!r}, which is no name and no session of this "
-                f"rollout's calls, and no answer's id\nhint: its names and sessions are {listed}; "
-                "a name that may have made no call must be in AgentResult.names"
+                f"{both[0]!r} is both the name and the session of calls, so a reward for it could "
+                "be either's\nhint: give the name another text"
             )
-        if not of_turns:
-            raise ValueError(
-                f"AgentResult.rewards has {key!r}, an answer's id, but rewards of single turns "
-                "need credit\nhint: make_rollout_func(…, credit=Returns()) with "
-                "abut.trl.GRPOTrainer"
-            )
+        known = {*named, *sessions, *self.asked_by, *names, *names.values()}
+        for key in sorted(rewards.keys() - known):
+            if key not in self.answers:
+                listed = ", ".join(map(repr, sorted(named | sessions)[:_LISTED])) or "none"
+                raise ValueError(
+                    f"AgentResult.rewards has {key!r}, which is no name and no session of this "
+                    f"rollout's calls, and no answer's id\nhint: its names and sessions are "
+                    f"{listed}; a name that may have made no call must be in AgentResult.names"
+                )
+            if not self.of_turns:
+                raise ValueError(
+                    f"AgentResult.rewards has {key!r}, an answer's id, but rewards of single turns "
+                    "need credit\nhint: make_rollout_func(…, credit=Returns()) with "
+                    "abut.trl.GRPOTrainer"
+                )
 
 
 def give_rewards(rollout: Rollout, auxiliary: Auxiliary = "train") -> None:

@@ -101,6 +101,8 @@ class RandomPolicy:
     """A `Policy` that answers when it is told to."""
 
     max_turns: int | None = None
+    max_calls: int | None = None
+    max_rollout_tokens: int | None = None
 
     def __init__(self, hf_tokenizer: Any, rng: random.Random) -> None:
         self.hf = hf_tokenizer

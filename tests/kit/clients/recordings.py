@@ -201,7 +201,7 @@ class _AsRecorded(Ledger):
 class _Policy:
     """Says `yes`, or fails where the recorded server did."""
 
-    max_turns = None
+    max_turns = max_calls = max_rollout_tokens = None
 
     def __init__(self, stage: Stage, processors: Writers) -> None:
         self.tokenizer = stage.tokenizer

@@ -48,6 +48,7 @@ def play_agents(
     engine: Any = None,
     columns: Sequence[dict[str, Any]] | None = None,
     rank: int | None = None,
+    rewards_turns: bool = False,
     **options: Any,
 ) -> Played:
     """Play one rollout of each agent, all in one batch; the gateway stops where none was given."""
@@ -56,7 +57,10 @@ def play_agents(
     gateway.registry.join_run(RUN, rank=rank)
     sampler = sampler or Recording(stage.says(script) if isinstance(script, str) else script)
     engine = engine or stage.engine(sampler, **options)
-    bound = {id(agent): AgentSource(agent, gateway).bind(stage.processor) for agent in agents}
+    sources = {id(agent): AgentSource(agent, gateway) for agent in agents}
+    for source in sources.values():
+        source.rewards_turns = rewards_turns
+    bound = {key: source.bind(stage.processor) for key, source in sources.items()}
     tasks = [
         RolloutTask(
             index,

@@ -9,16 +9,16 @@ import hashlib
 import json
 import marshal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import TemplateError
+from abut.gateway.ledger.callers import NOBODY, Caller
 from abut.gateway.ledger.entry import HANDLE, NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
@@ -29,18 +29,6 @@ from abut.tool_calls.parsed import ParsedCalls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that a message may have."""
-
-
-class Caller(NamedTuple):
-    """A part of an agent that asks. The calls of two callers are never one conversation."""
-
-    name: str | None = None
-    session: str | None = None
-    train: bool = True
-    """False: its calls are not trained. The same for all calls of a name."""
-
-
-NOBODY = Caller()
 
 
 @dataclass(frozen=True)
@@ -65,6 +53,9 @@ class AgentRequest:
         unmet: the fields that ask for a form of the answer, which is sampled freely all the same.
         origin: why it begins a conversation, where its client says so.
         dialect: the protocol's rules for answers that come back.
+        name: of the part of the agent that asks.
+        train: whether its calls are trained.
+        labels: what else the client says of the part that asks; one of them may be its session.
     """
 
     messages: list[Message]
@@ -86,6 +77,9 @@ class AgentRequest:
     rollout_id: str | None = None
     origin: Literal["subagent", "compaction"] | None = None
     dialect: Dialect = NO_REWRITES
+    name: str | None = None
+    train: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def frame(self) -> str:
@@ -105,6 +99,12 @@ class AgentRequest:
         """Return the same request with other messages. Keep `frame` if it was computed."""
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
         vars(other).update(vars(self), messages=messages, token_ids=token_ids)
+        return other
+
+    def of_part(self, name: str | None, train: bool, labels: Mapping[str, str]) -> "AgentRequest":
+        """Return the same request, asked by a part of the agent."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), name=name, train=train, labels=labels)
         return other
 
 
@@ -225,11 +225,12 @@ class PendingRequest:
 
     Attributes:
         request: as it was read.
-        digest: of the body; equal bodies have the same one.
+        digest: of the body and the caller; equal requests have the same one.
         retried: whether the client says that it repeats a request.
         is_open: returns whether the client still listens.
         placed: gets the call when its prompt is written, or a `Refusal`.
         answered: gets the call when it has its answer, or a `Refusal`.
+        caller: the part of the agent that asks.
         reused: the earlier call whose sample it gets, if that was known at once.
     """
 
@@ -239,6 +240,7 @@ class PendingRequest:
     is_open: Callable[[], bool]
     placed: "asyncio.Future[AgentCall]"
     answered: "asyncio.Future[AgentCall]"
+    caller: Caller = NOBODY
     reused: "AgentCall | None" = None
 
     def as_call(self, number: int) -> "AgentCall":
@@ -334,52 +336,6 @@ def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
         return message
     reasoning = call.answered.result().message.get("reasoning_content")
     return {**message, "reasoning_content": reasoning} if reasoning else message
-
-
-class Repeats:
-    """The requests of a rollout by the digests of their bodies, to recognize a repeated one."""
-
-    def __init__(self) -> None:
-        self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
-        self._waiting: dict[PendingRequest, None] = {}
-
-    def wait(self, pending: PendingRequest) -> None:
-        """Add a request that waits for its place."""
-        self._waiting[pending] = None
-
-    def settle(self, pending: PendingRequest, call: AgentCall | None = None) -> None:
-        """Note that a request was placed, as `call` if it is a new one, or was refused."""
-        self._waiting.pop(pending, None)
-        if call is not None:
-            self._calls[pending.digest].append(call)
-
-    def before(self, digest: bytes, retried: bool) -> AgentCall | None:
-        """Return the call whose sample a request gets; None if it is a new one.
-
-        An equal body alone does not make a repeated request: an agent that wants the best of n
-        answers sends n equal bodies at the same time, and each gets a sample of its own. A request
-        is a repeated one if the first client has hung up, or if this one says that it retries.
-        """
-        same = [call for call in self._calls.get(digest, ()) if call.may_be_reused]
-        undelivered = [call for call in same if not call.delivered]
-        for call in undelivered:
-            if not call.is_open():
-                return call
-        if retried and same:
-            return (undelivered or same)[-1]
-        return None
-
-    def fit(self, digest: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one, to choose between rollouts.
-
-        Returns:
-            3 if the client of an equal body has hung up, 2 if it still waits, 1 if it has its
-            answer; 0 if the request is new.
-        """
-        if (call := self.before(digest, retried)) is not None:
-            return 1 if call.delivered else 2 if call.is_open() else 3
-        same = [pending for pending in self._waiting if pending.digest == digest]
-        return 3 if any(not pending.is_open() for pending in same) else 2 if retried and same else 0
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from abut.gateway.ledger.agent_call import NOBODY, AgentCall, Caller
+from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.ledger.callers import NOBODY, Caller
 from abut.gateway.ledger.comparable import KnownPrefix, SeenMessages, calls_of, names_of_calls
 from abut.gateway.ledger.entry import BranchEntry, Dialect
 from abut.gateway.ledger.matching import History, Match, call_at, keys_read, keys_returned, match
@@ -61,6 +62,19 @@ class LedgerBranch:
             other._note(entry)
         other.own_ids, other.known = set(self.own_ids), self.known.first(entries)
         return other
+
+    def asked_again(self, found: Match) -> "LedgerBranch":
+        """Return a branch that is asked the same as this one once more.
+
+        It is this one if there is no answer and none is being drawn.
+        """
+        if found.entries == len(self.entries):  # there is no answer yet
+            if not self.sampling:
+                return self
+            at = len(self.conversation.trajectory)
+        else:
+            at = self.conversation.turns[found.turns].start
+        return self.forked(found.entries, self.conversation.fork(at), "repeated")
 
     def say(self, history: History, found: Match | None = None) -> None:
         """Add a client's messages: those behind the last answer that matched, or all of them."""

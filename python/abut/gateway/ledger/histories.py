@@ -215,9 +215,12 @@ def _file(open_end: OpenEnd) -> None:
     into[open_end] = None
 
 
-def find_repeated(histories: Histories, digest: bytes, retried: bool) -> Sequence[Ledger]:
+def find_repeated(
+    histories: Histories, request: AgentRequest, digest: bytes, retried: bool
+) -> Sequence[Ledger]:
     """Return the rollouts that a repeated request fits best; none if it is new."""
-    fits = [(one.fits_again(digest, retried), one) for one in histories.with_digest(digest)]
+    again = histories.with_digest(digest)
+    fits = [(ledger.fits_again(request, digest, retried), ledger) for ledger in again]
     best = max((fit for fit, _ in fits), default=0)
     return [ledger for fit, ledger in fits if fit == best] if best else []
 
@@ -241,6 +244,8 @@ def find_open_ends(
         for open_ends in ([node.free for node in level], [node.taken for node in level]):
             found: list[OpenEnd] = []
             for open_end in itertools.chain.from_iterable(open_ends):
+                if open_end.branch.caller != open_end.ledger.callers.of(request):
+                    continue
                 joints = open_end.branch.writer.joints
                 key = tuple(joints.items())
                 if (said := exact.get(key)) is None:

@@ -20,23 +20,25 @@ from abut.gateway.ledger.agent_call import (
     AgentRequest,
     PendingRequest,
     PolicyAnswer,
-    Repeats,
     answer_of,
     with_reasoning,
 )
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
+from abut.gateway.ledger.callers import Callers
 from abut.gateway.ledger.comparable import NewCallIds
-from abut.gateway.ledger.matching import History, Match
-from abut.gateway.ledger.policy import LedgerObserver, Policy
+from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.policy import LedgerObserver, Policy, rollout_allowance
 from abut.gateway.ledger.prompt import prompt_length, write_opening, write_reply
 from abut.gateway.ledger.refusal import (
     Refusal,
     conversation_full,
     ended,
     limit_reached,
-    said_to_client,
+    no_turn_behind_answer,
 )
+from abut.gateway.ledger.repeats import Repeats
 from abut.gateway.ledger.writer import Writer
+from abut.rollout.conversation import Allowance
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
@@ -54,7 +56,7 @@ class Ledger:
         tool_choice_unmet: how often a call was asked for and none was sampled.
     """
 
-    def __init__(self, rollout_id: str, policy: Policy) -> None:
+    def __init__(self, rollout_id: str, policy: Policy, session_header: str | None = None) -> None:
         self.rollout_id = rollout_id
         self.branches: list[LedgerBranch] = []
         self.calls: list[AgentCall] = []
@@ -62,8 +64,8 @@ class Ledger:
         self.refusal: str | None = None
         self.client_rewrites: Counter[str] = Counter()
         self.tool_choice_unmet = 0
-        self.asked_by: set[str] = set()
-        """The names and sessions of all requests, those that were refused among them."""
+        self.callers = Callers(session_header)
+        """The parts of the agent that ask."""
         self.used = time.monotonic()
         """When it was last asked something, by the monotonic clock."""
         self.observer: LedgerObserver | None = None
@@ -90,13 +92,18 @@ class Ledger:
         return sum(call.sample is not None for call in self.calls)
 
     @property
+    def allowance(self) -> Allowance:
+        """How many tokens the rollout may still sample, over all conversations."""
+        return rollout_allowance(self._policy, self.calls)
+
+    @property
     def sampling(self) -> Collection[asyncio.Task[Any]]:
         """The samples that are being drawn."""
         return tuple(self._sampling)
 
-    def fits_again(self, digest: bytes, retried: bool) -> int:
+    def fits_again(self, request: AgentRequest, digest: bytes, retried: bool) -> int:
         """Return how well a request fits as a repeated one, see `Repeats.fit`."""
-        return self._repeats.fit(digest, retried)
+        return self._repeats.fit(self.callers.of(request).digest(digest), retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
         """Refuse all requests from now on for `why`; `reason` is the limit reached, if any."""
@@ -130,7 +137,9 @@ class Ledger:
         """
         loop = asyncio.get_running_loop()
         placed, answered = loop.create_future(), loop.create_future()
-        pending = PendingRequest(request, digest, retried, is_open, placed, answered)
+        caller = self.callers.of(request)
+        own = caller.digest(digest)
+        pending = PendingRequest(request, own, retried, is_open, placed, answered, caller)
         # Now, and not in the task: another client that sends the same body meanwhile would be given
         # the same sample.
         pending.reused = self._reused(pending)
@@ -156,8 +165,6 @@ class Ledger:
             call.delivered, call.delivery = True, self._deliveries
             call.heard_at = self.used = time.monotonic()
             self._deliveries += 1
-
-    # ---- a call
 
     async def _answer(self, pending: PendingRequest) -> None:
         try:
@@ -190,6 +197,7 @@ class Ledger:
             Refusal: the request gets no answer.
         """
         self.used = time.monotonic()
+        self.callers.note(pending.caller)
         self._require_open()
         if pending.reused is not None:
             self._settled(pending)
@@ -203,10 +211,14 @@ class Ledger:
             if (call := self._reused(pending)) is not None:
                 self._settled(pending)
                 return call, None
-            branch = await self._place(request, writer)
+            left, limit = self.allowance
+            if left < 1:
+                why = f"the rollout has used up its {limit}"
+                raise self._out_of(limit_reached(why, reason=limit))
+            branch = await self._place(pending, writer)
             turn = SampleRequest(
                 prompt_ids=branch.conversation.request(),
-                max_tokens=self._tokens_left(branch, request),
+                max_tokens=min(left, self._tokens_left(branch, request)),
                 stop_token_ids=branch.conversation.stop_token_ids,
                 seed=self._policy.seed(len(self.calls)),
                 rollout_id=self.rollout_id,
@@ -229,23 +241,29 @@ class Ledger:
             self._undelivered.add(call)
         return call
 
-    async def _place(self, request: AgentRequest, writer: Writer) -> LedgerBranch:
+    async def _place(self, pending: PendingRequest, writer: Writer) -> LedgerBranch:
         """Return the branch at whose end the request is answered, with all its messages."""
+        request, caller = pending.request, pending.caller
+        branches = [branch for branch in self.branches if branch.caller == caller]
         seen = seen_in(self.branches, request.messages)
         history = History(request.messages, seen, writer.joints)
-        place = find_continuation(self.branches, request.frame, history, request.dialect)
+        place = find_continuation(branches, request.frame, history, request.dialect)
         if place is None:
-            why = why_root(self.branches, request.frame, history, request.dialect)
-            return await self._new_root(request, writer, history, why and (request.origin or why))
+            why = why_root(branches, request.frame, history, request.dialect)
+            why = why or ("new" if self.branches else None)
+            return await self._new_root(pending, writer, history, why and (request.origin or why))
         branch, found, again = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
                 self.delivered(call)  # its text has come back
         if found.rewrites:
             self.client_rewrites.update(found.rewrites)
-        if again:
-            return self._asked_again(branch, found)
         self._require_turns(found.turns)
+        if again:
+            target = branch.asked_again(found)
+            if target is not branch:
+                self.branches.append(target)
+            return target
         entries = found.answered_entries
         if self.observer is not None:
             self.observer.passed(self, branch, entries)
@@ -264,36 +282,20 @@ class Ledger:
             await write_reply(target, messages, request.dialect)
         except TemplateError as error:
             if request.messages[-1]["role"] == "assistant":
-                raise Refusal(
-                    "the request ends on an answer, and the template begins no turn behind one: "
-                    f"{said_to_client(error)}",
-                    param="messages",
-                ) from error
-            return await self._new_root(request, writer, history, "template")
+                raise no_turn_behind_answer(error) from error
+            return await self._new_root(pending, writer, history, "template")
         target.say(history, found)
         if target is not branch:
             self.branches.append(target)
         return target
 
-    def _asked_again(self, branch: LedgerBranch, found: Match) -> LedgerBranch:
-        """Return a branch that is asked the same as `branch` once more."""
-        self._require_turns(found.turns)
-        if found.entries == len(branch.entries):  # there is no answer yet
-            if not branch.sampling:
-                return branch
-            at = len(branch.conversation.trajectory)
-        else:
-            at = branch.conversation.turns[found.turns].start
-        other = branch.forked(found.entries, branch.conversation.fork(at), "repeated")
-        self.branches.append(other)
-        return other
-
     async def _new_root(
-        self, request: AgentRequest, writer: Writer, history: History, cause: BranchCause | None
+        self, pending: PendingRequest, writer: Writer, history: History, cause: BranchCause | None
     ) -> LedgerBranch:
         """Return a new conversation, as the template renders it."""
+        request = pending.request
         conversation = self._policy.conversation(writer.processor)
-        branch = LedgerBranch(request.frame, writer, conversation, cause)
+        branch = LedgerBranch(request.frame, writer, conversation, cause, caller=pending.caller)
         messages = with_reasoning(request.messages, self.calls)
         await write_opening(conversation, writer, messages, self._names(), request.dialect)
         branch.say(history)
@@ -387,6 +389,5 @@ class Ledger:
             answer = await work_done(conversation.is_quick(ids=sample.ids), hear)
         except (TrajectoryError, TypeError, SamplerError) as error:
             raise SamplerError(f"rollout {self.rollout_id}: {error}") from error
-        unmet = "tool_choice" in chat.unmet and "tool_calls" not in answer.message
-        self.tool_choice_unmet += unmet
+        self.tool_choice_unmet += "tool_choice" in chat.unmet and "tool_calls" not in answer.message
         return answer

@@ -1,16 +1,18 @@
 """The policy that a ledger asks for samples, and warnings about requests that it cannot follow."""
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from abut._native import Tokenizer
-from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.agent_call import AgentCall, AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.writer import Writer
 from abut.notices import Once
 from abut.processor import PartsProcessor
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.conversation import Allowance, Budget, Conversation
+from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, SampleRequest
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,10 @@ class Policy(Protocol):
     tokenizer: Tokenizer
     max_turns: int | None
     """The most calls of a branch; None: no limit."""
+    max_calls: int | None
+    """The most answered calls of the rollout, over all branches; None: no limit."""
+    max_rollout_tokens: int | None
+    """The most sampled tokens of the rollout, over all branches; None: no limit."""
 
     def conversation(self, processor: PartsProcessor) -> Conversation:
         """Return an empty conversation."""
@@ -83,6 +89,22 @@ class Policy(Protocol):
     def failed(self, error: Exception) -> None:
         """Note that this rollout, or every rollout, cannot go on."""
         ...
+
+
+def rollout_allowance(policy: Policy, calls: Sequence[AgentCall]) -> Allowance:
+    """Return how many tokens a rollout may still sample, and the limit that would end it.
+
+    A call that is being answered counts as answered. Its tokens count once they are there, so
+    calls at the same time may sample more than `max_rollout_tokens` together.
+    """
+    left = sys.maxsize
+    if policy.max_rollout_tokens is not None:
+        left = policy.max_rollout_tokens - sum(call.sampled_tokens for call in calls)
+    if left > 0 and policy.max_calls is not None:
+        answered = sum(call.may_be_reused for call in calls)
+        if answered >= policy.max_calls:
+            return Allowance(0, StopReason.MAX_CALLS)
+    return Allowance(left, StopReason.MAX_ROLLOUT_TOKENS)
 
 
 class ClientWarnings:

@@ -54,6 +54,15 @@ def unwritten(error: Exception) -> Refusal:
     return Refusal(f"the messages cannot be written: {said_to_client(error)}", param="messages")
 
 
+def no_turn_behind_answer(error: Exception) -> Refusal:
+    """Return the refusal of a request that ends on an answer, where the template writes none."""
+    return Refusal(
+        "the request ends on an answer, and the template begins no turn behind one: "
+        f"{said_to_client(error)}",
+        param="messages",
+    )
+
+
 def said_to_client(error: Exception) -> str:
     """Return an error's message without hints that only the owner of the gateway can follow."""
     why, _, hint = str(error).partition("\nhint: ")

@@ -14,8 +14,9 @@ import numpy as np
 
 from abut._native import Columns
 from abut.agents.protocol import AgentResult
-from abut.gateway.ledger.agent_call import AgentCall, Caller
+from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.callers import Caller
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
@@ -25,6 +26,8 @@ from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnR
 
 LIMITS = (
     StopReason.MAX_TURNS,
+    StopReason.MAX_CALLS,
+    StopReason.MAX_ROLLOUT_TOKENS,
     StopReason.MAX_COMPLETION_TOKENS,
     StopReason.MAX_CONTEXT_TOKENS,
     StopReason.DEADLINE,
@@ -42,10 +45,13 @@ def limit_of(ledger: Ledger) -> StopReason | None:
     """
     if ledger.refused in LIMITS:
         return ledger.refused
+    of_all = ledger.allowance
     for branch in ledger.branches:
-        allowance = branch.conversation.allowance
-        if branch.calls and allowance.tokens < 1 and _was_cut(branch.calls[-1], ledger.calls):
-            return allowance.reason
+        if not branch.calls or not _was_cut(branch.calls[-1], ledger.calls):
+            continue
+        for allowance in (branch.conversation.allowance, of_all):
+            if allowance.tokens < 1 and allowance.reason is not StopReason.MAX_CALLS:
+                return allowance.reason
     return None
 
 
@@ -117,7 +123,7 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
     rollout.measured = result.measured
     rollout.rewards, rollout.names = result.rewards, result.names
     if ledger is not None:
-        rollout.asked_by = frozenset(ledger.asked_by)
+        rollout.asked_by = frozenset(ledger.callers.asked_by)
         rollout.client_rewrites = dict(ledger.client_rewrites)
         rollout.tool_choice_unmet = ledger.tool_choice_unmet
         row, others = divide(ledger.branches, choice, can_be_row(ledger.branches, result))

@@ -136,7 +136,7 @@ class Unnamed:
         self, request: AgentRequest, digest: bytes, retried: bool
     ) -> dict[Ledger, OpenEnd | None]:
         """Return the rollouts that a request may belong to, and the ends that it may go on from."""
-        if again := find_repeated(self._histories, digest, retried):
+        if again := find_repeated(self._histories, request, digest, retried):
             return dict.fromkeys(again)
         if open_ends := find_open_ends(self._histories, request, most=None):
             return {open_end.ledger: open_end for open_end in open_ends}

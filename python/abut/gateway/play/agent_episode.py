@@ -23,7 +23,7 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.row import DRAWS_ROW, LIMITS, RowChoice, fill, limit_of
 from abut.gateway.play.batch_policy import AgentBatch, AttemptPolicy
 from abut.gateway.server.gateway import Gateway
-from abut.rollout.named_rewards import check_rewards
+from abut.rollout.named_rewards import RewardKeys
 from abut.rollout.rollout import Rollout, StopReason
 
 _GRACE_S = 5.0
@@ -56,7 +56,7 @@ class AgentEpisode:
             seed=self._policy.seed(DRAWS_ROW),
             auxiliary=shared.batch.config.auxiliary,
         )
-        self.ledger = Ledger(self._id, self._policy)
+        self.ledger = Ledger(self._id, self._policy, shared.session_header)
         self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
         self._lent: Any = None
@@ -195,7 +195,7 @@ class AgentEpisode:
         if row.columns is None:
             raise placed(self._why_no_row(), self.where())
         try:
-            check_rewards(row, of_turns=self._rewards_turns)
+            RewardKeys.of(row, of_turns=self._rewards_turns).check(row.rewards, row.names)
         except ValueError as error:
             unknown = EnvError(f"{self._name}: {error}")
             unknown.may_pass = False  # another attempt would return the same keys

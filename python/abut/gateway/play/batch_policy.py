@@ -36,6 +36,7 @@ class AgentBatch:
         warnings: about requests that are not followed.
         draws_by_tokens: see `RowChoice.by_tokens`.
         rewards_turns: see `AgentSource`.
+        session_header: see `AgentSource`.
     """
 
     batch: Batch
@@ -43,16 +44,19 @@ class AgentBatch:
     warnings: ClientWarnings
     draws_by_tokens: bool = False
     rewards_turns: bool = False
+    session_header: str | None = None
 
 
 class BatchPolicy:
     """Draws samples from a batch; made on its loop, and asked on the gateway's.
 
     Attributes:
-        max_turns: the most calls of a branch; None: no limit.
+        max_turns: see `Policy`; so are `max_calls` and `max_rollout_tokens`.
     """
 
     max_turns: int | None = None
+    max_calls: int | None = None
+    max_rollout_tokens: int | None = None
 
     def __init__(self, shared: AgentBatch) -> None:
         self.tokenizer = shared.batch.tokenizer
@@ -108,7 +112,9 @@ class AttemptPolicy(BatchPolicy):
 
     def __init__(self, shared: AgentBatch, task: RolloutTask, attempt: int) -> None:
         super().__init__(shared)
-        self.max_turns = self._batch.config.max_turns
+        config = self._batch.config
+        self.max_turns, self.max_calls = config.max_turns, config.max_calls
+        self.max_rollout_tokens = config.max_rollout_tokens
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task
         self._attempt = attempt

@@ -15,6 +15,7 @@ from abut.agents.protocol import (
     StoppingAgent,
     name_of,
     result_of,
+    session_header_of,
 )
 from abut.concurrency.loop import LoopTasks
 from abut.concurrency.threads import THREADS
@@ -29,7 +30,7 @@ from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, ToolProcessor
 from abut.rollout.batch import Batch
-from abut.rollout.named_rewards import check_rewards, give_rewards
+from abut.rollout.named_rewards import RewardKeys, give_rewards
 from abut.rollout.player import AgentPlayer, AnyEpisode
 from abut.rollout.rollout import Rollout
 
@@ -45,6 +46,7 @@ class AgentSource:
     Attributes:
         draws_by_tokens: how the trainer's loss needs `RolloutConfig(branch="random")` to draw, see
             `RowChoice.by_tokens`.
+        session_header: by which the agent's calls name their session, in lower case.
         rewards_turns: whether the trainer takes rewards of single turns, as it does with `credit`.
     """
 
@@ -56,6 +58,9 @@ class AgentSource:
         self.agent = agent
         self.gateway = gateway
         self.sampling = sampling
+        self.session_header = session_header_of(agent)
+        if self.session_header is not None:
+            gateway.registry.session_headers.add(self.session_header)
         self.draws_by_tokens = False
         self.rewards_turns = False
 
@@ -99,6 +104,7 @@ class PlayedAgent(AgentPlayer):
             ClientWarnings(sampling),
             draws_by_tokens=source.draws_by_tokens,
             rewards_turns=source.rewards_turns,
+            session_header=source.session_header,
         )
         self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
@@ -167,7 +173,8 @@ class PlayedAgent(AgentPlayer):
         rollout.reward, rollout.extras = result.reward, result.extras
         rollout.rewards, rollout.names = result.rewards, result.names
         try:
-            check_rewards(rollout, of_turns=self._source.rewards_turns)
+            keys = RewardKeys.of(rollout, of_turns=self._source.rewards_turns)
+            keys.check(rollout.rewards, rollout.names)
         except ValueError as error:
             raise placed(EnvError(f"{name}: {error}"), place) from None
 

@@ -13,7 +13,6 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
 from abut.address import said
-from abut.agents.protocol import AgentResult
 from abut.concurrency.threads import work_done
 from abut.gateway.dialects.dialect import HttpDialect
 from abut.gateway.ledger.agent_call import AgentRequest
@@ -21,9 +20,11 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Beginning, Body, json_object, read_body
 from abut.gateway.server.connections import Connection
+from abut.gateway.server.labels import NAME_HEADER, NAMED, part_of
 from abut.gateway.server.registry import MODEL, Access, Registry
+from abut.gateway.server.results import checked_result
 from abut.gateway.server.sending import ROLLOUT_HEADER, ClientListens, send_stream, send_whole
-from abut.gateway.server.standalone import check_id, check_reward
+from abut.gateway.server.standalone import check_id
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 # With what a dialect reads of its clients' labels.
 _PASSED_ON = (
     *("authorization", *_KEY_HEADERS, "content-type", ROLLOUT_HEADER, "x-stainless-retry-count"),
-    *("x-claude-code-agent-id", "x-openai-subagent", "x-codex-turn-metadata"),
+    *("x-claude-code-agent-id", "x-openai-subagent", "x-codex-turn-metadata", NAME_HEADER),
 )
 _BY_MODEL = f"{MODEL}/"
 _REGISTRY = web.AppKey("registry", Registry)
@@ -51,13 +52,14 @@ def make_app(registry: Registry) -> web.Application:
     app = web.Application(middlewares=[_answer])
     app[_REGISTRY] = registry
     app.cleanup_ctx.append(_peers)
-    for path in ("", "/r/{id}"):
+    for path in ("", "/r/{id}", NAMED):
         for dialect in registry.dialects:
             app.router.add_post(f"{path}{dialect.path}", _ask)
             if dialect.count_path is not None:
                 app.router.add_post(f"{path}{dialect.count_path}", _count)
         app.router.add_get(f"{path}/v1/models", _models)
         app.router.add_post(f"{path}/v1/responses", _responses)
+    for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/end", _end)
     app.router.add_post("/r/{id}/key", _key_of)
     app.router.add_get("/health", _health)
@@ -166,11 +168,7 @@ async def _end(request: web.Request) -> web.Response:
             "the request names no rollout" if standalone else "the trainer ends its rollouts itself"
         )
         raise Refusal(why, code="unknown_rollout")
-    reward, extras = body.get("reward"), body.get("extras") or {}
-    check_reward(reward)
-    if not isinstance(extras, dict):
-        raise Refusal("extras must be an object", param="extras")
-    return web.json_response(await standalone.end_or_score(rollout_id, AgentResult(reward, extras)))
+    return web.json_response(await standalone.end_or_score(rollout_id, checked_result(body)))
 
 
 async def _key_of(request: web.Request) -> web.Response:
@@ -209,7 +207,8 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
         like = None if beginning is None else beginning.request
-        asked = dialect.read(body, like, request.headers)
+        part = part_of(request, registry.session_headers)
+        asked = dialect.read(body, like, request.headers).of_part(*part)
         digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
         retried = _is_retry(request)
         ledger = await registry.ledger_of(rollout_id, asked, digest, retried=retried)
@@ -312,7 +311,8 @@ async def _pass_on(
     url = registry.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
-    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    passed_on = (*_PASSED_ON, *registry.session_headers)
+    headers = {name: request.headers[name] for name in passed_on if name in request.headers}
     headers[_FORWARDED] = "1"
     try:
         reply = await request.app[_PEERS].post(

@@ -90,7 +90,8 @@ class ClientPolicy:
         self, shared: SharedSampler, rollout_id: str, budget: Callable[[], Budget]
     ) -> None:
         self.tokenizer = shared.tokenizer
-        self.max_turns = shared.config.max_turns
+        self.max_turns, self.max_calls = shared.config.max_turns, shared.config.max_calls
+        self.max_rollout_tokens = shared.config.max_rollout_tokens
         self.error: str | None = None
         self._shared = shared
         self._rollout_id = rollout_id

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from abut.address import Address
-from abut.agents.protocol import AgentResult, Endpoint
+from abut.agents.protocol import Endpoint, checked_session_header
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
 from abut.gateway.dialects.anthropic import Anthropic
@@ -28,7 +28,8 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.client_policy import shared_sampler
 from abut.gateway.server.registry import MODEL, Registry
-from abut.gateway.server.standalone import Standalone, check_reward
+from abut.gateway.server.results import checked_result
+from abut.gateway.server.standalone import Standalone
 from abut.pickling import stays
 from abut.records.recorder import Recorder
 from abut.rollout.config import RolloutConfig
@@ -78,6 +79,8 @@ class Gateway:
         idle_s: seconds after which such a rollout ends, where nothing comes any more.
         agents_may_end: whether a rollout's own key may end and reward it over HTTP. An agent that
             has only that key could then choose its own reward.
+        session_header: where no trainer plays, the header by which clients say which session a
+            call belongs to; with a trainer, each agent has its own.
 
     Attributes:
         key: opens all rollouts of this run.
@@ -105,6 +108,7 @@ class Gateway:
         recorder: Recorder | str | os.PathLike[str] | None = None,
         idle_s: float = 600.0,
         agents_may_end: bool = False,
+        session_header: str | None = None,
     ) -> None:
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port!r}: must be between 0 and 65535")
@@ -123,16 +127,20 @@ class Gateway:
                 f"the gateway's key (key=, {KEY_VARIABLE}) must be 16 printable ASCII characters "
                 "or more"
             )
+        if session_header is not None:
+            session_header = checked_session_header(session_header)
         self._host, self._port, self._public_url = host, port, public_url
         self._key_file = None if key_file is None else Path(key_file)
         standalone = None
         if sampler is not None:
             shared = shared_sampler(sampler, tokenizer, config or RolloutConfig())
-            standalone = Standalone(shared, recorder=recorder, idle_s=idle_s)
-        elif (tokenizer, config, recorder) != (None, None, None):
+            standalone = Standalone(
+                shared, recorder=recorder, idle_s=idle_s, session_header=session_header
+            )
+        elif (tokenizer, config, recorder, session_header) != (None, None, None, None):
             raise ValueError(
-                "tokenizer=, config= and recorder= are for a gateway that serves without a "
-                "trainer\nhint: give it a sampler= too, or these to make_rollout_func"
+                "tokenizer=, config=, recorder= and session_header= are for a gateway that serves "
+                "without a trainer\nhint: give it a sampler= too, or these to make_rollout_func"
             )
         self.registry = Registry(
             key,
@@ -141,6 +149,8 @@ class Gateway:
             standalone=standalone,
         )
         """The live rollouts, for the routes and the batches."""
+        if session_header is not None:
+            self.registry.session_headers.add(session_header)
         self._lock = threading.Lock()
         self._listening: Any = None
         self._url = ""
@@ -177,6 +187,8 @@ class Gateway:
         reward: float | None = None,
         *,
         extras: Mapping[str, Any] | None = None,
+        rewards: Mapping[str, float | None] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> Rollout:
         """End a rollout without a trainer, record it, and return it.
 
@@ -184,16 +196,19 @@ class Gateway:
             rollout_id: the id in its endpoint.
             reward: None is no score.
             extras: more about it, for its record.
+            rewards: of its conversations and turns, as of `AgentResult`.
+            names: of its sessions, as of `AgentResult`.
 
         Raises:
-            ValueError: the rollout is not live, or the reward is not a finite number.
+            ValueError: the rollout is not live, a reward is not a finite number or is for nothing
+                in the rollout, or a name is not one.
         """
-        result = AgentResult(reward, dict(extras or {}))
+        body = {"reward": reward, "extras": extras, "rewards": rewards, "names": names}
         standalone = self.registry.standalone
         if standalone is None or self._listening is None:
             raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
         try:
-            check_reward(result.reward)
+            result = checked_result(body)
             return self.registry.submit(lambda: standalone.end(rollout_id, result)).result()
         except Refusal as refusal:
             raise ValueError(str(refusal)) from None

@@ -153,6 +153,8 @@ class Registry:
         """The addresses of the other ranks' gateways."""
         self.rank: int | None = None
         """The rank of this process; None if there is only one."""
+        self.session_headers: set[str] = set()
+        """The headers by which the calls of some agent name their session, in lower case."""
         # A `PlayedAgent` sets the next four when a batch begins.
         self.settings: Mapping[str, Any] = {}
         """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a

@@ -7,7 +7,6 @@ request came for some time, and is then recorded. One that has ended is not open
 import asyncio
 import itertools
 import logging
-import math
 import os
 import re
 import secrets
@@ -27,6 +26,7 @@ from abut.gateway.ledger.refusal import Refusal, ended, limit_reached
 from abut.gateway.ledger.row import DRAWS_ROW, RowChoice, fill
 from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
+from abut.gateway.server.results import check_keys
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
 from abut.rollout.conversation import Budget, budget_of
@@ -69,6 +69,7 @@ class Standalone:
         *,
         recorder: Recorder | str | os.PathLike[str] | None,
         idle_s: float,
+        session_header: str | None = None,
     ) -> None:
         """Begin without rollouts.
 
@@ -76,6 +77,7 @@ class Standalone:
             shared: draws their samples.
             recorder: keeps them when they have ended.
             idle_s: a rollout ends when no request came for so long.
+            session_header: see `Ledger`.
         """
         if not idle_s > 0:
             raise ValueError(f"idle_s={idle_s!r}: must be more than 0 seconds")
@@ -90,6 +92,7 @@ class Standalone:
         self._shared = shared
         self._recorder = recorder
         self._idle_s = idle_s
+        self._session_header = session_header
         self._run_id = secrets.token_hex(8)
         self._of_record = {"run_id": self._run_id, "tokenizer": shared.source}
         self._live: dict[str, _Live] = {}
@@ -202,6 +205,12 @@ class Standalone:
         """
         if id_ not in self._idle or result.reward is None:
             return said_of(await self.end(id_, result))
+        if result.rewards or result.names:
+            raise Refusal(
+                f"this rollout has ended: nothing came for {self._idle_s:g} s, so only its reward "
+                "can still be given\nhint: leave out rewards and names, or raise idle_s",
+                param="rewards",
+            )
         if (recorder := self._recorder) is not None:
             if not isinstance(recorder, ScoreRecorder):
                 name = type(recorder).__name__
@@ -220,8 +229,11 @@ class Standalone:
         """End a rollout and record it.
 
         Raises:
-            Refusal: there is no such rollout, or it has ended.
+            Refusal: there is no such rollout, it has ended, or the result has a reward for nothing
+                in it.
         """
+        if id_ in self._live:
+            check_keys(self._live[id_].ledger, result)
         live = self._live.pop(id_, None)
         if live is None:
             self._require_not_ended(id_)
@@ -250,7 +262,7 @@ class Standalone:
         Among agents with equal histories any rollout will do, but no two requests may get the same
         one, so it is claimed here, before anything is awaited.
         """
-        if again := find_repeated(self._histories, digest, retried):
+        if again := find_repeated(self._histories, request, digest, retried):
             return again[0]
         open_ends = find_open_ends(self._histories, request)
         if not open_ends:
@@ -267,7 +279,7 @@ class Standalone:
         if self._stops:
             raise limit_reached("the gateway stops")
         policy = ClientPolicy(self._shared, id_, self._bounds)
-        ledger = Ledger(id_, policy)
+        ledger = Ledger(id_, policy, self._session_header)
         live = _Live(ledger, policy, time.monotonic())
         self._live[id_] = live
         self.on_open(id_)
@@ -325,25 +337,6 @@ def check_id(id_: str) -> None:
             f"{id_[:200]!r} is no id of a rollout: at most 200 letters, digits, '_', '-', '.'",
             code="unknown_rollout",
         )
-
-
-def check_reward(reward: Any) -> None:
-    """Refuse a value that is not a reward.
-
-    Raises:
-        Refusal: it is neither None nor a finite number.
-    """
-    if reward is None:
-        return
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
-        raise Refusal(f"reward={reward!r}: must be a finite number, or null", param="reward")
-
-
-def _is_finite(reward: float) -> bool:
-    try:
-        return math.isfinite(reward)
-    except OverflowError:
-        return False
 
 
 class IdleRollouts:

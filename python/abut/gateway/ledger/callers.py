@@ -1,0 +1,85 @@
+"""The parts of an agent that ask, told apart by the name and the session of their calls.
+
+Invariant: a name is trained or is not; its calls never disagree on that within a rollout.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from abut.gateway.ledger.refusal import Refusal
+
+
+class Caller(NamedTuple):
+    """A part of an agent that asks. The calls of two callers are never one conversation."""
+
+    name: str | None = None
+    session: str | None = None
+    train: bool = True
+    """False: its calls are not trained."""
+
+    def digest(self, digest: bytes) -> bytes:
+        """Return the digest of a request of this caller, other than that of any other caller's."""
+        if self == NOBODY:
+            return digest
+        return hashlib.blake2b(repr(tuple(self)).encode() + digest).digest()
+
+
+NOBODY = Caller()
+
+
+class CalledRequest(Protocol):
+    """The part of an `AgentRequest` that says who asks."""
+
+    @property
+    def name(self) -> str | None:
+        """The name of the call."""
+        ...
+
+    @property
+    def train(self) -> bool:
+        """False: the call is not trained."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The headers that may name a session, by their names in lower case."""
+        ...
+
+
+class Callers:
+    """The callers of one rollout.
+
+    Args:
+        session_header: the label of a request that says which session it belongs to; None: no
+            request belongs to one.
+
+    Attributes:
+        asked_by: the names and sessions of all requests, those that were refused among them.
+    """
+
+    def __init__(self, session_header: str | None = None) -> None:
+        self.asked_by: set[str] = set()
+        self._session_header = session_header
+        self._trained: dict[str, bool] = {}
+
+    def of(self, request: CalledRequest) -> Caller:
+        """Return who asks."""
+        header = self._session_header
+        session = None if header is None else request.labels.get(header)
+        return Caller(request.name, session, request.train)
+
+    def note(self, caller: Caller) -> None:
+        """Note who asks.
+
+        Raises:
+            Refusal: its name has calls that are trained and others that are not.
+        """
+        self.asked_by.update(filter(None, (caller.name, caller.session)))
+        name = caller.name
+        if name is not None and self._trained.setdefault(name, caller.train) != caller.train:
+            raise Refusal(
+                f"the name {name!r} is used with train=True and with train=False\n"
+                "hint: give the calls that are not trained a name of their own",
+                code="wrong_name",
+            )

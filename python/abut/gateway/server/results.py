@@ -1,0 +1,65 @@
+"""Results of rollouts without a trainer, which come over HTTP."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from abut.agents.protocol import NAME_HINT, AgentResult, is_name
+from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.refusal import Refusal
+from abut.rollout.named_rewards import RewardKeys
+
+
+def check_keys(ledger: Ledger, result: AgentResult) -> None:
+    """Refuse a result with a reward for nothing in the rollout.
+
+    Raises:
+        Refusal: names the key.
+    """
+    callers = [(branch.caller.name, branch.caller.session) for branch in ledger.branches]
+    answers = {call.answered.result().id for call in ledger.calls if call.sample is not None}
+    keys = RewardKeys(callers, ledger.callers.asked_by, answers, of_turns=True)
+    try:
+        keys.check(result.rewards, result.names)
+    except ValueError as error:
+        raise Refusal(str(error), param="rewards") from None
+
+
+def check_reward(reward: Any) -> None:
+    """Refuse a value that is not a reward.
+
+    Raises:
+        Refusal: it is neither None nor a finite number.
+    """
+    if reward is None:
+        return
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+        raise Refusal(f"reward={reward!r}: must be a finite number, or null", param="reward")
+
+
+def checked_result(body: Mapping[str, Any]) -> AgentResult:
+    """Return the result that a request ends a rollout with.
+
+    Raises:
+        Refusal: it has another form.
+    """
+    fields: dict[str, Any] = {}
+    for name in ("extras", "rewards", "names"):
+        value = body.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise Refusal(f"{name} must be an object", param=name)
+        fields[name] = dict(value)
+    reward = body.get("reward")
+    for score in (reward, *fields["rewards"].values()):
+        check_reward(score)
+    for name in fields["names"].values():
+        if not is_name(name):
+            raise Refusal(f"names has the name {name!r}\nhint: {NAME_HINT}", param="names")
+    return AgentResult(reward, **fields)
+
+
+def _is_finite(reward: float) -> bool:
+    try:
+        return math.isfinite(reward)
+    except OverflowError:
+        return False
