@@ -184,6 +184,12 @@ def test_a_failed_rollout_with_a_reward_counts_without_a_turn() -> None:
     )
 
 
+def test_a_main_row_without_turns_counts_for_nothing_beside_others() -> None:
+    untrained = ScoredConversation(None, None, [])
+    two = [rollout(1.0, untrained, conversation(0.75, None)), rollout(0.0)]
+    assert of(two).advantages == [[[], [0.5, 0.125]], [[-0.5]]]
+
+
 def test_a_function_gives_the_advantages_themselves() -> None:
     seen = []
 

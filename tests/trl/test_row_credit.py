@@ -13,9 +13,11 @@ torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
 import abut.trl  # noqa: E402
+from abut import Columns  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.notices import Once  # noqa: E402
 from abut.records.read import read_records  # noqa: E402
+from abut.rollout.rollout import Branch, Rollout, TurnRecord  # noqa: E402
 from abut.trl import Returns, make_rollout_func, row_credit  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 from tests.kit.training.row_cases import WORST, errors_of, loss_of  # noqa: E402
@@ -268,3 +270,26 @@ def test_records_have_the_weight_and_the_advantages_of_each_row(tmp_path: Path) 
                 assert {a for row in rows for a in row["advantages"]} == {record["advantage"]}
             else:
                 assert rows[0]["advantages"][0] == pytest.approx(0.3 * (k % 4))
+
+
+@pytest.mark.parametrize(
+    ("answer_id", "own", "rewards", "paid"),
+    [
+        (None, None, {}, [0.25, 0.5]),  # an environment's steps
+        ("b", None, {}, [0.25, None]),  # what an agent returned is no pay of its last turn
+        ("b", 1.0, {}, [0.25, None]),  # nor is what it returned before `settle` changed it
+        ("b", None, {"b": 0.5}, [0.25, 0.5]),
+    ],
+)
+def test_what_an_agent_returns_is_not_paid_to_its_last_turn(
+    answer_id: Any, own: Any, rewards: Any, paid: Any
+) -> None:
+    turns = [TurnRecord(1, 2, "stop", reward=0.25), TurnRecord(3, 4, "stop", reward=0.5)]
+    turns[1].answer_id = answer_id
+    rollout = Rollout("r", 0, reward=0.5, turns=turns, rewards=rewards)
+    columns = Columns(prompt_ids=[1], completion_ids=[2], logprobs=[-0.5], env_mask=[1])
+    row = Branch(columns, reward=own, turns=turns)
+    if own is not None:
+        rollout.reward = 0.75
+    scored = row_credit._scored(rollout, row, runs=False)
+    assert [turn.reward for turn in scored.turns] == paid

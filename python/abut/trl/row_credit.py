@@ -146,7 +146,7 @@ def scored_rollouts(
 
 def _scored(rollout: Rollout, row: Branch, *, runs: bool) -> ScoredConversation:
     turns = own_turns(row)
-    rewards = [_reward_of(rollout, turn) for turn in turns]
+    rewards = [_reward_of(rollout, row, turn) for turn in turns]
     if runs:
         rewards = increments(rewards)
     return ScoredConversation(
@@ -162,12 +162,14 @@ def own_turns(row: Branch) -> list[TurnRecord]:
     return [turn for turn in row.turns if turn.end > turn.start and row.trained]
 
 
-def _reward_of(rollout: Rollout, turn: TurnRecord) -> float | None:
+def _reward_of(rollout: Rollout, row: Branch, turn: TurnRecord) -> float | None:
     """Return what a turn was paid.
 
-    The last turn of an agent's row has the rollout's reward, which pays for all turns.
+    The last turn of an agent's row has the reward that the agent returned, which pays for all turns
+    of the rollout, and for none of a row that is judged by a reward of its own.
     """
-    is_whole = turn is rollout.turns[-1] and turn.reward == rollout.reward
+    is_last = turn is rollout.turns[-1]
+    is_whole = is_last and (turn.reward == rollout.reward or row.reward is not None)
     if is_whole and turn.answer_id is not None and turn.answer_id not in rollout.rewards:
         return None
     return turn.reward
