@@ -407,6 +407,7 @@ openenv.Serve
   environ = <class 'dict'>
   start_timeout_s = 120
 openenv.call_tools(format, *, tools=None)
+openenv.calls_of(trace)
 openenv.tool_message(observation)
 openenv.transcript(observation)
 ray.RayPool(env, *, size, slots=16, start_timeout_s=60, address=None, **actor_options)

@@ -16,6 +16,7 @@ except ImportError as _error:
 from abut.openenv.open_env import OpenEnv
 from abut.openenv.target import Docker, Serve
 from abut.openenv.text import call_tools, tool_message, transcript
+from abut.openenv.training_trace import calls_of
 
 __all__ = [
     "Docker",
@@ -23,6 +24,7 @@ __all__ = [
     "OpenEnv",
     "Serve",
     "call_tools",
+    "calls_of",
     "tool_message",
     "transcript",
 ]
