@@ -60,3 +60,11 @@ def heard(stage: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return Heard(stage, monkeypatch, agent, *args, **options)
 
     return play
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., Any]:
+    """Trains on rollouts of one agent, and keeps the rows that the loss was taken over."""
+    from tests.kit.clients.trained import Trained
+
+    return lambda agent, says: Trained(agent, says, tmp_path / "trained")

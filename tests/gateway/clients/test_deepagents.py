@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from abut import agent
 from tests.kit.clients.conversation import QUESTION, SYSTEM, Heard, found
 from tests.kit.stage.agents import a_call
@@ -10,6 +12,7 @@ from tests.kit.stage.agents import a_call
 ENVIRONMENTS = ("harnesses",)
 
 Play = Callable[..., Heard]
+Train = Callable[..., Any]
 
 PLANS = (
     "<think>\nSomebody should look.\n</think>\n\n"
@@ -120,3 +123,14 @@ def test_a_planner_and_its_sub_agents_are_all_trained_once(heard: Play) -> None:
     # All sub-agents have the same tools, which are not the planner's.
     assert played.causes == [None, "tools", "new", "new"]
     assert (len(played.rollout.turns), len(played.rollout.branches)) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("harness", "says", "conversations"),
+    [(plans, PLANS, 4), (looks_long, LOOKS, 3), (plans_at_once, AT_ONCE, 3)],
+    ids=["sub-agents", "compacted", "at once"],
+)
+def test_the_trainer_takes_its_loss_over_every_conversation(
+    trained: Train, harness: Any, says: tuple[str, ...], conversations: int
+) -> None:
+    trained(harness, says).check(rows=conversations)

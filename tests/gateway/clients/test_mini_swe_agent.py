@@ -13,6 +13,7 @@ from tests.kit.stage.agents import a_call
 ENVIRONMENTS = ("harnesses",)
 
 Play = Callable[..., Heard]
+Train = Callable[..., Any]
 
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CALLS = (
@@ -52,6 +53,15 @@ def swe_agent(endpoint: Any, folder: Path, config: str) -> Any:
     )
 
 
+def solver(folder: Path, config: str) -> Any:
+    @agent
+    def solves(endpoint: Any) -> float:
+        ended = swe_agent(endpoint, folder, config).run(QUESTION)
+        return float(ended["exit_status"] == "Submitted")
+
+    return solves
+
+
 @pytest.mark.parametrize(
     ("config", "says", "causes"),
     [("mini", CALLS, [None, "rewritten"]), ("mini_textbased", TEXTS, [None])],
@@ -60,13 +70,14 @@ def swe_agent(endpoint: Any, folder: Path, config: str) -> Any:
 def test_an_issue_is_solved_in_the_shell(
     heard: Play, tmp_path: Path, config: str, says: Any, causes: list[Any]
 ) -> None:
-    @agent
-    def solves(endpoint: Any) -> float:
-        ended = swe_agent(endpoint, tmp_path, config).run(QUESTION)
-        return float(ended["exit_status"] == "Submitted")
-
-    played = heard(solves, says)
+    played = heard(solver(tmp_path, config), says)
     played.check()
     assert played.trained_frac == 1.0
     # The harness leaves the unread answer out and says what was wrong with it, which begins anew.
     assert played.causes == causes
+
+
+def test_the_trainer_takes_its_loss_over_the_unread_answer_too(
+    trained: Train, tmp_path: Path
+) -> None:
+    trained(solver(tmp_path, "mini"), CALLS).check(rows=2)

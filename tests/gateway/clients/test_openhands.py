@@ -11,6 +11,7 @@ from tests.kit.stage.agents import a_call
 ENVIRONMENTS = ("openhands",)
 
 Play = Callable[..., Heard]
+Train = Callable[..., Any]
 
 SAYS = (
     *(a_call("think", thought=f"Step {k}.") for k in range(4)),
@@ -41,16 +42,24 @@ def condensing(endpoint: Any, folder: Path) -> Any:
     )
 
 
-def test_a_condensed_history_and_its_summary_are_trained_once(heard: Play, tmp_path: Path) -> None:
+def solver(folder: Path) -> Any:
     @agent
     def solves(endpoint: Any) -> float:
-        conversation = condensing(endpoint, tmp_path)
+        conversation = condensing(endpoint, folder)
         conversation.send_message(QUESTION)
         conversation.run()
         return 1.0
 
-    played = heard(solves, SAYS)
+    return solves
+
+
+def test_a_condensed_history_and_its_summary_are_trained_once(heard: Play, tmp_path: Path) -> None:
+    played = heard(solver(tmp_path), SAYS)
     played.check()
     assert played.trained_frac == 1.0
     # The summary is asked for without tools, and the history behind it begins with it.
     assert played.causes == [None, "tools", "new"]
+
+
+def test_the_trainer_takes_its_loss_over_every_conversation(trained: Train, tmp_path: Path) -> None:
+    trained(solver(tmp_path), SAYS).check(rows=3)

@@ -1,0 +1,108 @@
+"""One step of a real `abut.trl.GRPOTrainer` on the rollouts of a real client."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from abut import Columns, RolloutConfig, Tokenizer
+from abut.samplers.sampler import SampleRequest
+from tests.kit.stage.agents import check_tree
+from tests.kit.training.models import forced_policy, rank_model
+
+ROLLOUTS = 2
+
+
+class Trained:
+    """Trains on two rollouts of an agent, whose policy says the same texts in each.
+
+    Attributes:
+        calls: the requests to the policy, and what it said.
+        rows: those that the loss was taken over, without padding; their logprobs are left out.
+    """
+
+    def __init__(self, agent: Any, says: Sequence[str], folder: Path, **config: Any) -> None:
+        import trl
+        from datasets import Dataset
+
+        import abut.trl
+        from tests.kit.training.example_run import CPU
+
+        hf_tokenizer, model = rank_model(max_position_embeddings=100_000)
+        self.rows: list[Columns] = []
+        rollout_func = abut.trl.make_rollout_func(
+            agent, config=RolloutConfig(retries=0, max_failed_frac=0.0, **config)
+        )
+        trainer = abut.trl.GRPOTrainer(
+            model=model,
+            args=trl.GRPOConfig(
+                **CPU,
+                output_dir=str(folder),
+                max_steps=1,
+                per_device_train_batch_size=ROLLOUTS,
+                num_generations=ROLLOUTS,
+                max_completion_length=50_000,
+            ),
+            processing_class=hf_tokenizer,
+            reward_funcs=abut.trl.env_reward,
+            train_dataset=Dataset.from_dict({"prompt": ["go"] * ROLLOUTS}),
+            rollout_func=rollout_func,
+        )
+        compute_loss = trainer.compute_loss
+
+        def noted(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.rows += _rows_of(inputs)
+            return compute_loss(model, inputs, *args, **kwargs)
+
+        trainer.compute_loss = noted
+        script = _Script(Tokenizer.from_pretrained(hf_tokenizer), says, hf_tokenizer.eos_token_id)
+        try:
+            with forced_policy(script, drawn_tokens=1) as self.calls:
+                trainer.train()
+        finally:
+            rollout_func._tasks.route.gateway.stop()
+
+    def check(self, rows: int) -> None:
+        """Each sampled token is trained once, in so many rows of each rollout."""
+        assert len(self.rows) == rows * ROLLOUTS
+        calls = [
+            (request, dataclasses.replace(sample, logprobs=np.zeros(len(sample.ids), np.float32)))
+            for request, sample in self.calls
+        ]
+        first, *others = self.rows
+        branches = [SimpleNamespace(columns=columns) for columns in others]
+        check_tree(SimpleNamespace(columns=first, branches=branches), calls)  # type: ignore[arg-type]
+
+
+class _Script:
+    """Says the texts in each rollout, one after the other."""
+
+    def __init__(self, tokenizer: Tokenizer, says: Sequence[str], end: int) -> None:
+        self._ids = [[*tokenizer.encode(text, added="parse").tolist(), end] for text in says]
+        self._said: dict[str, int] = {}
+
+    def __call__(self, request: SampleRequest) -> list[int]:
+        number = self._said.get(request.rollout_id, 0)
+        self._said[request.rollout_id] = number + 1
+        return self._ids[number]
+
+
+def _rows_of(inputs: Any) -> list[Columns]:
+    """Return the rows of a micro-step that are trained, without padding tokens."""
+    rows = []
+    masks = inputs["completion_mask"] * inputs["tool_mask"]
+    for k, mask in enumerate(masks.bool()):
+        if mask.any():
+            end = int(mask.nonzero().max()) + 1
+            rows.append(
+                Columns(
+                    prompt_ids=inputs["prompt_ids"][k][inputs["prompt_mask"][k].bool()].numpy(),
+                    completion_ids=inputs["completion_ids"][k][:end].numpy(),
+                    logprobs=np.zeros(end, np.float32),
+                    env_mask=mask[:end].numpy().astype(np.uint8),
+                )
+            )
+    return rows
