@@ -36,9 +36,9 @@ def started(server: FakeServer, *args: Any, **environment: str) -> tuple[Any, st
     raise AssertionError(f"it ended with {process.wait()}")
 
 
-def ask(base_url: str, key: str) -> Any:
+def ask(base_url: str, key: str, **headers: str) -> Any:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(
         f"{base_url}/chat/completions", json.dumps(body).encode(), headers
     )
@@ -53,10 +53,14 @@ def test_it_serves_until_it_is_told_to_stop_and_records(
 ) -> None:
     records, key_file = tmp_path / "rollouts.jsonl", tmp_path / "key"
     with FakeServer(models=MODELS) as server:
-        process, base_url = started(server, "--record", records, "--key-file", key_file)
+        process, base_url = started(
+            server,
+            *("--record", records, "--key-file", key_file, "--session-header", "x-session-id"),
+        )
         assert key_file.stat().st_mode & 0o777 == 0o600
         key = key_file.read_text().strip()
-        assert ask(base_url, key)["choices"][0]["finish_reason"] == "length"
+        answer = ask(base_url, key, **{"x-session-id": "s1", "x-abut-name": "a"})
+        assert answer["choices"][0]["finish_reason"] == "length"
         process.send_signal(number)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 0, said
@@ -64,6 +68,7 @@ def test_it_serves_until_it_is_told_to_stop_and_records(
     assert key not in said
     (record,) = map(json.loads, records.read_text().splitlines())
     assert (record["stop_reason"], len(record["turns"])) == ("env_done", 1)
+    assert (record["session"], record["name"]) == ("s1", "a")
 
 
 def test_a_key_that_nobody_would_learn_is_an_error(

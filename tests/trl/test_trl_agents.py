@@ -1,8 +1,10 @@
 """Agents under a real `GRPOTrainer`: what they said is what is trained."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,7 +16,7 @@ from abut.gateway import Gateway
 from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 from abut.trl import make_rollout_func
-from tests.kit.stage.agents import Client, user
+from tests.kit.stage.agents import LOOKUP, Client, user
 from tests.kit.stage.rollouts import Talk, check_exact
 from tests.kit.training.trl_run import Run, Vowels, recorded_calls
 
@@ -210,3 +212,50 @@ def test_a_column_that_an_agent_needs_and_the_row_lacks(called: Any) -> None:
     with pytest.raises(ValueError, match="talks needs the column 'question'"):
         called(["p"], talks, gateway=gateway)
     gateway.stop()
+
+
+@agent
+async def two_players(endpoint: Any, episode_seed: int) -> AgentResult:
+    """Two seats of one game, and a judge; the title is auxiliary."""
+    rewards: dict[str, float | None] = {}
+    for name in ("white", "black"):
+        async with Client(endpoint.named(name)) as client:
+            said = await client.ask([user("play")], tools=[LOOKUP])
+            rewards[name] = len(said["content"] or "") * (1.0 if name == "white" else -1.0)
+    async with Client(endpoint.named("judge", train=False)) as client:
+        await client.ask([user("who won?")], max_tokens=3)
+    async with Client(endpoint) as client:
+        await client.ask([user("a title")], max_tokens=3)
+    return AgentResult(1.0, rewards=rewards)
+
+
+def test_metrics_have_the_rewards_of_names_and_what_is_auxiliary(
+    hf_tokenizer: Any, tiny_model: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And under TRL's own class, which does not use these rewards, a warning says so."""
+    records = tmp_path / "rollouts.jsonl"
+    config = RolloutConfig(max_turn_tokens=5, retries=0)
+    make = {"config": config, "recorder": records}
+    run = Run(hf_tokenizer, tiny_model(), tmp_path, two_players, make=make, max_steps=1)
+    run.trainer.train()
+    run.rollout_func._tasks.route.gateway.stop()
+    (log,) = (log for log in run.trainer.state.log_history if "rollout/auxiliary_frac" in log)
+    read = list(read_records(records))
+    assert len(read) == 8
+    for name in ("white", "black"):
+        given = [record["given_rewards"][name] for record in read]
+        assert log[f"rollout/reward/{name}/mean"] == pytest.approx(np.mean(given))
+        assert log[f"rollout/reward/{name}/std"] == pytest.approx(np.std(given, ddof=1))
+    assert "rollout/reward/judge/mean" not in log
+    tokens: Counter[str] = Counter()
+    for record in read:
+        for row in ({**record, "auxiliary": False}, *record["branches"]):
+            tokens["auxiliary" if row["auxiliary"] else "others"] += sum(row["env_mask"])
+    assert tokens["auxiliary"] > 0
+    frac = tokens["auxiliary"] / tokens.total()
+    assert log["rollout/auxiliary_frac"] == pytest.approx(frac)
+    warned = [r.message for r in caplog.records if "does not use" in r.message]
+    assert warned == [
+        "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: each "
+        "rollout is judged by its reward functions alone\nhint: from abut.trl import GRPOTrainer"
+    ]

@@ -86,6 +86,11 @@ def add_to(commands: Commands) -> None:
         action="store_true",
         help="let a rollout's own key end and reward it; else only the run's key does",
     )
+    parser.add_argument(
+        "--session-header",
+        metavar="HEADER",
+        help="the header by which clients say which session a call belongs to",
+    )
     parser.set_defaults(run=run)
 
 
@@ -115,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         recorder=args.record,
         idle_s=args.idle,
         agents_may_end=args.agents_may_end,
+        session_header=args.session_header,
     )
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:

@@ -6,6 +6,7 @@ others.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,15 +41,17 @@ def rollout_stats(
             is the same on all ranks.
         trains_all: whether each conversation that was delivered is trained.
     """
-    dropped = rollout.dropped_tokens
-    if trains_all:
-        undelivered = (b.columns for b in rollout.branches if not b.delivered)
-        dropped = sum(int(columns.env_mask.sum()) for columns in undelivered)
+    # An agent that wants a conversation untrained loses nothing by it.
+    trained = [(int(b.columns.env_mask.sum()), b) for b in rollout.branches if b.trained]
+    auxiliary = [b for b in rollout.branches if b.auxiliary and b.delivered]
     of_tools = {"tool_calls": tools.calls, "tool_failures": tools.failures} if tools else {}
     of_agent = {
         "branches": len(rollout.branches) + (rollout.columns is not None),
-        "branch_tokens": rollout.dropped_tokens,
-        "dropped_tokens": dropped,
+        "branch_tokens": sum(tokens for tokens, _ in trained),
+        "dropped_tokens": sum(n for n, b in trained if not (trains_all and b.delivered)),
+        "untrained_tokens": rollout.dropped_tokens - sum(tokens for tokens, _ in trained),
+        "auxiliary_tokens": sum(int(branch.columns.env_mask.sum()) for branch in auxiliary),
+        "named_rewards": named_rewards(rollout),
         "client_rewrites": dict(rollout.client_rewrites),
         "tool_choice_unmet": rollout.tool_choice_unmet,
     }
@@ -69,6 +72,36 @@ def rollout_stats(
         "unscored": rollout.reward is None,
     }
     return Stats(figures)
+
+
+def named_rewards(rollout: Rollout) -> dict[str, float]:
+    """Return the mean reward of each name, over its conversations with a reward of their own."""
+    rewards: dict[str, list[float]] = {}
+    for one in (rollout.main_row, *rollout.branches):
+        if one is not None and one.delivered and one.name is not None and one.reward is not None:
+            rewards.setdefault(one.name, []).append(one.reward)
+    return {name: sum(values) / len(values) for name, values in rewards.items()}
+
+
+def rewards_by_name(stats: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the rewards of the rollouts that have one for a name, for each name."""
+    rewards: dict[str, list[float]] = {}
+    for row in stats:
+        for name, reward in row["named_rewards"].items():
+            rewards.setdefault(name, []).append(reward)
+    return rewards
+
+
+def note_rewards_by_name(
+    stats: Sequence[Stats], of_ranks: Sequence[Mapping[str, Sequence[float]]]
+) -> None:
+    """Note the rewards by name of all ranks, so that each rank logs the same."""
+    together: dict[str, list[float]] = {}
+    for of_rank in of_ranks:
+        for name, rewards in of_rank.items():
+            together.setdefault(name, []).extend(rewards)
+    for row in stats:
+        row["rewards_by_name"] = together
 
 
 def tool_calls(stats: Sequence[Mapping[str, Any]]) -> int:
@@ -188,5 +221,13 @@ def _log_branches(
     for rule in REWRITES:
         count = sum(row["client_rewrites"].get(rule, 0) for row in stats)
         log_metric(f"rollout/client_rewrites/{rule}", count / len(stats))
+    auxiliary = sum(row["auxiliary_tokens"] for row in stats)
+    sampled += sum(row["untrained_tokens"] for row in stats)
+    log_metric("rollout/auxiliary_frac", auxiliary / sampled if sampled else math.nan)
+    by_name = stats[0].get("rewards_by_name")
+    for name, rewards in sorted((rewards_by_name(stats) if by_name is None else by_name).items()):
+        log_metric(f"rollout/reward/{name}/mean", statistics.fmean(rewards))
+        std = statistics.stdev(rewards) if len(rewards) > 1 else math.nan
+        log_metric(f"rollout/reward/{name}/std", std)
     unmet = sum(row["tool_choice_unmet"] for row in stats)
     log_metric("rollout/tool_choice_unmet", unmet / len(stats))

@@ -26,8 +26,14 @@ from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
 from abut.trl.all_rows import AllRows
 from abut.trl.credit import Credit, checked_credit
-from abut.trl.metrics import is_metric, note_tool_calls, tool_calls
-from abut.trl.ranks import judged, mean_over_ranks, of_all_ranks, serve_ranks
+from abut.trl.metrics import (
+    is_metric,
+    note_rewards_by_name,
+    note_tool_calls,
+    rewards_by_name,
+    tool_calls,
+)
+from abut.trl.ranks import each_rank_s, judged, mean_over_ranks, of_all_ranks, serve_ranks
 from abut.trl.rewards import (
     ModelMetrics,
     are_of_envs,
@@ -39,7 +45,12 @@ from abut.trl.route import EnvArgument
 from abut.trl.row_batch import RowBatch, rows_of_batch
 from abut.trl.rows import fill_metrics, rows_of
 from abut.trl.run_records import RolloutRecorder, TrainerScores
-from abut.trl.trainer_checks import check_end_tokens, check_rows, warn_of_unseen
+from abut.trl.trainer_checks import (
+    check_end_tokens,
+    check_rows,
+    warn_of_unseen,
+    warn_of_unused_rewards,
+)
 from abut.trl.trainer_engine import (
     Arguments,
     ModelLimits,
@@ -151,6 +162,9 @@ class RolloutFunc:
         self._end_batch()
         if self._tasks.route.agents:
             fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
+            stats = rows["rollout_stats"]
+            by_name = each_rank_s(trainer.accelerator, rewards_by_name(stats))
+            note_rewards_by_name(stats, by_name)
         if has_tools(self._tasks.route.kinds):
             calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
             note_tool_calls(rows["rollout_stats"], calls)
@@ -159,6 +173,8 @@ class RolloutFunc:
         batch = self._row_batch(trainer, tasks, rollouts, rows)
         if isinstance(trainer, AllRows):
             trainer.take_rows(batch)
+        else:
+            warn_of_unused_rewards(rollouts)
         if self._scores is not None:
             self._scores.expect(trainer, batch, self._tasks.run_id)
         return rows

@@ -7,6 +7,7 @@ from typing import Any
 
 from abut.envs.task import RolloutTask
 from abut.messages import Message, texts_of
+from abut.notices import Once
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 from abut.trl.all_rows import REPLACED, AllRows
@@ -18,6 +19,7 @@ from abut.trl.version import (
 )
 
 logger = logging.getLogger(__name__)
+_once = Once(logger)
 _WORDS = 3
 
 
@@ -50,6 +52,17 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
         played[0][0][:80],
     )
     return True
+
+
+def warn_of_unused_rewards(rollouts: Sequence[Rollout]) -> None:
+    """Warn once where agents give conversations rewards, and the trainer does not look at them."""
+    if any(rollout.rewards for rollout in rollouts):
+        _once.warn(
+            "unused rewards",
+            "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: "
+            "each rollout is judged by its reward functions alone\n"
+            "hint: from abut.trl import GRPOTrainer",
+        )
 
 
 def _shows(messages: Sequence[Message], prompt: str) -> bool:
