@@ -326,6 +326,72 @@ def test_an_agent_settles_each_group(begin: Any, client: Any) -> None:
     assert all(len(groups) == 1 for groups in ranked.groups)
 
 
+class Game:
+    """Two seats with rewards of their own, a judge that is not trained, and a title."""
+
+    async def run(self, endpoint: Any, task: Any) -> AgentResult:
+        seats = {"first": endpoint.named("first"), "second": endpoint.named("second")}
+        seats["judge"] = endpoint.named("judge", train=False)
+        for name, seat in seats.items():
+            async with self.client.open(seat) as asks:
+                await asks.ask([self.client.user(f"{name} of {task.member}")])
+        async with self.client.open(endpoint) as asks:
+            await asks.ask([self.client.user(f"title of {task.member}")])
+            await asks.ask([self.client.user(f"work of {task.member}")], tools=[self.lookup])
+        if task.member == 3:  # nothing else scores its seats
+            return AgentResult(None, rewards={"first": 3.0, "second": None})
+        rewards = {"first": float(task.member), "second": -10.0 * task.member}
+        return AgentResult(task.member / 2, rewards=rewards)
+
+    client: Any
+    lookup: Any
+
+
+@pytest.mark.parametrize("auxiliary", ["train", "leave_out"])
+def test_names_have_rewards_and_baselines_of_their_own(
+    stage: Stage, begin: Any, client: Any, auxiliary: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.kit.stage.agents import LOOKUP
+
+    game = Game()
+    game.client, game.lookup = client, LOOKUP
+    # The rollout's own reward is what its function says, which does not count for the seats.
+    ours = begin(
+        game,
+        config=RolloutConfig(retries=0, auxiliary=auxiliary),
+        reward_funcs=lambda env_reward, **_: [None if r is None else 2 * r for r in env_reward],
+    )
+    titles = 3 if auxiliary == "train" else 0
+    rows = ours.take(3 * 3 + 1 + titles)
+    ours.worker.stop()
+    group = [(r, extra) for r, extra in ours.kept.rollouts if extra["group"] == 0]
+    advantages: dict[Any, dict[int, float]] = {}
+    for rollout, extra in group:
+        for branch in [rollout.main_row, *rollout.branches]:
+            ids = [*branch.columns.prompt_ids.tolist(), *branch.columns.completion_ids.tolist()]
+            of_branch = [row.advantage for row in rows if row.input_ids.tolist() == ids]
+            name = "title" if branch.auxiliary else branch.name
+            if of_branch:
+                advantages.setdefault(name, {})[extra["place"]] = of_branch[0]
+
+    def trls(*rewards: float) -> Any:
+        values = np.array(rewards)
+        expected = (values - values.mean()) / (values.std() + 1e-8)
+        return pytest.approx(dict(enumerate(expected.tolist())), abs=1e-6)
+
+    assert advantages.pop("first") == trls(0.0, 1.0, 2.0, 3.0)
+    assert advantages.pop("second") == trls(0.0, -10.0, -20.0)
+    assert advantages.pop(None) == trls(0.0, 1.0, 2.0)
+    if titles:
+        assert advantages.pop("title") == trls(0.0, 1.0, 2.0)
+    assert advantages == {}, "the judge is never a row"
+    assert sum(math.isnan(row.metrics["reward"]) for row in rows) == 1
+    alone, of = ours.metrics()["rollout/alone_frac"]
+    assert (alone, of) == (0.0, 4.0)
+    said = [record for record in caplog.records if "judged by that alone" in record.getMessage()]
+    assert len(said) == 1
+
+
 # ---- waiting, and being told to stop
 
 

@@ -30,8 +30,14 @@ PLANS = (
 """What the policy says, call for call: the planner's turns, between them those of three tasks."""
 
 
-def deep_agent(endpoint: Any, *, compacts: bool = False) -> Any:
-    """A deep agent with a tool and a sub-agent, besides the general one that each has."""
+def deep_agent(endpoint: Any, *, finder_at: Any = None, compacts: bool = False) -> Any:
+    """A deep agent with a tool and a sub-agent, besides the general one that each has.
+
+    Args:
+        endpoint: where it asks.
+        finder_at: where the sub-agent asks; None: there too.
+        compacts: whether it summarizes its history after six messages.
+    """
     from deepagents import create_deep_agent
     from deepagents.backends import StateBackend
     from deepagents.middleware.summarization import SummarizationMiddleware
@@ -43,13 +49,17 @@ def deep_agent(endpoint: Any, *, compacts: bool = False) -> Any:
         """Look up."""
         return found(a)
 
+    def model_at(seat: Any) -> Any:
+        return ChatOpenAI(model=seat.model, base_url=seat.base_url, api_key=seat.api_key)
+
     finder = {
         "name": "finder",
         "description": "Finds things.",
         "system_prompt": "You find what you are asked for.",
         "tools": [lookup],
+        "model": model_at(finder_at or endpoint),
     }
-    model = ChatOpenAI(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key)
+    model = model_at(endpoint)
     limits: Any = {"trigger": ("messages", 6), "keep": ("messages", 2)}
     early = SummarizationMiddleware(model, backend=StateBackend(), **limits)
     return create_deep_agent(
@@ -64,6 +74,14 @@ def deep_agent(endpoint: Any, *, compacts: bool = False) -> Any:
 @agent
 def plans(endpoint: Any) -> float:
     said = deep_agent(endpoint).invoke({"messages": [("user", QUESTION)]})["messages"]
+    return float(said[-1].content == PLANS[-1])
+
+
+@agent
+def plans_with_a_frozen_finder(endpoint: Any) -> float:
+    """The sub-agent's calls have a name, and are not to be trained."""
+    graph = deep_agent(endpoint, finder_at=endpoint.named("finder", train=False))
+    said = graph.invoke({"messages": [("user", QUESTION)]})["messages"]
     return float(said[-1].content == PLANS[-1])
 
 
@@ -134,3 +152,8 @@ def test_the_trainer_takes_its_loss_over_every_conversation(
     trained: Train, harness: Any, says: tuple[str, ...], conversations: int
 ) -> None:
     trained(harness, says).check(rows=conversations)
+
+
+def test_a_sub_agent_that_is_not_to_be_trained_is_not(trained: Train) -> None:
+    of_the_finder = [*PLANS[1:3], *PLANS[4:7]]
+    trained(plans_with_a_frozen_finder, PLANS).check(rows=2, untrained=of_the_finder)

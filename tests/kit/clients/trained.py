@@ -58,20 +58,29 @@ class Trained:
             return compute_loss(model, inputs, *args, **kwargs)
 
         trainer.compute_loss = noted
-        script = _Script(Tokenizer.from_pretrained(hf_tokenizer), says, hf_tokenizer.eos_token_id)
+        tokenizer = Tokenizer.from_pretrained(hf_tokenizer)
+        self._script = _Script(tokenizer, says, hf_tokenizer.eos_token_id)
         try:
-            with forced_policy(script, drawn_tokens=1) as self.calls:
+            with forced_policy(self._script, drawn_tokens=1) as self.calls:
                 trainer.train()
         finally:
             rollout_func._tasks.route.gateway.stop()
 
-    def check(self, rows: int) -> None:
-        """Each sampled token is trained once, in so many rows of each rollout."""
+    def check(self, rows: int, *, untrained: Sequence[str] = ()) -> None:
+        """Each sampled token is trained once, in so many rows of each rollout.
+
+        Args:
+            rows: of each rollout.
+            untrained: what the policy said in conversations that are not to be trained.
+        """
         assert len(self.rows) == rows * ROLLOUTS
+        left_out = [self._script.ids_of(text) for text in untrained]
         calls = [
             (request, dataclasses.replace(sample, logprobs=np.zeros(len(sample.ids), np.float32)))
             for request, sample in self.calls
+            if sample.ids.tolist() not in left_out
         ]
+        assert len(calls) == len(self.calls) - len(untrained) * ROLLOUTS
         first, *others = self.rows
         branches = [SimpleNamespace(columns=columns) for columns in others]
         check_tree(SimpleNamespace(columns=first, branches=branches), calls)  # type: ignore[arg-type]
@@ -81,13 +90,17 @@ class _Script:
     """Says the texts in each rollout, one after the other."""
 
     def __init__(self, tokenizer: Tokenizer, says: Sequence[str], end: int) -> None:
-        self._ids = [[*tokenizer.encode(text, added="parse").tolist(), end] for text in says]
+        self._tokenizer, self._end = tokenizer, end
+        self._says = says
         self._said: dict[str, int] = {}
 
     def __call__(self, request: SampleRequest) -> list[int]:
         number = self._said.get(request.rollout_id, 0)
         self._said[request.rollout_id] = number + 1
-        return self._ids[number]
+        return self.ids_of(self._says[number])
+
+    def ids_of(self, text: str) -> list[int]:
+        return [*self._tokenizer.encode(text, added="parse").tolist(), self._end]
 
 
 def _rows_of(inputs: Any) -> list[Columns]:
