@@ -50,6 +50,7 @@ _BRANCH: dict[str, Type] = {
     **_COLUMNS,
     "cause": "string",
     "delivered": "bool_",
+    "followed": "bool_",
     "name": "string",
     "session": "string",
     "reward": "float64",
@@ -164,6 +165,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 **_columns(branch.columns, branch.provenance, branch.versions),
                 "cause": branch.cause,
                 "delivered": branch.delivered,
+                "followed": branch.followed,
                 "name": branch.name,
                 "session": branch.session,
                 "reward": branch.reward,
@@ -281,6 +283,7 @@ _UNNAMED_ROW: dict[str, Any] = {
     "row_trained": True,
 }
 _UNNAMED: dict[str, Any] = {
+    "followed": None,
     "name": None,
     "session": None,
     "reward": None,

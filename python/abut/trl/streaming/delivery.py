@@ -283,6 +283,7 @@ class Delivery:
             self._engine,
             agents=bool(self._route.agents),
             tools=has_tools(self._route.kinds),
+            trains_all=True,
         )
         told = columns.pop(COMPLETIONS, [None] * len(tasks))
         columns |= environments_of(tasks, self._route.kinds)
