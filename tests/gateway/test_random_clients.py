@@ -17,6 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from abut.gateway.dialects import chat_rewrites
 from abut.gateway.ledger import branch, comparable, ledger, matching, row
 from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.callers import NOBODY, Caller, Callers
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.repeats import Repeats
@@ -55,6 +56,7 @@ def test_each_request_gets_what_was_said(clients: type[Clients]) -> None:
     assert figures["edits"] > 1000
     assert figures["extended"] > 50
     assert figures["roots"] > 50
+    assert figures["of somebody"] > 30
 
 
 @pytest.mark.parametrize("goes_on", [[], [user("go on")]])
@@ -201,6 +203,8 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "11: white space of others counts": (matching, "comparable_message", stripped),
 }
 REST: dict[str, tuple[Any, str, Any]] = {
+    "callers are told apart": (Callers, "of", lambda self, request: NOBODY),
+    "a retry is the same caller's": (Caller, "digest", lambda self, digest: digest),
     "an undelivered sample is given": (Repeats, "before", lambda self, digest, retried: None),
     "what was said is not rendered": (ledger, "find_continuation", lambda *args: None),
     "ids of a client's own are known": (

@@ -10,7 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -26,6 +26,7 @@ from abut.agents.protocol import AgentResult
 from abut.gateway.dialects.chat import Chat, completion
 from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
+from abut.gateway.ledger.callers import NOBODY, Caller
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
@@ -35,10 +36,13 @@ from abut.rollout.rollout import Rollout
 from tests.kit.clients.edits import edits, some
 from tests.kit.clients.habits import compose, rename
 from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy
-from tests.kit.clients.tree import Item, Message, Node, Tree, agreed, blank, differ, said
+from tests.kit.clients.tree import Item, Message, Node, Tree, agreed, blank, differ, is_answer, said
 from tests.kit.stage.agents import check_tree, user
 
 CHAT = Chat()
+SESSION = "x-session-id"
+NAMED = (Caller("a"), Caller("b", train=False), Caller("a", "s"), Caller(None, "s"))
+CALLERS = (NOBODY, NOBODY, *NAMED)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -51,6 +55,7 @@ class Request:
     """What each message stands for."""
     names: dict[str, str]
     """The client's ids of calls, and which they were before."""
+    caller: Caller = NOBODY
 
     @property
     def text(self) -> bytes:
@@ -89,7 +94,7 @@ class Clients(RuleBasedStateMachine):
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
         self.policy = RandomPolicy(self.hf, random.Random(seed))
-        self.session = Ledger("r0", self.policy)
+        self.session = Ledger("r0", self.policy, SESSION)
         self.bodies = Bodies()
         self.tree = Tree(self.hf)
         self.asked: list[Asked] = []
@@ -131,7 +136,8 @@ class Clients(RuleBasedStateMachine):
             messages, items = rng.choice(changed)
             tail = [user(self.policy.words.tag())]
             body = self.body([*messages, *tail], rng, frame=node.frame)
-            self.answer(self.send(Request(body, [*items, *map(said, tail)], {})))
+            items = [*items, *map(said, tail)]
+            self.answer(self.send(Request(body, items, {}, node.caller)))
 
     @precondition(lambda self: self.known)
     @rule(seed=seeds, alike=st.booleans())
@@ -151,6 +157,19 @@ class Clients(RuleBasedStateMachine):
         """After the answer was delivered, or while it is on its way."""
         before = random.Random(seed).choice(self.asked)
         self.answer(self.send(before.request, retried=retried))
+
+    @precondition(lambda self: self.asked)
+    @rule(seed=seeds)
+    def repeat_as_another(self, seed: int) -> None:
+        """An equal body under another name or session, which is no retry whatever it says."""
+        rng = random.Random(seed)
+        first = [
+            asked.request for asked in self.asked if not any(map(is_answer, asked.request.items))
+        ]
+        if first:
+            request = rng.choice(first)
+            caller = rng.choice([other for other in CALLERS if other != request.caller])
+            self.answer(self.send(replace(request, caller=caller), retried=True))
 
     @rule(seed=seeds, answered=st.booleans())
     def repeat_after_a_broken_connection(self, seed: int, answered: bool) -> None:
@@ -190,17 +209,20 @@ class Clients(RuleBasedStateMachine):
         known = self.known
         if node is None and known:  # rather long conversations than many
             node = rng.choice([*known, *known[-2:], *known[-2:], None])
-        other_tools = rng.random() < 0.1  # then an answer is one that somebody said: as it came
-        messages, items, names = compose(node, rng, plainly=other_tools)
+        other_tools, other_caller = rng.random() < 0.1, rng.random() < 0.1
+        # Of another one's conversation an answer is one that somebody said: as it came.
+        messages, items, names = compose(node, rng, plainly=other_tools or other_caller)
+        caller = rng.choice(CALLERS) if node is None or other_caller else node.caller
         roots = [other for other in self.tree.nodes if other.before is None]
         if node is None and roots and rng.random() < 0.3:  # best of many
             root, tail = rng.choice(roots), []
             messages, items = json.loads(json.dumps(root.said)), [*root.items]
+            caller = root.caller
         else:
             tail = self.tail(node, messages, rng)
         frame = node.frame if node and not other_tools else None
         body = self.body([*messages, *tail], rng, frame=frame)
-        request = Request(body, items, {new: old for old, new in names.items()})
+        request = Request(body, items, {new: old for old, new in names.items()}, caller)
         request.items += map(said, request.messages[len(messages) :])
         return request
 
@@ -252,12 +274,14 @@ class Clients(RuleBasedStateMachine):
         self.figures["requests"] += 1
         body, beginning = read_body(self.bodies.body("0", [request.text]))
         assert body == json.loads(request.text)
-        read = CHAT.read(body, None if beginning is None else beginning.request)
-        assert read == CHAT.read(body)
+        name, session, train = request.caller
+        part = (name, train, {} if session is None else {SESSION: session})
+        read = CHAT.read(body, None if beginning is None else beginning.request).of_part(*part)
+        assert read == CHAT.read(body).of_part(*part)
         if beginning is not None:
             beginning.request = read
             self.bodies.keep("0", beginning)
-        expected = self.given_again(request.text, retried)
+        expected = self.given_again(request, retried)
         heard = len(self.policy.heard)
         listens = asyncio.Event()
         listens.set()
@@ -275,9 +299,11 @@ class Clients(RuleBasedStateMachine):
         self.asked.append(asked)
         return asked
 
-    def given_again(self, text: bytes, retried: bool) -> AgentCall | None:
+    def given_again(self, request: Request, retried: bool) -> AgentCall | None:
         """Whose sample an equal body gets, if any."""
-        last = {asked.call: asked for asked in self.asked if asked.request.text == text}
+        who = request.text, request.caller
+        equal = [one for one in self.asked if (one.request.text, one.request.caller) == who]
+        last = {asked.call: asked for asked in equal}
         same = [asked for call, asked in last.items() if call.may_be_reused]
         unheard = [asked for asked in same if not asked.call.delivered]
         for asked in unheard:
@@ -290,7 +316,7 @@ class Clients(RuleBasedStateMachine):
         messages = request.messages
         tools = self.tools_of.setdefault(frame, request.body.get("tools"))
         prompts = []
-        for path, place in self.tree.candidates(frame, request.items):
+        for path, place in self.tree.candidates(frame, request.items, request.caller):
             prompt = self.tree.prompt(path, messages[place:], tools)
             if prompt.is_of(heard.prompt):
                 self.figures["extended" if path else "roots"] += 1
@@ -301,7 +327,10 @@ class Clients(RuleBasedStateMachine):
                     for message, item in zip(rest, request.items[place:], strict=True)
                 ]
                 stop, names = heard.chat.stop, self.tree.names()
-                return Node(before, rest, items, frame, {}, stop, heard, names)
+                node = Node(before, rest, items, frame, {}, stop, heard, names)
+                node.caller = request.caller
+                self.figures["of somebody"] += node.caller != NOBODY
+                return node
             prompts.append(prompt.text)
         got = self.policy.tokenizer.decode(heard.prompt)
         raise AssertionError(f"the sampler got\n{got!r}\nand not\n" + "\n".join(map(repr, prompts)))
@@ -368,21 +397,24 @@ class Clients(RuleBasedStateMachine):
         node = rng.choice(self.tree.nodes)
         for _ in range(3):
             messages, items, _ = compose(node, rng)
-            self.check_match("as clients write it", node.frame, messages, items)
+            self.check_match("as clients write it", node, messages, items)
             self.figures["rewritten"] += 1
         messages, items, _ = compose(node, rng, plainly=True)
         edited = edits(messages, items, node.path, rng)
         for name, messages, items in some(edited, self.most_edits, rng):
-            self.check_match(name, node.frame, messages, items)
+            self.check_match(name, node, messages, items)
             self.figures["edits"] += 1
 
     def check_match(
-        self, name: str, frame: str, messages: list[Message], items: list[Item]
+        self, name: str, node: Node, messages: list[Message], items: list[Item]
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
         messages = json.loads(json.dumps(messages))
         seen = seen_in(self.session.branches, messages)
-        for branch in self.session.branches:
+        frame, caller = node.frame, node.caller
+        of_caller = [branch for branch in self.session.branches if self.caller_of(branch) == caller]
+        assert any(branch.frame == frame for branch in of_caller), "it is in another one's branch"
+        for branch in of_caller:
             if branch.frame == frame:
                 history = History(messages, seen, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
@@ -390,11 +422,14 @@ class Clients(RuleBasedStateMachine):
                 wanted, _ = agreed(path, items, self.unanswered(branch))
                 got = path[: found.turns]
                 assert got == wanted, differ(name, messages, got, wanted, path)
-        place = find_continuation(self.session.branches, frame, history, CHAT)
+        place = find_continuation(of_caller, frame, history, CHAT)
         path = [self.node_of[call] for call in place.branch.calls] if place else []
         found_path = path[: place.found.turns] if place else []
-        candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items)]
+        candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items, caller)]
         assert _solid(found_path) in candidates, f"{name}: {json.dumps(messages)}"
+
+    def caller_of(self, branch: LedgerBranch) -> Caller:
+        return self.node_of[branch.calls[0]].caller if branch.calls else branch.caller
 
     def unanswered(self, branch: LedgerBranch) -> list[Item]:
         """What was said at the end of a branch."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from abut.gateway.ledger.callers import NOBODY, Caller
 from tests.kit.clients.random_policy import STOPS, Heard
 
 Message = dict[str, Any]
@@ -38,6 +39,7 @@ class Node:
     """The tools of the calls that were known when it was asked for."""
     known: bool = field(default=False)
     """Whether a client got it."""
+    caller: Caller = NOBODY
 
     @property
     def is_blank(self) -> bool:
@@ -141,17 +143,18 @@ class Tree:
         """Those that are not answered yet are among them, and those that never are."""
         self._closes = str(hf_tokenizer.eos_token)
 
-    def candidates(self, frame: str, items: Sequence[Item]) -> list[tuple[list[Node], int]]:
+    def candidates(
+        self, frame: str, items: Sequence[Item], caller: Caller
+    ) -> list[tuple[list[Node], int]]:
         """The answers behind which a request may go on, and how many of its items stand there.
 
         More than one only where answers are alike: all are blank.
         """
-        found = [self.agreed(node, items) for node in self.begun if node.frame == frame]
+        of_caller = [n for n in self.begun if (n.frame, n.caller) == (frame, caller)]
+        found = [self.agreed(node, items) for node in of_caller]
         most = max((len(path) for path, _ in found), default=0)
         best = [(path, place) for path, place in found if len(path) == most] or [([], 0)]
-        for node in self.begun:  # where this was asked before
-            if node.frame != frame:
-                continue
+        for node in of_caller:  # where this was asked before
             before = node.before.path if node.before else []
             path, place = agreed(before, items)
             if path == before and list(items[place:]) == node.items:
