@@ -110,7 +110,12 @@ Endpoint
   rollout_id
   name = None
   train = True
+  max_context_tokens = None
+  anthropic_url
   calls
+  codex_args()
+  env(kind)
+  gemini_url
   named(name, train=True)
 Env (protocol)
   alive

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from abut.agents.clients import ClientKind, codex_args, variables_of
 from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
@@ -41,6 +42,7 @@ class Endpoint:
         name: that calls there have; None: none, unless a call gives one by the header
             `x-abut-name`.
         train: whether calls there are trained.
+        max_context_tokens: how many tokens a conversation may have; None: no limit is known.
     """
 
     base_url: str
@@ -50,6 +52,37 @@ class Endpoint:
     _count_calls: Callable[[], int] | None = field(default=None, repr=False, compare=False)
     name: str | None = field(default=None, kw_only=True)
     train: bool = field(default=True, kw_only=True)
+    max_context_tokens: int | None = field(default=None, kw_only=True)
+
+    @property
+    def anthropic_url(self) -> str:
+        """The base URL for clients of Anthropic's Messages."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def gemini_url(self) -> str:
+        """The base URL for clients of Gemini's generateContent."""
+        return self.base_url.removesuffix("/v1")
+
+    def env(self, kind: ClientKind) -> dict[str, str]:
+        """Return the variables of the environment that send a client here, its telemetry off.
+
+        Args:
+            kind: "claude-code", "codex" (with `codex_args` besides), "gemini-cli", or a client of
+                the APIs of "openai", "anthropic" or "google".
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        return variables_of(kind, self.base_url, self.anthropic_url, self.api_key)
+
+    def codex_args(self) -> list[str]:
+        """Return the options of `codex` that send it here with the key of `env("codex")`.
+
+        They name the provider, the protocol and the context window, and turn telemetry off:
+        `["codex", "exec", *endpoint.codex_args(), "Repair it."]`.
+        """
+        return codex_args(self.base_url, self.max_context_tokens)
 
     def named(self, name: str, train: bool = True) -> "Endpoint":
         """Return the endpoint for a part of the agent: a player, a judge, a sub-agent.
@@ -89,7 +122,8 @@ class Endpoint:
     def __reduce__(self) -> tuple[Any, ...]:
         """For other processes, which can ask and not count."""
         arguments = self.base_url, self.api_key, self.model, self.rollout_id
-        return Endpoint, arguments, {"name": self.name, "train": self.train}
+        named = {"name": self.name, "train": self.train}
+        return Endpoint, arguments, {**named, "max_context_tokens": self.max_context_tokens}
 
 
 def _part(name: str | None, train: bool) -> str:

@@ -85,7 +85,9 @@ class AgentEpisode:
         self._policy.clock = clock
         clock.on_over(self._time_is_over, _GRACE_S)
         endpoint = dataclasses.replace(
-            self._gateway.endpoint(self._id), _count_calls=lambda: self.ledger.answered_calls
+            self._gateway.endpoint(self._id),
+            _count_calls=lambda: self.ledger.answered_calls,
+            max_context_tokens=self._batch.budget().max_context_tokens,
         )
         if is_pool(self._agent):
             with clock.paused():  # the pool is busy with other rollouts

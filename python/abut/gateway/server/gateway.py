@@ -178,8 +178,17 @@ class Gateway:
         """Return the endpoint of a rollout; without a trainer its first request opens it."""
         base_url = f"{self._url}/r/{rollout_id}/v1"
         key, standalone = self.registry.key_of(rollout_id), self.registry.standalone
-        count = None if standalone is None else functools.partial(standalone.answered, rollout_id)
-        return Endpoint(base_url, key, MODEL, rollout_id, count)
+        if standalone is None:  # the player of the rollout adds what only its batch knows
+            return Endpoint(base_url, key, MODEL, rollout_id)
+        count, context = functools.partial(standalone.answered, rollout_id), standalone.bounds()
+        return Endpoint(
+            base_url,
+            key,
+            MODEL,
+            rollout_id,
+            count,
+            max_context_tokens=context.max_context_tokens,
+        )
 
     def end(
         self,

@@ -138,7 +138,7 @@ class Standalone:
         if hasattr(sampler, "__aenter__"):
             await self._stack.enter_async_context(sampler)  # type: ignore[arg-type]
         try:
-            self._bounds()
+            self.bounds()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -278,7 +278,7 @@ class Standalone:
     def _open(self, id_: str) -> Ledger:
         if self._stops:
             raise limit_reached("the gateway stops")
-        policy = ClientPolicy(self._shared, id_, self._bounds)
+        policy = ClientPolicy(self._shared, id_, self.bounds)
         ledger = Ledger(id_, policy, self._session_header)
         live = _Live(ledger, policy, time.monotonic())
         self._live[id_] = live
@@ -292,7 +292,8 @@ class Standalone:
             await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
 
-    def _bounds(self) -> Budget:
+    def bounds(self) -> Budget:
+        """Return the token limits of a conversation."""
         sampler = self._shared.sampler
         holds = sampler.max_context_tokens if isinstance(sampler, BoundedSampler) else None
         return budget_of(self._shared.config, holds)

@@ -1,0 +1,78 @@
+"""Settings by which clients find an endpoint: variables of the environment, options of Codex.
+
+Invariant: what is set here sends a client to the endpoint and nowhere else, its telemetry too.
+"""
+
+import json
+from typing import Literal, TypeAlias
+
+ClientKind: TypeAlias = Literal[
+    "claude-code", "codex", "gemini-cli", "openai", "anthropic", "google"
+]
+
+
+def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -> dict[str, str]:
+    """Return the variables that a client needs, see `Endpoint.env`.
+
+    Args:
+        kind: the client.
+        base_url: for clients of OpenAI's protocols, with `/v1`.
+        root_url: for those of others, which put their version behind it themselves.
+        api_key: opens both.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    anthropic = {"ANTHROPIC_BASE_URL": root_url, "ANTHROPIC_API_KEY": api_key}
+    gemini = {"GOOGLE_GEMINI_BASE_URL": root_url}
+    variables: dict[str, dict[str, str]] = {
+        "claude-code": anthropic
+        | {
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "DISABLE_BUG_COMMAND": "1",
+            "DISABLE_ERROR_REPORTING": "1",
+            "DISABLE_TELEMETRY": "1",
+        },
+        "codex": {"OPENAI_API_KEY": api_key},  # it reads the address from its options alone
+        "gemini-cli": gemini | {"GEMINI_API_KEY": api_key, "GEMINI_TELEMETRY_ENABLED": "false"},
+        "openai": {
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": api_key,
+            # openai-agents would send traces to OpenAI itself, with this key.
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        },
+        "anthropic": anthropic,
+        # google-genai prefers this key to GEMINI_API_KEY, which may be set as well, and Vertex
+        # to either.
+        "google": gemini | {"GOOGLE_API_KEY": api_key, "GOOGLE_GENAI_USE_VERTEXAI": "false"},
+    }
+    if kind not in variables:
+        raise ValueError(
+            f"Endpoint.env({kind!r}): expected one of {', '.join(map(repr, variables))}\n"
+            "hint: any other client takes endpoint.base_url, .anthropic_url or .gemini_url, and "
+            "endpoint.api_key"
+        )
+    return variables[kind]
+
+
+def codex_args(base_url: str, max_context_tokens: int | None) -> list[str]:
+    """Return the options of Codex, see `Endpoint.codex_args`."""
+    provider = "model_providers.abut"
+    settings: dict[str, str | bool | int] = {
+        "model_provider": "abut",
+        f"{provider}.name": "abut",
+        f"{provider}.base_url": base_url,
+        f"{provider}.env_key": "OPENAI_API_KEY",
+        f"{provider}.wire_api": "responses",
+        "analytics.enabled": False,
+        "check_for_update_on_startup": False,
+        "feedback.enabled": False,
+        "otel.exporter": "none",
+    }
+    if max_context_tokens is not None:
+        # Codex compacts a history before the context is full. It ends where it is told that it is.
+        settings["model_context_window"] = max_context_tokens
+    # Codex reads values as TOML; JSON writes texts, booleans and numbers as TOML does.
+    values = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return [option for value in values for option in ("-c", value)]
