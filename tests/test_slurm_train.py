@@ -83,6 +83,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
                 "RAY_raylet_start_wait_time_s": str(LIMIT_S),
                 "END_GRACE_S": "5",
                 MARK: temp,
+                # A cluster of several nodes, which tests/ray forbids for its own process.
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             }
             commands |= settings.pop("commands", {})  # type: ignore[arg-type]
             config = settings.pop("config", str(EXAMPLES / "ray" / "grpo.yaml"))
