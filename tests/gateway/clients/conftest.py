@@ -23,6 +23,7 @@ QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "false",
     "INSPECT_DISPLAY": "none",
+    "LOG_AUTO_CONFIG": "false",  # of OpenHands: its root handler would outlive the captured output
     "MSWEA_SILENT_STARTUP": "1",
     "OPENHANDS_SUPPRESS_BANNER": "1",
 }
