@@ -489,6 +489,18 @@ def test_names_and_sessions_without_a_trainer(gateway: Gateway) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_each_dialect_has_names_in_its_address(gateway: Gateway, path: str) -> None:
+    endpoint = gateway.endpoint("a")
+    for named in (endpoint.named("a"), endpoint.named("b"), endpoint):
+        root = named.base_url.removesuffix("/v1")
+        status, answer, _ = post(f"{root}{path}", endpoint.api_key, {**BODY, "max_tokens": 50})
+        assert status == 200, answer
+    rollout = gateway.end("a")
+    assert {rollout.name, *(branch.name for branch in rollout.branches)} == {None, "a", "b"}
+    assert len(rollout.branches) == 2
+
+
 def test_untrained_calls_alone_without_a_trainer(gateway: Gateway) -> None:
     endpoint = gateway.endpoint("a").named("judge", train=False)
     assert post(f"{endpoint.base_url}/chat/completions", endpoint.api_key, BODY)[0] == 200

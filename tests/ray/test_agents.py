@@ -21,7 +21,7 @@ from abut.ray import RayPool  # noqa: E402
 from abut.trl.route import EnvRoute  # noqa: E402
 from tests.kit.servers.ray_cluster import a_node, all_ready  # noqa: E402
 from tests.kit.stage.agents import check_tree, play_agents  # noqa: E402
-from tests.kit.stage.ray_agents import Talker, lacks, odd, talks, talks_sync  # noqa: E402
+from tests.kit.stage.ray_agents import Talker, lacks, odd, players, talks, talks_sync  # noqa: E402
 from tests.kit.stage.ray_envs import Far  # noqa: E402
 from tests.kit.stage.rollouts import LIMIT_S, Stage, eventually  # noqa: E402
 
@@ -201,6 +201,27 @@ def test_what_an_agent_returns_is_judged_as_here(pool_of: Any, stage: Stage) -> 
     assert (played[0].error, played[0].reward) == (None, None)
     assert (played[1].error or "").startswith("EnvError: odd returned str: expected a number")
     assert "odd returned what cannot be sent back: TypeError" in (played[2].error or "")
+
+
+def test_names_and_sessions_are_those_of_the_agent_here(pool_of: Any, stage: Stage) -> None:
+    """Its names are in the addresses that it asks, and its header in that of the trainer."""
+    pool = pool_of(players, size=2, slots=2)
+    there, here = play(stage, pool, pool).rollouts, play(stage, players, players).rollouts
+    for far, near in zip(there, here, strict=True):
+        assert far.error is None, far.attempt_tracebacks
+        rows = [
+            sorted((row.name or "", row.session, row.reward, row.trained) for row in rows)
+            for rows in ((one.main_row, *one.branches) for one in (far, near))
+        ]
+        assert (
+            rows[0]
+            == rows[1]
+            == [
+                ("black", "s1", -1.0, True),
+                ("judge", None, None, False),
+                ("white", None, 1.0, True),
+            ]
+        )
 
 
 def test_a_row_without_the_column_that_an_agent_needs(pool_of: Any, stage: Stage) -> None:

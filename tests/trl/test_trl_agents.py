@@ -259,3 +259,15 @@ def test_metrics_have_the_rewards_of_names_and_what_is_auxiliary(
         "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: each "
         "rollout is judged by its reward functions alone\nhint: from abut.trl import GRPOTrainer"
     ]
+
+
+@pytest.mark.parametrize("limit", ["max_calls", "max_rollout_tokens"])
+def test_a_limit_of_an_agent_s_rollout_is_refused_for_environments(limit: str) -> None:
+    config = RolloutConfig(**{limit: 9})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bounds the conversations") as raised:
+        make_rollout_func(Vowels, config=config)
+    assert str(raised.value) == (
+        f"RolloutConfig({limit}=…) bounds the conversations of an agent, and env has none\n"
+        "hint: max_turns and max_completion_tokens bound an environment's only one"
+    )
+    make_rollout_func({"talks": talks, "env": Vowels}, config=config)

@@ -74,7 +74,7 @@ class FunctionAgent:
 
 
 @overload
-def agent(function: AgentFunction) -> FunctionAgent: ...
+def agent(function: AgentFunction, *, session_header: str | None = None) -> FunctionAgent: ...
 
 
 @overload

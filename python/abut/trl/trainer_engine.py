@@ -67,12 +67,18 @@ def checked_arguments(
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: `sampler` is an unknown name, `env` is empty, or agents are given what writes
-            conversations.
+        ValueError: `sampler` is an unknown name, `env` is empty, agents are given what writes
+            conversations, or environments a limit of agents.
     """
     _check_sampler(sampler)
     config = _checked_config(config)
     route = _route_of(env, gateway, system_prompt=system_prompt, processor=processor)
+    for name in ("max_calls", "max_rollout_tokens"):
+        if getattr(config, name) is not None and not route.agents:
+            raise ValueError(
+                f"RolloutConfig({name}=…) bounds the conversations of an agent, and env has none\n"
+                "hint: max_turns and max_completion_tokens bound an environment's only one"
+            )
     tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
     return Arguments(tasks, config, processor, sampler, _checked_recorder(recorder))
 

@@ -144,3 +144,19 @@ def node_id() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+
+
+@agent(session_header="x-session-id")
+async def players(endpoint: Any) -> AgentResult:
+    """Two players, one of them in a session, and a judge that is not trained."""
+    body = {"model": "policy", "messages": [said("user", "play")]}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for named, more in (
+            (endpoint.named("white"), {}),
+            (endpoint, {"x-session-id": "s1"}),
+            (endpoint.named("judge", train=False), {}),
+        ):
+            async with session.post(url_of(named), json=body, headers=more) as reply:
+                assert reply.status == 200
+    return AgentResult(0.5, rewards={"white": 1.0, "s1": -1.0}, names={"s1": "black"})
