@@ -26,15 +26,27 @@ from tests.kit.clients.dialect_recordings import (
 from tests.kit.stage.agents import check_tree
 from tests.kit.stage.rollouts import SOAK
 
-KINDS = ("messages",)
+KINDS = ("messages", "input")
 """The keys of histories in the dialects that abut speaks."""
 
 SUBAGENT = {"R(tools)": "R(subagent)", "R(new)": "R(subagent)"}
 """A sub-agent that says so is the cause of its branch."""
+COMPACTION = {"R(tools)": "R(compaction)", "R(new)": "R(rewritten)"}
+"""So is Codex's compaction; what follows it lacks answers, which is rewritten and not new."""
 CHANGED: dict[str, dict[str, str]] = {
     "claudecode__sub": SUBAGENT,
     "claudecode-claude-sonnet-4-5__sub": SUBAGENT,
     "claudecode-claude-sonnet-4-5-20250929__sub": SUBAGENT,
+    "codex__sub": SUBAGENT,
+    "codex__f_ctxsub": SUBAGENT,
+    "codex-gpt-5.5-codex__toolsearch": SUBAGENT,
+    "codex__compact": COMPACTION,
+}
+REWRITES_CHANGED: dict[str, dict[str, int]] = {
+    "oairesp_prev__empty": {},  # R5: the ledger has the empty turns
+    "pydai_openai__main": {"thinking_as_text": 6},  # R3 is counted
+    "pydai_openai__plain": {"thinking_as_text": 1},
+    "pydai_openai_stream__main": {"thinking_as_text": 4},
 }
 
 
@@ -58,11 +70,13 @@ def test_each_request_goes_on_where_the_verdicts_say(replay: DialectReplay) -> N
     for name in found:
         marks, rewrites = verdicts()[name]
         other = CHANGED.get(name, {})
-        expected[name] = tuple(other.get(mark, mark) for mark in marks), rewrites
-        assert not other or expected[name][0] != marks, "stale"
+        changed = REWRITES_CHANGED.get(name, rewrites)
+        expected[name] = tuple(other.get(mark, mark) for mark in marks), changed
+        if name in CHANGED or name in REWRITES_CHANGED:
+            assert expected[name] != (marks, rewrites), "stale"
     assert {name: (one.marks, one.rewrites) for name, one in found.items()} == expected
-    assert len(found) > 150
-    assert sum(mark == "E" for one in found.values() for mark in one.marks) > 300
+    assert len(found) > 280
+    assert sum(mark == "E" for one in found.values() for mark in one.marks) > 500
 
 
 class Edited:
@@ -85,7 +99,7 @@ class Edited:
 
     def __call__(self, ledger: Ledger, body: dict[str, Any], dialect: HttpDialect) -> None:
         key = next((key for key in KINDS if isinstance(body.get(key), list)), None)
-        if key is None or body.get("thread"):
+        if key is None or body.get("thread") or body.get("previous_response_id"):
             return
         asked = dialect.read(body)
         branches = [branch for branch in ledger.branches if branch.frame == asked.frame]
@@ -116,31 +130,37 @@ def _first_difference(messages: list[Any], others: list[Any]) -> int | None:
 
 
 RULES = {
-    "drop thinking": "A5: thinking may be left out",
+    "drop thinking": "A5, R2: thinking may be left out",
+    "drop thinking as text": "R2, after R3",
     "swap tool_result, tool_result": "A3: results are in the order of the calls",
     "swap tool_result, text": "A3: texts stand behind the results",
-    "drop empty assistant": "10: an empty turn may be left out",
-    "swap empty assistant, user": "10: up to the user's message",
 }
 """The kinds of edits that are no edits by a rule."""
+NOTHING = {
+    f"{edit} empty {kind}" for edit in ("drop", "twice") for kind in ("thinking", "message")
+} | {"twice thinking as text"}
+"""Edits of what says nothing: `<think>` without a thought is such a text."""
 
 
 def edits_tried(qwen3: Any, count: int) -> Edited:
     seen = Edited(count)
     with DialectReplay(qwen3, seen) as replay:
         for name in names():
-            replay.play(name, recorded(name))
-    assert {*+seen.matched, *+seen.unread} <= {*RULES}
+            # An empty turn may be left out: some edits then only move it.
+            if not name.endswith("__empty"):
+                replay.play(name, recorded(name))
+    assert {*+seen.matched} <= {*RULES}
+    assert {*+seen.unread} <= {*RULES} | NOTHING
     return seen
 
 
 def test_no_edited_history_is_taken_for_what_was_said(qwen3: Any) -> None:
     seen = edits_tried(qwen3, 5)
-    assert seen.tried > 700
+    assert seen.tried > 1500
     assert {"drop thinking"} < {*seen.matched}  # and kinds of which none matched
     assert seen.unread["swap tool_result, tool_result"]
 
 
 @SOAK
 def test_none_of_many_edited_histories_is(qwen3: Any) -> None:
-    assert edits_tried(qwen3, 250).tried > 30_000
+    assert edits_tried(qwen3, 100).tried > 30_000

@@ -57,7 +57,8 @@ def test_each_recorded_request_goes_on_where_the_table_says(
     assert sum(len(said.marks) for said in found.values()) > 1000
     wrong = {name: said for name, said in found.items() if said != table[name][1]}
     assert wrong == {}
-    assert {rule for said in found.values() for rule in said.rewrites} == {*REWRITES}
+    rules = {rule for said in found.values() for rule in said.rewrites}
+    assert rules == {*REWRITES} - {"thinking_as_text"}  # of another protocol
 
 
 def test_without_rewrites_their_clients_fork(

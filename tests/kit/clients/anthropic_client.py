@@ -6,6 +6,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.server.gateway import Gateway
 
 TOOL = {
@@ -73,10 +74,20 @@ class Messages:
     @property
     def causes(self) -> list[str | None]:
         """Why there is each branch; None for the first."""
-        standalone = self.gateway.registry.standalone
-        assert standalone is not None
-        ledger = standalone.ledger(self.rollout)
-        return [] if ledger is None else [branch.cause for branch in ledger.branches]
+        return causes(self.gateway, self.rollout)
+
+
+def ledger_of(gateway: Gateway, rollout: str) -> Ledger | None:
+    """The ledger of a rollout without a trainer."""
+    standalone = gateway.registry.standalone
+    assert standalone is not None
+    return standalone.ledger(rollout)
+
+
+def causes(gateway: Gateway, rollout: str) -> list[str | None]:
+    """Why there is each branch of a rollout; None for the first."""
+    ledger = ledger_of(gateway, rollout)
+    return [] if ledger is None else [branch.cause for branch in ledger.branches]
 
 
 def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:

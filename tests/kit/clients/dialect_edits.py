@@ -76,12 +76,20 @@ def _letter(items: Any, found: Any, random: Random) -> str:
     return str(path[-1])
 
 
-def _space(items: Any, found: Any, random: Random) -> str:
+def _space(items: Any, found: Any, random: Random) -> str | None:
     path, text = random.choice(_texts(found))
     start = len(text) - len(text.lstrip())
     at = random.randrange(start + 1, len(text.rstrip()))
-    _put(items, path, text[:at] + " " + text[at:])
-    return str(path[-1])
+    other = text[:at] + " " + text[at:]
+    _put(items, path, other)
+    return None if path[-1] == "arguments" and _same_json(text, other) else str(path[-1])
+
+
+def _same_json(one: str, other: str) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
 
 
 def _cut(items: Any, found: Any, random: Random) -> str:
@@ -144,8 +152,15 @@ def _blocks(item: Any) -> Any:
 
 
 def _kind(item: Any) -> Any:
-    if _blocks(item) == [] and "role" in item:
+    blocks, kind = _blocks(item), item.get("type")
+    said = [(("text",), blocks)] if isinstance(blocks, str) else leaves(blocks or [])
+    if "role" in item and not any(text for path, text in said if path[-1] not in _IDS):
         return f"empty {item['role']}"
+    if kind in ("thinking", "reasoning"):
+        empty = not (item.get("thinking") or item.get("summary") or item.get("content"))
+        return f"{'empty ' * empty}thinking"
+    if isinstance(blocks, str) and blocks.startswith("<think>"):
+        return "thinking as text"
     return item.get("type") or item.get("role") or "+".join(sorted({*item} - NOTHING))
 
 

@@ -272,6 +272,9 @@ def _exchange(ids: dict[str, str], request: RecordedRequest, number: int, answer
     for index, own in enumerate(calls):
         known = said.get("ids")
         ids[known[index] if known else f"{prefix}_{number:04d}{index:02d}"] = own
+    if request.kind == "input":
+        last = answer if isinstance(answer, dict) else answer[-1]["response"]
+        ids[f"resp_{number:04d}00"] = last["id"]
     kind = {"messages": "sig", "input": "enc"}.get(request.kind, "sig")
     ids[said.get("signature", f"{kind}-{number}-{_SIGNATURE}")] = handle
 

@@ -23,6 +23,7 @@ from abut.gateway.dialects.fields import (
 )
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
+from abut.gateway.ledger.entry import OWN_KEYS
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message, strange_block
 
@@ -203,6 +204,8 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
             raise Refusal(
                 f"{where} must be an object with a role of {', '.join(ROLES)}", param="messages"
             )
+        for key in OWN_KEYS:
+            message.pop(key, None)
         content = message.get("content")
         if type(content) is not str:
             content = _without_thinking(message)

@@ -1,6 +1,6 @@
 """Chat completions: answers, events and refusals as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from abut._native import Tokenizer
@@ -53,15 +53,19 @@ def events(
     yield DONE
 
 
-def refusal_body(refusal: Refusal) -> dict[str, Any]:
+def refusal_body(
+    refusal: Refusal, as_full: Collection[str] = (CONVERSATION_FULL, LIMIT_REACHED)
+) -> dict[str, Any]:
     """Return the JSON of a refusal, as OpenAI writes errors.
 
-    Every limit of a rollout is told as a full context: NeMo Gym, verifiers and Inspect end well by
-    no other error.
+    Args:
+        refusal: to tell.
+        as_full: the kinds that are told as a full context. In chat every limit of a rollout is:
+            NeMo Gym, verifiers and Inspect end well by no other error.
     """
     kind = "not_found_error" if refusal.status == 404 else "invalid_request_error"
     message, code = str(refusal), refusal.code
-    if code in (CONVERSATION_FULL, LIMIT_REACHED):
+    if code in as_full:
         message, code = f"This rollout is at its maximum context length: {message}", _FULL
     return {"error": {"message": message, "type": kind, "param": refusal.param, "code": code}}
 

@@ -15,7 +15,12 @@ from abut.gateway.ledger.entry import LEFT_OUT, BranchEntry, Calls, Dialect, ids
 from abut.gateway.ledger.matching import key_of_calls
 
 Rewrite: TypeAlias = Literal[
-    "text_lost", "stop_put_back", "calls_as_text", "code_again", "empty_turn_left_out"
+    "text_lost",
+    "stop_put_back",
+    "calls_as_text",
+    "code_again",
+    "empty_turn_left_out",
+    "thinking_as_text",
 ]
 """A change that a client is known to make to a message of the policy:
 
@@ -24,6 +29,7 @@ Rewrite: TypeAlias = Literal[
 - calls_as_text: writes calls as Python text into the content (smolagents' `ToolCallingAgent`)
 - code_again: repeats the code in the text as a call (smolagents' `CodeAgent`)
 - empty_turn_left_out: leaves out a turn without text and calls (pydantic-ai, OpenAI Agents)
+- thinking_as_text: in Responses, writes the thinking before the text (pydantic-ai)
 """
 
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)

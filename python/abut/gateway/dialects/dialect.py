@@ -50,6 +50,15 @@ class HttpDialect(Dialect, ABC):
             Refusal: names the field that is wrong, or that could not be exact.
         """
 
+    def rollout_of(self, body: Mapping[str, Any]) -> str | None:
+        """Return the rollout that a body names by the id of an answer, if it does."""
+        return None
+
+    def rollout_of_answer(self, id_: str) -> str | None:
+        """Return the rollout of an answer's id; None if it is not one of this dialect."""
+        named = id_.removeprefix(self.id_prefix).rpartition("-")[0]
+        return named if named and id_.startswith(self.id_prefix) else None
+
     @abstractmethod
     def answer(
         self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from abut.errors import TemplateError
 from abut.gateway.ledger.callers import NOBODY, Caller
-from abut.gateway.ledger.entry import HANDLE, NO_REWRITES, Dialect
+from abut.gateway.ledger.entry import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 from abut.processor import CallReadingProcessor, PartsProcessor
@@ -52,6 +52,10 @@ class AgentRequest:
         ignored: the names of fields that change nothing.
         unmet: the fields that ask for a form of the answer, which is sampled freely all the same.
         origin: why it begins a conversation, where its client says so.
+        follows: the id of an answer; its messages and it go before those of this request.
+        head: how many of the first messages a request that follows this one does not inherit.
+        names: what its dialect knows of the names of tools, to write the calls of an answer.
+        echo: the fields of the body that an answer repeats.
         dialect: the protocol's rules for answers that come back.
         name: of the part of the agent that asks.
         train: whether its calls are trained.
@@ -76,6 +80,10 @@ class AgentRequest:
     model: str = ""
     rollout_id: str | None = None
     origin: Literal["subagent", "compaction"] | None = None
+    follows: str | None = None
+    head: int = 0
+    names: Mapping[str, Any] = field(default_factory=dict)
+    echo: Mapping[str, Any] = field(default_factory=dict)
     dialect: Dialect = NO_REWRITES
     name: str | None = None
     train: bool = True
@@ -90,7 +98,7 @@ class AgentRequest:
     def digest(self) -> bytes:
         """A digest of what is asked: equal for a retry, however its client writes the body."""
         asked = (self.dialect.id_prefix, self.frame, self.messages, self.max_tokens, self.stop)
-        more = (self.calls, self.one_call, sorted(self.sampling.items()))
+        more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
         # Without references, which `marshal` writes from version 3 on, equal values have equal
         # bytes. It takes a fifth of the time of `json.dumps`.
         return hashlib.sha256(marshal.dumps((*asked, *more), 2)).digest()
@@ -108,8 +116,8 @@ class AgentRequest:
         return other
 
 
-_HANDLES = "abut."
-_MOST_DIGITS = 10
+HANDLES = "abut."
+"""The beginning of each handle of reasoning."""
 _json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one for each call
 
 
@@ -144,7 +152,7 @@ class PolicyAnswer:
     @property
     def handle(self) -> str:
         """The name of its reasoning, which comes back from a client that does not keep the text."""
-        return f"{_HANDLES}{self.number}"
+        return f"{HANDLES}{self.number}"
 
 
 def answer_of(
@@ -315,27 +323,6 @@ class AgentCall:
     def may_be_reused(self) -> bool:
         """True if it has a sample, or may still get one, which a repeated request may get too."""
         return not self.answered.done() or self.answered.exception() is None
-
-
-def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> list[Message]:
-    """Return messages with the reasoning that they have only a handle of.
-
-    Args:
-        messages: of a client.
-        calls: all of the rollout, by their numbers.
-    """
-    return [_with_reasoning(message, calls) for message in messages]
-
-
-def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
-    number = str(message.get(HANDLE) or "").removeprefix(_HANDLES)
-    if message.get("reasoning_content") or not (number.isascii() and number.isdecimal()):
-        return message
-    call = calls[int(number)] if len(number) < _MOST_DIGITS and int(number) < len(calls) else None
-    if call is None or not call.may_be_reused or not call.answered.done():
-        return message
-    reasoning = call.answered.result().message.get("reasoning_content")
-    return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

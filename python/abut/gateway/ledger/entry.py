@@ -28,6 +28,10 @@ HANDLE = "reasoning_handle"
 """The key of a message that came back with a handle of its reasoning, see `PolicyAnswer.handle`."""
 REORDERED = "reordered"
 """The key of a message whose parts came in another order than the parts of an answer have."""
+RESPELLED = "respelled"
+"""The key of a message that a dialect read by a rewrite, whose rule is the value."""
+OWN_KEYS = (HANDLE, REORDERED, RESPELLED)
+"""Keys of messages that dialects set themselves."""
 
 
 class Dialect:

@@ -15,20 +15,19 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.concurrency.threads import work_done
 from abut.errors import SamplerError, TemplateError, TrajectoryError
+from abut.gateway.ledger import prompt
 from abut.gateway.ledger.agent_call import (
     AgentCall,
     AgentRequest,
     PendingRequest,
     PolicyAnswer,
     answer_of,
-    with_reasoning,
 )
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
-from abut.gateway.ledger.callers import Callers
+from abut.gateway.ledger.callers import Caller, Callers
 from abut.gateway.ledger.comparable import NewCallIds
 from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.policy import LedgerObserver, Policy, rollout_allowance
-from abut.gateway.ledger.prompt import prompt_length, write_opening, write_reply
 from abut.gateway.ledger.refusal import (
     Refusal,
     conversation_full,
@@ -134,7 +133,11 @@ class Ledger:
             digest: of the body; equal bodies have the same one.
             retried: whether the client says that it repeats a request.
             is_open: returns whether the client still listens.
+
+        Raises:
+            Refusal: it follows an answer that is not one of this rollout.
         """
+        request = prompt.with_history(request, self.calls)
         loop = asyncio.get_running_loop()
         placed, answered = loop.create_future(), loop.create_future()
         caller = self.callers.of(request)
@@ -156,7 +159,8 @@ class Ledger:
         writer = await self._policy.writer_of(request)
         conversation = self._policy.conversation(writer.processor)
         async with self._lock:
-            return await prompt_length(request, writer, conversation, self.branches, self.calls)
+            branches = self._branches_of(self.callers.of(request))
+            return await prompt.length(request, writer, conversation, branches, self.calls)
 
     def delivered(self, call: AgentCall) -> None:
         """Note that an answer was delivered."""
@@ -241,10 +245,13 @@ class Ledger:
             self._undelivered.add(call)
         return call
 
+    def _branches_of(self, caller: Caller) -> list[LedgerBranch]:
+        return [branch for branch in self.branches if branch.caller == caller]
+
     async def _place(self, pending: PendingRequest, writer: Writer) -> LedgerBranch:
         """Return the branch at whose end the request is answered, with all its messages."""
         request, caller = pending.request, pending.caller
-        branches = [branch for branch in self.branches if branch.caller == caller]
+        branches = self._branches_of(caller)
         seen = seen_in(self.branches, request.messages)
         history = History(request.messages, seen, writer.joints)
         place = find_continuation(branches, request.frame, history, request.dialect)
@@ -278,8 +285,8 @@ class Ledger:
             )
         target.note_env_time()
         try:
-            messages = with_reasoning(target.in_own_ids(history, found), self.calls)
-            await write_reply(target, messages, request.dialect)
+            messages = prompt.with_reasoning(target.in_own_ids(history, found), self.calls)
+            await prompt.write_reply(target, messages, request.dialect)
         except TemplateError as error:
             if request.messages[-1]["role"] == "assistant":
                 raise no_turn_behind_answer(error) from error
@@ -296,8 +303,8 @@ class Ledger:
         request = pending.request
         conversation = self._policy.conversation(writer.processor)
         branch = LedgerBranch(request.frame, writer, conversation, cause, caller=pending.caller)
-        messages = with_reasoning(request.messages, self.calls)
-        await write_opening(conversation, writer, messages, self._names(), request.dialect)
+        messages = prompt.with_reasoning(request.messages, self.calls)
+        await prompt.write_opening(conversation, writer, messages, self._names(), request.dialect)
         branch.say(history)
         self.branches.append(branch)
         return branch

@@ -27,6 +27,7 @@ from abut.gateway.ledger.entry import (
     HANDLE,
     LEFT_OUT,
     REORDERED,
+    RESPELLED,
     BranchEntry,
     Calls,
     Dialect,
@@ -223,7 +224,7 @@ def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | 
         return None
     same_calls = _same_calls(calls, entry)
     if same_calls and text == entry.text:
-        return ""
+        return str(message.get(RESPELLED, ""))
     return dialect.rewrite_of(text, calls, entry, same_calls=same_calls)
 
 
@@ -267,6 +268,8 @@ def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
     """Return whether the thinking that a message has, or has a handle of, is ours."""
     if (handle := message.get(HANDLE)) and handle != entry.handle:
         return False
+    if RESPELLED in message:  # exactly: a text is not as free as thinking is
+        return bool(message["reasoning_content"] == entry.message.get("reasoning_content", ""))
     for key in ("reasoning_content", "reasoning"):
         said = message.get(key)
         if said and not (isinstance(said, str) and said.strip() == entry.reasoning):

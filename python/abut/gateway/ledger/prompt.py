@@ -10,15 +10,17 @@ from functools import partial
 
 from abut.concurrency.threads import work_done
 from abut.errors import TemplateError, TokenizerError
-from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, with_reasoning
+from abut.gateway.ledger.agent_call import HANDLES, AgentCall, AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
-from abut.gateway.ledger.entry import Dialect
+from abut.gateway.ledger.entry import HANDLE, Dialect
 from abut.gateway.ledger.matching import History
-from abut.gateway.ledger.refusal import unwritten
+from abut.gateway.ledger.refusal import Refusal, unwritten
 from abut.gateway.ledger.system_messages import SYSTEM_ROLES
 from abut.gateway.ledger.writer import Writer, template_messages, why_unwritten
 from abut.messages import Message
 from abut.rollout.conversation import Conversation
+
+_MOST_DIGITS = 10
 
 
 async def write_opening(
@@ -75,7 +77,7 @@ async def write_reply(branch: LedgerBranch, messages: Sequence[Message], dialect
         raise unwritten(error) from error
 
 
-async def prompt_length(
+async def length(
     request: AgentRequest,
     writer: Writer,
     conversation: Conversation,
@@ -94,6 +96,7 @@ async def prompt_length(
     Raises:
         Refusal: the template cannot write the messages.
     """
+    request = with_history(request, calls)
     messages, dialect = list(request.messages), request.dialect
     history = History(messages, seen_in(branches, messages), writer.joints)
     place = find_continuation(branches, request.frame, history, dialect)
@@ -113,3 +116,54 @@ async def prompt_length(
     opening = with_reasoning(messages, calls)
     await write_opening(conversation, writer, opening, names, dialect)
     return len(conversation.trajectory)
+
+
+def with_history(request: AgentRequest, calls: Sequence[AgentCall]) -> AgentRequest:
+    """Return a request with the messages of the answer that it follows, and that answer.
+
+    Args:
+        request: of a client.
+        calls: all of the rollout.
+
+    Raises:
+        Refusal: the answer is not one of the rollout.
+    """
+    if request.follows is None:
+        return request
+    call = call_of_answer(request.follows, calls)
+    if call is None:
+        raise Refusal(
+            f"previous_response_id {request.follows[:200]!r} is not an answer of this rollout",
+            param="previous_response_id",
+        )
+    before, answer = call.request, call.answered.result()
+    head, messages = request.messages[: request.head], request.messages[request.head :]
+    history = [*head, *before.messages[before.head :], answer.message, *messages]
+    return request.with_messages(history, token_ids=request.token_ids)
+
+
+def call_of_answer(id_: str, calls: Sequence[AgentCall]) -> AgentCall | None:
+    """Return the call whose answer has an id; None if there is none."""
+    answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
+    return next((call for call in answered if call.answered.result().id == id_), None)
+
+
+def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> list[Message]:
+    """Return messages with the reasoning that they have only a handle of.
+
+    Args:
+        messages: of a client.
+        calls: all of the rollout, by their numbers.
+    """
+    return [_with_reasoning(message, calls) for message in messages]
+
+
+def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
+    number = str(message.get(HANDLE) or "").removeprefix(HANDLES)
+    if message.get("reasoning_content") or not (number.isascii() and number.isdecimal()):
+        return message
+    call = calls[int(number)] if len(number) < _MOST_DIGITS and int(number) < len(calls) else None
+    if call is None or not call.may_be_reused or not call.answered.done():
+        return message
+    reasoning = call.answered.result().message.get("reasoning_content")
+    return {**message, "reasoning_content": reasoning} if reasoning else message

@@ -17,6 +17,7 @@ from abut.concurrency.threads import work_done
 from abut.gateway.dialects.dialect import HttpDialect
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
+from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Beginning, Body, json_object, read_body
 from abut.gateway.server.connections import Connection
@@ -58,7 +59,7 @@ def make_app(registry: Registry) -> web.Application:
             if dialect.count_path is not None:
                 app.router.add_post(f"{path}{dialect.count_path}", _count)
         app.router.add_get(f"{path}/v1/models", _models)
-        app.router.add_post(f"{path}/v1/responses", _responses)
+        app.router.add_get(f"{path}/v1/responses/{{answer:resp_[^/]+}}", _response)
     for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/end", _end)
     app.router.add_post("/r/{id}/key", _key_of)
@@ -142,12 +143,21 @@ async def _models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [model]})
 
 
-async def _responses(request: web.Request) -> web.Response:
-    raise Refusal(
-        "there is no /responses here\nhint: use your client's chat completions model, such as "
-        "OpenAIChatCompletionsModel or OpenAIChatModel",
-        status=404,
-    )
+async def _response(request: web.Request) -> web.Response:
+    """Answer with a response that was given before."""
+    registry, dialect = request.app[_REGISTRY], _dialect(request)
+    access, id_ = _admit(request), request.match_info["answer"]
+    rollout_id = access.rollout_id or dialect.rollout_of_answer(id_)
+    access.check(rollout_id)
+    if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
+        return await _pass_on(request, registry, rank, b"")
+    ledger = None if rollout_id is None else registry.live(rollout_id)
+    call = None if ledger is None else call_of_answer(id_, ledger.calls)
+    if ledger is None or call is None:
+        raise Refusal(f"there is no response {id_[:200]!r}", status=404)
+    asked = call.request
+    answer = call.answered.result()
+    return web.json_response(dialect.answer(answer, asked, asked.model or MODEL, ledger.tokenizer))
 
 
 async def _end(request: web.Request) -> web.Response:
@@ -202,7 +212,8 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         known = named if dialect.repeats_bytes else None
         content = registry.bodies.body(known, await _chunks(request))
         body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
-        access.check(_rollout_of(request, body))  # the body may name another rollout
+        # The body may name another rollout.
+        access.check(_rollout_of(request, body) or dialect.rollout_of(body))
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
@@ -233,7 +244,8 @@ async def _count(request: web.Request) -> web.StreamResponse:
     rollout_id = access.rollout_id
     if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
         return await _pass_on(request, registry, rank, content.whole)
-    asked = dialect.read(body, None, request.headers)
+    part = part_of(request, registry.session_headers)
+    asked = dialect.read(body, None, request.headers).of_part(*part)
     return web.json_response(dialect.count(await registry.count(rollout_id, asked)))
 
 
@@ -315,8 +327,12 @@ async def _pass_on(
     headers = {name: request.headers[name] for name in passed_on if name in request.headers}
     headers[_FORWARDED] = "1"
     try:
-        reply = await request.app[_PEERS].post(
-            url + request.rel_url.raw_path_qs, data=content, headers=headers, allow_redirects=False
+        reply = await request.app[_PEERS].request(
+            request.method,
+            url + request.rel_url.raw_path_qs,
+            data=content,
+            headers=headers,
+            allow_redirects=False,
         )
     except ClientError as error:
         logger.warning("rank %d's gateway at %s does not answer: %s", rank, url, said(error))

@@ -24,6 +24,7 @@ from abut.errors import EnvError, MissingExtraError
 from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.dialects.chat_rewrites import REWRITES, Rewrite
+from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.client_policy import shared_sampler
@@ -144,7 +145,7 @@ class Gateway:
             )
         self.registry = Registry(
             key,
-            dialects=[Chat(rewrites, unenforced), Anthropic(rewrites, unenforced)],
+            dialects=[kind(rewrites, unenforced) for kind in (Chat, Anthropic, Responses)],
             agents_may_end=agents_may_end,
             standalone=standalone,
         )

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from abut.concurrency.loop import DaemonLoop
 from abut.gateway.dialects.dialect import HttpDialect
+from abut.gateway.ledger import prompt
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.prompt import prompt_length
 from abut.gateway.ledger.refusal import Refusal, ended
 from abut.gateway.ledger.unnamed import ExpectedRollout, Judge, Unnamed
 from abut.gateway.ledger.writer import RunWriters
@@ -297,24 +297,31 @@ class Registry:
             )
         return self._ledger(endpoint_id)
 
+    def live(self, endpoint_id: str) -> Ledger | None:
+        """Return the ledger of a rollout; None if no request has opened it so far.
+
+        Raises:
+            Refusal: the rollout has ended, or never was one of this run.
+        """
+        if self.standalone is not None:
+            return self.standalone.ledger(endpoint_id)
+        return self._ledger(endpoint_id)
+
     async def count(self, endpoint_id: str | None, request: AgentRequest) -> int:
         """Return how many tokens the prompt of a request would have; it opens no rollout.
 
         Raises:
             Refusal: the rollout has ended, or never was one of this run; or nothing is played.
         """
-        ledger, run = None, self.writers
-        if self.standalone is not None:
-            ledger, run = self.standalone.ledger(endpoint_id), self.standalone.writers
-        elif endpoint_id is not None:
-            ledger = self._ledger(endpoint_id)
+        ledger = None if endpoint_id is None else self.live(endpoint_id)
+        run = self.writers if self.standalone is None else self.standalone.writers
         if ledger is not None:
             return await ledger.count(request)
         if run is None:
             raise Refusal("no rollout is played yet", code="unknown_rollout")
         writer = await run.writers.of(request)
         conversation = Conversation(run.tokenizer, writer.processor)
-        return await prompt_length(request, writer, conversation)
+        return await prompt.length(request, writer, conversation)
 
     def _ledger(self, endpoint_id: str) -> Ledger:
         """Return the ledger of a trainer's rollout."""

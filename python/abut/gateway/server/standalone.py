@@ -170,14 +170,12 @@ class Standalone:
         check_id(id_)
         return self._open(id_)
 
-    def ledger(self, id_: str | None) -> Ledger | None:
+    def ledger(self, id_: str) -> Ledger | None:
         """Return the ledger of a live rollout; None if no request has opened it so far.
 
         Raises:
             Refusal: it has ended.
         """
-        if id_ is None:
-            return None
         self._require_not_ended(id_)
         live = self._live.get(id_)
         return None if live is None else live.ledger

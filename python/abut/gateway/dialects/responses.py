@@ -1,0 +1,337 @@
+"""OpenAI Responses: bodies to requests, with the spellings of one history that its clients have.
+
+Invariant: the items between two inputs are one turn, in the order in which an answer has them. Ids,
+states and labels of items say nothing. A `previous_response_id` stands for the messages of that
+response's request and its answer, which the ledger has.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.gateway.dialects.chat_answers import refusal_body
+from abut.gateway.dialects.chat_rewrites import REWRITES
+from abut.gateway.dialects.dialect import HttpDialect, named_event
+from abut.gateway.dialects.fields import (
+    Unenforced,
+    check_form,
+    flag,
+    list_at,
+    most_tokens,
+    object_at,
+    text_at,
+)
+from abut.gateway.dialects.responses_answers import events, response_body
+from abut.gateway.dialects.responses_tools import (
+    ResponsesTools,
+    add_tools,
+    call_of_item,
+)
+from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
+from abut.gateway.ledger.entry import (
+    HANDLE,
+    LEFT_OUT,
+    REORDERED,
+    RESPELLED,
+)
+from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal
+from abut.messages import Message
+
+THINKING_AS_TEXT = "thinking_as_text"
+"""The rewrite of a client that writes the thinking of an answer before its text."""
+
+_SAMPLING = ("temperature", "top_p")
+_READ = frozenset(
+    {"model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "stream"}
+    | {"parallel_tool_calls", "max_output_tokens", "top_logprobs", "text", "rollout_id"}
+    | {"background", "conversation", "prompt", *_SAMPLING}
+    # Nothing that concerns the sample: the client's notes, and what an answer has anyway.
+    | {"metadata", "client_metadata", "store", "include"}
+)
+_REFUSED = {
+    "background": "an answer is sent when it is sampled",
+    "conversation": "use previous_response_id, or send all items",
+    "prompt": "no prompt is kept here; send its text",
+}
+_ECHOED = ("metadata", "parallel_tool_calls", "previous_response_id", "temperature", "top_p")
+_CHOICES = ("auto", "none", "required")
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_CALLS = ("function_call", "custom_tool_call", "tool_search_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_THINKING = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
+# The order of items in an answer of ours.
+_REASONING, _MESSAGE, _CALL = range(3)
+_COMPACTION = "compaction"
+
+
+class Responses(HttpDialect):
+    """OpenAI Responses.
+
+    Args:
+        rewrites: the rules by which a client may change an answer of the policy.
+        unenforced: "accept" samples freely if a typed answer is asked for.
+    """
+
+    path = "/v1/responses"
+    id_prefix = "resp_"
+    places_system = True
+
+    def __init__(
+        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
+    ) -> None:
+        self.leaves_out_empty_turns = LEFT_OUT in rewrites
+        self.thinking_as_text = THINKING_AS_TEXT in rewrites
+        self.unenforced = unenforced
+
+    def read(
+        self,
+        body: Mapping[str, Any],
+        like: AgentRequest | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AgentRequest:
+        """Return the request of a body, see `HttpDialect.read`."""
+        for name, why in _REFUSED.items():
+            if body.get(name):
+                raise Refusal(f"{name} is not supported: {why}", param=name)
+        if body.get("top_logprobs"):
+            raise Refusal(
+                "top_logprobs: only those of the sampled tokens are known\nhint: leave it out",
+                param="top_logprobs",
+            )
+        tools = ResponsesTools([], {}, [])
+        add_tools(tools, list_at(body, "tools"))
+        shown = tools.shown[:]  # what a search has found is called, and stands in its result
+        head = _instructions(body)
+        choice = _choice(body)
+        unmet = ["tool_choice"] if choice == "required" else []
+        kind = object_at(object_at(body, "text"), "format").get("type", "text")
+        if kind != "text":
+            check_form("text.format", self.unenforced)
+            unmet.append("text.format")
+        ignored = [key for key in body if key not in _READ and body[key] is not None]
+        messages = head + _messages(body, tools, self.thinking_as_text)
+        follows = text_at(body, "previous_response_id")
+        if follows is not None and self.rollout_of_answer(follows) is None:
+            raise Refusal(
+                f"previous_response_id {follows[:200]!r} is not an answer of this gateway",
+                param="previous_response_id",
+            )
+        if not messages[len(head) :] and follows is None:
+            raise Refusal("input must be a text, or a list with an item at least", param="input")
+        return AgentRequest(
+            messages=messages,
+            tools=shown or None,
+            max_tokens=most_tokens(body, "max_output_tokens"),
+            calls=choice != "none",
+            one_call=body.get("parallel_tool_calls") is False,
+            stream=flag(body, "stream"),
+            sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
+            ignored=sorted([*ignored, *tools.left_out]),
+            unmet=unmet,
+            model=text_at(body, "model") or "",
+            rollout_id=text_at(body, "rollout_id"),
+            origin=_origin(headers or {}),
+            follows=follows,
+            head=len(head),
+            names=tools.names,
+            echo={name: body[name] for name in _ECHOED if body.get(name) is not None},
+            dialect=self,
+        )
+
+    def rollout_of(self, body: Mapping[str, Any]) -> str | None:
+        """Return the rollout that `previous_response_id` names, if it does."""
+        id_ = body.get("previous_response_id")
+        return self.rollout_of_answer(id_) if isinstance(id_, str) else None
+
+    def answer(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> dict[str, Any]:
+        """Return an answer as a `Response`."""
+        return response_body(answer, request, model)
+
+    def events(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> Iterator[bytes]:
+        """Yield an answer as server-sent events."""
+        return map(named_event, events(answer, request, model))
+
+    def refused(self, refusal: Refusal) -> dict[str, Any]:
+        """Return the JSON of a refusal, as OpenAI writes errors."""
+        return refusal_body(refusal, as_full=(CONVERSATION_FULL,))
+
+    def refused_event(self, refusal: Refusal) -> bytes:
+        """Return the event that ends a stream whose turn was refused."""
+        error = self.refused(refusal)["error"]
+        return named_event({**error, "type": "error", "sequence_number": 0})
+
+
+def _origin(headers: Mapping[str, str]) -> Any:
+    """Return what Codex says of a request."""
+    if "x-openai-subagent" in headers:
+        return "subagent"
+    try:
+        said = json.loads(headers.get("x-codex-turn-metadata") or "null")
+    except (ValueError, RecursionError):
+        return None
+    kind = said.get("request_kind") if isinstance(said, dict) else None
+    return _COMPACTION if kind == _COMPACTION else None
+
+
+def _choice(body: Mapping[str, Any]) -> str:
+    choice = body.get("tool_choice") or "auto"
+    if isinstance(choice, dict):
+        choice = choice.get("mode") or "required"
+    if choice not in _CHOICES:
+        raise Refusal(
+            f"tool_choice={choice!r}: expected one of {', '.join(_CHOICES)}, or a tool",
+            param="tool_choice",
+        )
+    return str(choice)
+
+
+def _instructions(body: Mapping[str, Any]) -> list[Message]:
+    text = text_at(body, "instructions")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(
+    body: Mapping[str, Any], tools: ResponsesTools, thinking_as_text: bool
+) -> list[Message]:
+    """Return the messages of the items of a body.
+
+    Args:
+        body: has them as `input`.
+        tools: get what the results of searches have found.
+        thinking_as_text: whether an answer whose thinking is a text can be the policy's.
+    """
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list | None):
+        raise Refusal("input must be a text or a list of items", param="input")
+    messages: list[Message] = []
+    turn: _Turn | None = None
+    for place, item in enumerate(given or ()):
+        where = f"input[{place}]"
+        if not isinstance(item, dict):
+            raise Refusal(f"{where} must be an object", param="input")
+        kind, role = item.get("type") or "message", item.get("role")
+        if kind == "message" and role not in _ROLES:
+            raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="input")
+        if kind in ("reasoning", *_CALLS) or (kind, role) == ("message", "assistant"):
+            if turn is None:
+                turn = _Turn(thinking_as_text)
+                messages.append(turn.message)
+            turn.add(kind, item, where)
+            continue
+        turn = None
+        messages.append(_said(kind, item, where, tools))
+    return messages
+
+
+class _Turn:
+    """The items between two inputs, as the message of an answer.
+
+    Args:
+        thinking_as_text: whether an answer whose thinking is a text can be the policy's.
+    """
+
+    def __init__(self, thinking_as_text: bool) -> None:
+        self.message: Message = {"role": "assistant", "content": ""}
+        self._thinking_as_text = thinking_as_text
+        self._last = _REASONING
+
+    def add(self, kind: str, item: Mapping[str, Any], where: str) -> None:
+        """Add the next item."""
+        message, at = self.message, _MESSAGE
+        if kind == "reasoning":
+            at = _REASONING
+            for key, name in (("reasoning_content", "summary"), ("reasoning", "content")):
+                if text := "".join(_texts(item.get(name), where)):
+                    message[key] = message.get(key, "") + text
+            if handle := item.get("encrypted_content"):
+                message[HANDLE] = f"{message[HANDLE]} {handle}" if HANDLE in message else handle
+        elif kind in _CALLS:
+            at = _CALL
+            message.setdefault("tool_calls", []).append(call_of_item(item, where))
+        else:
+            content = item.get("content")
+            parts = content if isinstance(content, list) else []
+            if refused := [p for p in parts if isinstance(p, dict) and p.get("type") == "refusal"]:
+                message["refusal"] = refused  # the policy's answers have none
+            said = [part for part in parts if part not in refused]
+            text = "".join(_texts(said if parts else content, where))
+            if self._last == _REASONING and (thinking := _THINKING.fullmatch(text)) is not None:
+                at, text = _REASONING, ""
+                self._add_thinking(thinking[1])
+            message["content"] += text
+        if at < self._last:
+            message[REORDERED] = True
+        self._last = at
+
+    def _add_thinking(self, thinking: str) -> None:
+        """Add thinking that a client wrote as a text, as pydantic-ai does."""
+        message = self.message
+        message["reasoning_content"] = message.get("reasoning_content", "") + thinking
+        if self._thinking_as_text:
+            message[RESPELLED] = THINKING_AS_TEXT
+        else:
+            message[REORDERED] = True
+
+
+def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> Message:
+    """Return the message of an input."""
+    if kind == "message":
+        return {"role": item["role"], "content": _content(_texts(item.get("content"), where))}
+    if kind != "tool_search_output" and kind not in _OUTPUTS:
+        raise Refusal(
+            f"{where} has the type {kind!r}, and abut takes messages, reasoning, calls of "
+            "functions and their outputs",
+            param="input",
+        )
+    id_ = item.get("call_id")
+    if not isinstance(id_, str):
+        raise Refusal(f"{where} is an output without a call_id", param="input")
+    if kind == "tool_search_output":
+        before = len(tools.shown)
+        add_tools(tools, item.get("tools") or [])
+        found = [tool["function"] for tool in tools.shown[before:]]
+        return {
+            "role": "tool",
+            "tool_call_id": id_,
+            "content": json.dumps(found, ensure_ascii=False),
+        }
+    return {
+        "role": "tool",
+        "tool_call_id": id_,
+        "content": _content(_texts(item.get("output"), where)),
+    }
+
+
+def _content(texts: list[str]) -> Any:
+    """Return the content of a message: a single text as it is, else parts."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """Return the texts of a content."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise Refusal(f"{where} must have a text or parts of text", param="input")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXTS or not isinstance(part.get("text"), str):
+            raise Refusal(
+                f"{where} has a part of the type {kind!r}, and abut is text only", param="input"
+            )
+        texts.append(part["text"])
+    return texts

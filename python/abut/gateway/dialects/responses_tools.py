@@ -1,0 +1,110 @@
+"""The tools of OpenAI Responses: one flat name for each, and the items of their calls.
+
+Invariant: a call that was written as an item and comes back is the call that was sampled.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from abut.gateway.dialects.fields import check_tools
+from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
+from abut.gateway.ledger.refusal import Refusal
+
+TOOL_SEARCH = "tool_search"
+_NAMESPACE_END = "__"
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+_TEXT_ARGUMENT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+class ToolName(NamedTuple):
+    """The parts of a tool's flat name."""
+
+    kind: str
+    """The type of the tool: `function`, `custom` or `tool_search`."""
+    namespace: str | None
+    name: str
+
+
+class ResponsesTools(NamedTuple):
+    """The tools of a body."""
+
+    shown: list[dict[str, Any]]
+    """The functions that the prompt has, by their flat names."""
+    names: dict[str, ToolName]
+    """The parts of each flat name, those of tools that were found by a search among them."""
+    left_out: list[str]
+    """The tools that OpenAI's servers run."""
+
+
+def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -> None:
+    """Add the tools of a list to those of a body."""
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise Refusal("tools must be a list of objects", param="tools")
+    check_tools(given)
+    for tool in given:
+        kind = tool.get("type")
+        name = TOOL_SEARCH if kind == TOOL_SEARCH else tool.get("name")
+        runs_here = kind in ("function", "custom", "namespace") or (
+            kind == TOOL_SEARCH and tool.get("execution") == "client"
+        )
+        if not runs_here:
+            tools.left_out.append(f"tools[{kind}]")
+            continue
+        if not isinstance(name, str) or not name:
+            raise Refusal(f"a tool of the type {kind!r} has no name", param="tools")
+        if kind == "namespace":
+            add_tools(tools, tool.get("tools"), name)
+            continue
+        flat = flat_name(namespace, name)
+        function = {"name": flat}
+        if tool.get("description") is not None:
+            function["description"] = tool["description"]
+        custom = kind == "custom"
+        parameters = _TEXT_ARGUMENT if custom else tool.get("parameters") or _NO_ARGUMENTS
+        tools.shown.append({"type": "function", "function": {**function, "parameters": parameters}})
+        tools.names[flat] = ToolName(str(kind), namespace, name)
+
+
+def flat_name(namespace: Any, name: str) -> str:
+    """Return the name of a tool in the prompt."""
+    return f"{namespace}{_NAMESPACE_END}{name}" if isinstance(namespace, str) else name
+
+
+def call_of_item(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the call that an item is."""
+    kind = item["type"].removesuffix("_call")
+    id_, name = item.get("call_id"), TOOL_SEARCH if kind == TOOL_SEARCH else item.get("name")
+    if not isinstance(id_, str) or not isinstance(name, str):
+        raise Refusal(f"{where} is a call without a call_id or a name", param="input")
+    arguments = item.get("arguments")
+    if kind == "custom_tool":
+        arguments = {"input": item.get("input") or ""}
+    if not isinstance(arguments, str | dict) or is_deep(arguments):
+        raise Refusal(
+            f"{where} must have arguments: a text, or an object at most {MOST_DEPTH} deep",
+            param="input",
+        )
+    flat = flat_name(item.get("namespace"), name)
+    return {"id": id_, "type": "function", "function": {"name": flat, "arguments": arguments}}
+
+
+def item_of_call(call: Mapping[str, Any], names: Mapping[str, ToolName]) -> dict[str, Any]:
+    """Return the item of a call, without its own id."""
+    flat, arguments = call["function"]["name"], call["function"]["arguments"]
+    kind, namespace, name = names.get(flat, ToolName("function", None, flat))
+    item = {"call_id": call["id"], "status": "completed"}
+    if kind == TOOL_SEARCH:
+        read = json.loads(arguments)
+        return {**item, "type": "tool_search_call", "execution": "client", "arguments": read}
+    if kind == "custom":
+        read = json.loads(arguments)
+        text = read.get("input") if [*read] == ["input"] else None
+        given = text if isinstance(text, str) else arguments
+        return {**item, "type": "custom_tool_call", "name": name, "input": given}
+    item |= {"type": "function_call", "name": name, "arguments": arguments}
+    return item if namespace is None else {**item, "namespace": namespace}

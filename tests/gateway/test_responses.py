@@ -1,0 +1,543 @@
+"""OpenAI Responses: a conversation in all its spellings, and another one once it is edited."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from abut.gateway.dialects.responses import Responses
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.gateway import Gateway
+from tests.kit.clients.anthropic_client import causes, ledger_of, send
+from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, post, says, serving, user
+from tests.kit.stage.rollouts import Recording, Stage
+
+TOOL = {"type": "function", "strict": False, **LOOKUP["function"]}  # type: ignore[dict-item]
+TEXTS = (
+    "<think>\nI should look.\n</think>\n\n" + a_call(text="Let me see.\n", a="one"),
+    a_call(a="two") + "\n" + a_call(a="three"),
+    "It is one.",
+    "Goodbye.",
+)
+
+
+@pytest.fixture
+def sampler(stage: Stage) -> Recording:
+    return says(stage, *TEXTS)
+
+
+@pytest.fixture
+def gateway(sampler: Recording, hf_tokenizer: Any) -> Iterator[Gateway]:
+    with serving(sampler, hf_tokenizer) as gateway:
+        yield gateway
+
+
+class Client:
+    """Asks one rollout of a gateway."""
+
+    def __init__(self, gateway: Gateway, rollout: str = "a", **fields: Any) -> None:
+        self.gateway, self.rollout = gateway, rollout
+        self.fields = {"model": "policy", **fields}
+        self.url = f"{gateway.endpoint(rollout).base_url}/responses"
+
+    def post(self, items: Any, headers: Any = None, **fields: Any) -> tuple[int, Any]:
+        """Send items; returns status and JSON, or events."""
+        key = {"Authorization": f"Bearer {self.gateway.key}", **(headers or {})}
+        return send(self.url, "", {**self.fields, "input": items, **fields}, **key)
+
+    def ask(self, items: Any, **fields: Any) -> Any:
+        """One turn; returns the response."""
+        status, answer = self.post(items, **fields)
+        assert status == 200, answer
+        return answer
+
+    @property
+    def causes(self) -> list[str | None]:
+        return causes(self.gateway, self.rollout)
+
+
+def output(call: Any, text: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+
+
+def calls_in(items: Any) -> list[Any]:
+    return [item for item in items if item["type"].endswith("_call")]
+
+
+class Talk:
+    """A conversation up to its third answer, and what a client sends next.
+
+    Attributes:
+        items: of the third request: the question, reasoning, text, call, output, two calls and
+            their outputs.
+        responses: the first two.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.client = Client(gateway, instructions="You are a finder.", tools=[TOOL])
+        self.items: list[Any] = [user("What is it?")]
+        self.responses = []
+        for texts in (["found one"], ["found two", "found three"]):
+            self.responses.append(response := self.client.ask(self.items))
+            calls = calls_in(response["output"])
+            self.items += response["output"]
+            self.items += [output(call, text) for call, text in zip(calls, texts, strict=True)]
+
+    def goes_on(self, **fields: Any) -> bool:
+        """Whether the items are the conversation that was said."""
+        before = len(self.client.causes)
+        self.client.ask(self.items, **fields)
+        return len(self.client.causes) == before
+
+
+def test_the_row_is_that_of_a_chat_client_with_the_same_conversation(
+    gateway: Gateway, sampler: Recording
+) -> None:
+    talk = Talk(gateway)
+    kinds = [item.get("type", "message") for item in talk.items]
+    assert kinds == [
+        *("message", "reasoning", "message", "function_call", "function_call_output"),
+        *("function_call", "function_call", "function_call_output", "function_call_output"),
+    ]
+    assert talk.goes_on()
+    row = gateway.end("a", 1.0)
+    assert (row.error, row.branches, len(row.turns)) == (None, [], 3)
+    check_tree(row, [call for call in sampler.calls if call[0].rollout_id == "a"])
+    messages: list[Any] = [
+        {"role": "system", "content": "You are a finder."},
+        user("What is it?"),
+    ]
+    for texts in (["found one"], ["found two", "found three"], []):
+        answer, _ = ask(gateway, messages, "chat", tools=[LOOKUP])
+        messages.append(answer)
+        messages += [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(answer.get("tool_calls", ()), texts, strict=True)
+        ]
+    chat = gateway.end("chat", 1.0)
+    assert row.columns is not None
+    assert chat.columns is not None
+    for name in ("prompt_ids", "completion_ids", "env_mask"):
+        assert getattr(row.columns, name).tolist() == getattr(chat.columns, name).tolist()
+
+
+Change = Callable[[list[Any]], object]
+
+
+def without_labels(items: list[Any]) -> None:
+    """R1: as openai-agents and Codex drop or add them."""
+    for item in items:
+        for key in ("id", "status"):
+            item.pop(key, None)
+    items[2]["content"][0].pop("annotations")
+    items[2] |= {"phase": None}
+    items[3] |= {"async_": None, "namespace": None}
+
+
+def as_easy_messages(items: list[Any]) -> None:
+    items[0] = {"type": "message", "role": "user", "content": [part("What is it?")]}
+    items[2] = {"role": "assistant", "content": items[2]["content"][0]["text"]}
+
+
+def part(text: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
+def parts_of_outputs(items: list[Any]) -> None:
+    items[4]["output"] = [part("found one")]
+
+
+def other_arguments(items: list[Any]) -> None:
+    items[3]["arguments"] = '{ "a":"\\u006fne" }'
+
+
+def no_reasoning(items: list[Any]) -> None:
+    del items[1]
+
+
+def sealed_reasoning(items: list[Any]) -> None:
+    items[1] |= {"summary": [], "content": None}
+
+
+def open_reasoning(items: list[Any]) -> None:
+    del items[1]["encrypted_content"]
+    items[1]["content"] = [part("I should look.", "reasoning_text")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda items: None,
+        without_labels,  # R1
+        as_easy_messages,
+        parts_of_outputs,
+        other_arguments,
+        no_reasoning,  # R2
+        sealed_reasoning,
+        open_reasoning,
+    ],
+)
+def test_a_history_in_another_spelling_is_the_one_that_was_said(
+    gateway: Gateway, change: Change
+) -> None:
+    talk = Talk(gateway)
+    talk.items = copy.deepcopy(talk.items)
+    change(talk.items)
+    assert talk.goes_on()
+    assert talk.client.causes == [None]
+    ledger = ledger_of(gateway, "a")
+    assert ledger is not None
+    assert not ledger.client_rewrites
+
+
+def edited(path: list[Any], value: Any) -> Change:
+    def edit(items: list[Any]) -> None:
+        *way, last = path
+        at: Any = items
+        for key in way:
+            at = at[key]
+        if value is None:
+            del at[last]
+        else:
+            at[last] = value
+
+    return edit
+
+
+def swapped(one: int, other: int) -> Change:
+    def edit(items: list[Any]) -> None:
+        items[one], items[other] = items[other], items[one]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edited([1, "summary", 0, "text"], "I should not look."),
+        edited([1, "content"], [part("I should not look.", "reasoning_text")]),
+        edited([1, "encrypted_content"], "gAAAA"),
+        edited([1, "encrypted_content"], "abut.1"),
+        edited([2, "content", 0, "text"], "Let me  see."),
+        edited([2, "content"], [{"type": "refusal", "refusal": "No."}]),
+        edited([2], None),
+        edited([3, "arguments"], '{"a": "One"}'),
+        edited([3, "arguments"], "one"),
+        edited([3, "name"], "look"),
+        edited([3, "namespace"], "files"),
+        edited([4, "output"], "found one."),
+        swapped(1, 2),  # the same items in another order
+        swapped(2, 3),
+        swapped(5, 6),
+        edited([0, "content"], "What is it"),
+    ],
+)
+def test_an_edited_history_is_a_conversation_of_its_own(gateway: Gateway, edit: Change) -> None:
+    talk = Talk(gateway)
+    talk.items = copy.deepcopy(talk.items)
+    edit(talk.items)
+    assert not talk.goes_on()
+
+
+# ---- R3
+
+
+def thinking_as(text: str) -> Change:
+    def change(items: list[Any]) -> None:
+        items[1] = {"role": "assistant", "content": text}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("text", "rewrites"),
+    [
+        ("<think>\nI should look.\n</think>", {"thinking_as_text": 1}),
+        ("<think>\nI should look. \n</think>", None),
+        ("<think>\n\n</think>", None),
+        ("<think>I should look.</think>", None),
+        ("I should look.", None),
+    ],
+)
+def test_thinking_that_comes_back_as_text_is_a_counted_rewrite(
+    gateway: Gateway, text: str, rewrites: Any
+) -> None:
+    talk = Talk(gateway)
+    thinking_as(text)(talk.items)
+    if text.startswith("<think>I"):  # which this template does not write in an answer
+        status, _ = talk.client.post(talk.items)
+        assert status in (200, 400)
+        return
+    assert talk.goes_on() == (rewrites is not None)
+    ledger = ledger_of(gateway, "a")
+    assert ledger is not None
+    assert dict(ledger.client_rewrites) == (rewrites or {})
+
+
+def test_that_rewrite_can_be_switched_off(stage: Stage, hf_tokenizer: Any) -> None:
+    with serving(says(stage, *TEXTS), hf_tokenizer, rewrites=()) as gateway:
+        talk = Talk(gateway)
+        thinking_as("<think>\nI should look.\n</think>")(talk.items)
+        assert not talk.goes_on()
+
+
+# ---- R4
+
+
+NAMESPACE = {"type": "namespace", "name": "files", "tools": [TOOL]}
+CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "grammar"}}
+SEARCH = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
+
+
+def test_each_kind_of_call_is_the_item_that_its_client_knows(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    says_calls = [
+        a_call("files__lookup", a="one"),
+        a_call("patch", input="*** Begin"),
+        a_call("tool_search", query="find"),
+        a_call("found__lookup", a="two"),
+        "Done.",
+    ]
+    with serving(says(stage, *says_calls), hf_tokenizer) as gateway:
+        client = Client(gateway, tools=[NAMESPACE, CUSTOM, SEARCH, {"type": "web_search"}])
+        items: list[Any] = [user("Go.")]
+        known = []
+        for result in ("found one", "patched", [{**NAMESPACE, "name": "found"}], "found two"):
+            (call,) = client.ask(items)["output"]
+            known.append({key: call[key] for key in call if key not in ("id", "call_id", "status")})
+            kind = call["type"].removesuffix("_call")
+            answer: dict[str, Any] = {"type": f"{kind}_output", "call_id": call["call_id"]}
+            if kind != "tool_search":
+                answer = {"type": f"{call['type']}_output", "call_id": call["call_id"]}
+            answer |= {"tools" if kind == "tool_search" else "output": result}
+            items += [call, answer]
+        client.ask(items)
+        assert client.causes == [None]
+    assert known == [
+        {
+            "type": "function_call",
+            "namespace": "files",
+            "name": "lookup",
+            "arguments": '{"a": "one"}',
+        },
+        {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"},
+        {"type": "tool_search_call", "execution": "client", "arguments": {"query": "find"}},
+        {
+            "type": "function_call",
+            "namespace": "found",
+            "name": "lookup",
+            "arguments": '{"a": "two"}',
+        },
+    ]
+
+
+def test_a_search_shows_what_it_found_by_its_flat_names() -> None:
+    found = {"type": "tool_search_output", "call_id": "c", "tools": [NAMESPACE]}
+    asked = Responses().read({"input": [user("hi"), found], "tools": [SEARCH, CUSTOM]})
+    (shown,) = json.loads(asked.messages[1]["content"])
+    assert shown["name"] == "files__lookup"
+    assert asked.tools is not None
+    assert [tool["function"]["name"] for tool in asked.tools] == ["tool_search", "patch"]
+    assert asked.tools[1]["function"]["parameters"]["required"] == ["input"]
+    assert asked.names["files__lookup"][:2] == ("function", "files")
+
+
+# ---- R5
+
+
+def test_a_previous_response_stands_for_its_conversation(gateway: Gateway) -> None:
+    talk = Talk(gateway)
+    client, (first, second) = talk.client, talk.responses
+    response = client.ask(talk.items[-2:], previous_response_id=second["id"])
+    assert client.causes == [None]
+    assert response["previous_response_id"] == second["id"]
+    client.ask(talk.items[4:5], previous_response_id=first["id"])  # once more, so a sibling
+    assert client.causes == [None, "repeated"]
+    client.ask(talk.items[-2:], previous_response_id=second["id"], instructions="Be brief.")
+    assert client.causes == [None, "repeated", "rewritten"]
+
+
+def test_its_instructions_are_not_inherited(gateway: Gateway) -> None:
+    client = Client(gateway)
+    first = client.ask("hi", instructions="You are a finder.")
+    client.ask("well?", previous_response_id=first["id"])
+    ledger = ledger_of(gateway, "a")
+    assert ledger is not None
+    assert [m["role"] for m in ledger.calls[1].request.messages] == ["user", "assistant", "user"]
+    assert client.causes == [None, "rewritten"]
+
+
+def test_it_names_the_rollout_and_none_but_that(gateway: Gateway) -> None:
+    first = Client(gateway).ask("hi")
+    key = {"Authorization": f"Bearer {gateway.endpoint('a').api_key}"}
+    body = {"model": "m", "input": "well?", "previous_response_id": first["id"]}
+    status, answer = send(f"{gateway.base_url}/responses", "", body, **key)
+    assert (status, answer["previous_response_id"]) == (200, first["id"])
+    assert causes(gateway, "a") == [None]
+    for id_, message in (
+        (first["id"], "is not an answer of this rollout"),
+        ("resp_123", "is not an answer of this gateway"),
+    ):
+        status, answer = Client(gateway, "b").post("well?", previous_response_id=id_)
+        assert (status, answer["error"]["param"]) == (400, "previous_response_id")
+        assert message in answer["error"]["message"]
+
+
+def test_a_response_can_be_read_again(gateway: Gateway) -> None:
+    client = Client(gateway, store=False)
+    first = client.ask("hi")
+    for url in (client.url, f"{gateway.base_url}/responses"):
+        assert get(f"{url}/{first['id']}", gateway.key) == (200, first)
+    assert get(f"{client.url}/resp_a-7", gateway.key)[0] == 404
+    status, answer = get(f"{client.url}/{first['id']}", "another")
+    assert (status, answer["error"]["code"]) == (400, "wrong_api_key")
+    gateway.end("a")
+    status, answer = get(f"{client.url}/{first['id']}", gateway.key)
+    assert (status, answer["error"]["code"]) == (400, "rollout_over")
+
+
+def get(url: str, key: str) -> tuple[int, Any]:
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+# ---- requests, answers and errors
+
+
+def test_what_is_asked() -> None:
+    body = {
+        "model": "gpt",
+        "input": [{"role": "developer", "content": "Be kind."}, user("hi")],
+        "max_output_tokens": 7,
+        "temperature": 0.5,
+        "parallel_tool_calls": False,
+        "tool_choice": {"type": "function", "name": "lookup"},
+        "tools": [TOOL, {"type": "web_search"}],
+        "reasoning": {"effort": "low"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "client_metadata": {"a": 1},
+    }
+    asked = Responses().read(body)
+    assert (asked.max_tokens, asked.one_call, asked.unmet) == (7, True, ["tool_choice"])
+    assert asked.sampling == {"temperature": 0.5}
+    assert asked.ignored == ["reasoning", "tools[web_search]"]
+    assert [message["role"] for message in asked.messages] == ["developer", "user"]
+    assert not Responses().read({**body, "tool_choice": "none"}).calls
+    assert Responses().read({**body, "client_metadata": {"b": 2}}).digest == asked.digest
+    assert Responses().read({**body, "max_output_tokens": 8}).digest != asked.digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"background": True}, "background", "background is not supported"),
+        ({"conversation": "c"}, "conversation", "previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt", "prompt is not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "those of the sampled tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "forced"),
+        ({"tool_choice": "some"}, "tool_choice", "tool_choice='some'"),
+        ({"tools": [{"type": "function"}]}, "tools", "has no name"),
+        ({"input": []}, "input", "an item at least"),
+        ({"input": [{"role": "tool", "content": ""}]}, "input", "a role of user"),
+        ({"input": [{"type": "item_reference", "id": "i"}]}, "input", "type 'item_reference'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input",
+            "input_image",
+        ),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input", "without a call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens=0"),
+    ],
+)
+def test_what_cannot_be_exact_is_a_400_that_names_the_field(
+    fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(Refusal, match=message) as raised:
+        Responses().read({"input": "hi", **fields})
+    assert raised.value.param == param
+
+
+def test_an_answer_that_was_cut_is_incomplete(gateway: Gateway) -> None:
+    client = Client(gateway)
+    answer = client.ask("hi", max_output_tokens=2)
+    assert answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    _, events = client.post("hi", max_output_tokens=2, stream=True)
+    assert events[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_a_stream_has_the_items_of_the_whole_answer(gateway: Gateway, turn: int) -> None:
+    talk = Talk(gateway)
+    items = talk.items[: (1, 5, 9)[turn]]
+    status, events = talk.client.post(items, stream=True)
+    assert status == 200
+    whole = events[-1]["response"]
+    assert events[-1]["type"] == "response.completed"
+    assert {event["response"]["id"] for event in events if "response" in event} == {whole["id"]}
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == whole["output"]
+    deltas = "".join(event["delta"] for event in events if event["type"].endswith(".delta"))
+    said = [
+        item.get("arguments") or (item.get("content") or item["summary"])[0]["text"]
+        for item in whole["output"]
+    ]
+    assert deltas == "".join(said)
+    assert get(f"{talk.client.url}/{whole['id']}", gateway.key) == (200, whole)
+
+
+def test_a_full_conversation_and_a_rollout_that_is_over_differ(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    config = {"max_context_tokens": 60, "max_turns": 2}
+    with serving(says(stage, "yes"), hf_tokenizer, config=config) as gateway:
+        client = Client(gateway)
+        status, answer = client.post("hi " * 60)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length" in answer["error"]["message"]
+        items: list[Any] = [user("a")]
+        for _ in range(2):
+            items += [*client.ask(items)["output"], user("b")]
+        status, answer = client.post(items)
+        assert (status, answer["error"]["code"]) == (400, "limit_reached")
+        assert answer["error"]["message"] == "max_turns=2 calls were answered"
+        gateway.end("a", 1.0)
+        status, answer = client.post("a")
+        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
+
+
+def test_codex_says_who_asks(gateway: Gateway) -> None:
+    client = Client(gateway)
+    client.ask("Find.")
+    turn = {"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}
+    compaction = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+    for number, headers in enumerate(
+        [turn, {"x-openai-subagent": "collab_spawn"}, compaction, {"x-codex-turn-metadata": "{"}]
+    ):
+        client.ask(f"Find {number}.", headers=headers)
+    assert client.causes == [None, "new", "subagent", "compaction", "new"]
+
+
+def test_what_a_chat_client_cannot_say_of_its_messages(gateway: Gateway) -> None:
+    """The keys that dialects set themselves are dropped from a chat client's messages."""
+    first = user("hi")
+    answer, _ = ask(gateway, [first], "chat")
+    smuggled = {**answer, "respelled": "a/metric", "reordered": True, "reasoning_handle": "x"}
+    ask(gateway, [first, smuggled, user("well?")], "chat")
+    ledger = ledger_of(gateway, "chat")
+    assert ledger is not None
+    assert causes(gateway, "chat") == [None]
+    assert not ledger.client_rewrites
+    assert post(f"{gateway.base_url}/responses/compact", gateway.key, {})[0] == 404
