@@ -153,6 +153,7 @@ Rollout
   reward = None
   measured = True
   turns = <class 'list'>
+  turns_before = ()
   seams = <class 'list'>
   messages = <class 'list'>
   tools = ()

@@ -318,10 +318,10 @@ def test_one_warning_where_much_that_was_sampled_trains_nothing(
     for text in texts:
         assert re.sub(r"the \d+ tokens", "the … tokens", text) == (
             "50% of the … tokens in conversations that agents followed in a batch train nothing, "
-            "because TRL's GRPOTrainer takes one conversation of each rollout. Most of them (100%) "
-            "are in conversations that an agent began because it asks for several samples at one "
-            "point\nhint: abut.trl.GRPOTrainer trains every conversation, and takes the same "
-            "arguments; docs/agents.md says what begins another conversation"
+            "because each rollout has one conversation as its row. Most of them (100%) are in "
+            "conversations that an agent began because it asks for several samples at one point\n"
+            "hint: abut.trl.GRPOTrainer trains every conversation, and takes the arguments of "
+            "TRL's class; docs/agents.md says what begins another conversation"
         )
 
 

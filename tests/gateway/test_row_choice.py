@@ -118,6 +118,11 @@ def ledger(play: Play) -> Ledger:
     return ledger
 
 
+def said_in_prompt(rollout: Rollout, stage: Stage) -> bytes:
+    assert rollout.columns is not None
+    return stage.tokenizer.decode_bytes(rollout.columns.prompt_ids)
+
+
 def drawn(ledger: Ledger, seed: int, *, by_tokens: bool) -> Rollout:
     rollout = Rollout("r", 0)
     choice = RowChoice("random", by_tokens=by_tokens, seed=seed)
@@ -127,7 +132,7 @@ def drawn(ledger: Ledger, seed: int, *, by_tokens: bool) -> Rollout:
 
 @pytest.mark.parametrize("by_tokens", [True, False])
 def test_a_drawn_row_trains_its_own_calls_and_the_rest_is_beside_it(
-    play: Play, by_tokens: bool
+    play: Play, stage: Stage, by_tokens: bool
 ) -> None:
     heard = play(talks_much, *TALK)
     rows = Counter()
@@ -139,6 +144,7 @@ def test_a_drawn_row_trains_its_own_calls_and_the_rest_is_beside_it(
         assert rollout.turns[0].start == len(rollout.columns.prompt_ids)
         assert rollout.turns[-1].reward == 1.0
         assert len(rollout.provenance) == rollout.turns[-1].end
+        assert len(rollout.main_row.before) == int(b"My plan." in said_in_prompt(rollout, stage))
         rows[rollout.columns.completion_ids.tobytes()] += 1
     assert len(rows) == 3  # of four, because the thrown away sibling is never one
 

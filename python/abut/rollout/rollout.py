@@ -172,6 +172,8 @@ class Rollout:
     measured: bool = True
     """False: the adapter says that nothing was measured, so no reward function may score it."""
     turns: list[TurnRecord] = field(default_factory=list)
+    turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
+    """As in `Branch`: those in the prompt, where the row was drawn and is a fork."""
     seams: list[tuple[str, bool]] = field(default_factory=list)
     """For each seam its kind and whether it is exact."""
     messages: list[Message] = field(default_factory=list)
@@ -208,6 +210,7 @@ class Rollout:
             reward=self.row_reward,
             trained=self.row_trained,
             turns=self.turns,
+            turns_before=self.turns_before,
         )
 
     @property

@@ -134,11 +134,11 @@ class SetupWarnings:
         self._once.warn(
             "dropped",
             f"{dropped / followed:.0%} of the {followed} tokens in conversations that agents "
-            "followed in a batch train nothing, because TRL's GRPOTrainer takes one conversation "
-            f"of each rollout. Most of them ({most / dropped:.0%}) are in conversations that an "
-            f"agent began because {_WHY_BRANCHES[why or 'new']}\n"
-            "hint: abut.trl.GRPOTrainer trains every conversation, and takes the same arguments; "
-            "docs/agents.md says what begins another conversation",
+            "followed in a batch train nothing, because each rollout has one conversation as its "
+            f"row. Most of them ({most / dropped:.0%}) are in conversations that an agent began "
+            f"because {_WHY_BRANCHES[why or 'new']}\n"
+            "hint: abut.trl.GRPOTrainer trains every conversation, and takes the arguments of "
+            "TRL's class; docs/agents.md says what begins another conversation",
         )
 
     def _count(self, what: str, same: bool) -> None:

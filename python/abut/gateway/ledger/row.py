@@ -154,6 +154,7 @@ def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
     rollout.provenance = talk.trajectory.provenance
     rollout.name, rollout.session = branch.caller.name, branch.caller.session
     rollout.turns = [_record(call) for call in row.calls]
+    rollout.turns_before = [_record(call) for call in branch.calls[: row.begin]]
     rollout.tools = json.loads(branch.frame)[0] or ()
     rollout.seams, rollout.messages = talk.seams, talk.messages
     rollout.control_spellings = talk.control_spellings
