@@ -151,11 +151,27 @@ def test_a_rollout_with_untrained_calls_alone_fails_and_says_so(play: Play) -> N
     assert rollout.failed
     assert rollout.attempts == 1
     assert rollout.error == (
-        "EnvError: all answered calls of judges have names with train=False, so there is nothing "
-        "to train\nhint: endpoint.named(…, train=False) is for judges; let the agent itself ask at "
-        "its endpoint, or under a name with train=True"
+        "EnvError: all calls of judges have names with train=False, so there is nothing to train\n"
+        "hint: endpoint.named(…, train=False) is for judges; let the agent itself ask at its "
+        "endpoint, or under a name with train=True"
     )
     assert [branch.trained for branch in rollout.branches] == [False]
+
+
+def test_a_rollout_whose_trained_calls_are_refused_says_so(play: Play) -> None:
+    @agent
+    async def judges_first(endpoint: Endpoint) -> float:
+        await two_turns(endpoint.named("judge", train=False))
+        async with Client(endpoint) as client:
+            assert (await client.post(BODY))[0] == 400
+        return 1.0
+
+    rollout = play(judges_first, retries=0, max_calls=2).rollout
+    assert rollout.error is not None
+    assert rollout.error.startswith(
+        "EnvError: no call of judges_first that is trained was answered; the last refusal: "
+    )
+    assert "max_calls" in rollout.error
 
 
 def test_an_untrained_name_is_not_the_row_however_long(play: Play) -> None:
@@ -505,9 +521,7 @@ def test_untrained_calls_alone_without_a_trainer(gateway: Gateway) -> None:
     endpoint = gateway.endpoint("a").named("judge", train=False)
     assert post(f"{endpoint.base_url}/chat/completions", endpoint.api_key, BODY)[0] == 200
     rollout = gateway.end("a", 0.5)
-    assert (rollout.failed, rollout.error) == (
-        *(True, "all answered calls have names with train=False"),
-    )
+    assert (rollout.failed, rollout.error) == (*(True, "no call that is trained was answered"),)
 
 
 def test_requests_without_an_id_go_on_with_their_own_name(gateway: Gateway) -> None:

@@ -208,12 +208,14 @@ class AgentEpisode:
         ledger, name = self.ledger, self._name
         last = f"; the last refusal: {ledger.refusal}" if ledger.refusal else ""
         if any(branch.delivered_calls for branch in ledger.branches):
+            if last or any(branch.caller.train for branch in ledger.branches):
+                return EnvError(f"no call of {name} that is trained was answered{last}")
             untrained = EnvError(
-                f"all answered calls of {name} have names with train=False, so there is nothing to "
-                f"train{last}\nhint: endpoint.named(…, train=False) is for judges; let the agent "
-                "itself ask at its endpoint, or under a name with train=True"
+                f"all calls of {name} have names with train=False, so there is nothing to train\n"
+                "hint: endpoint.named(…, train=False) is for judges; let the agent itself ask at "
+                "its endpoint, or under a name with train=True"
             )
-            untrained.may_pass = ledger.refusal is not None
+            untrained.may_pass = False
             return untrained
         if ledger.calls:
             return EnvError(f"none of the {len(ledger.calls)} calls of {name} was answered{last}")

@@ -313,11 +313,7 @@ class Standalone:
         elif rollout.columns is None:
             untrained = any(branch.delivered_calls for branch in ledger.branches)
             rollout.stop_reason = StopReason.ERROR
-            rollout.error = (
-                "all answered calls have names with train=False"
-                if untrained
-                else "no call was answered"
-            )
+            rollout.error = f"no call {'that is trained ' * untrained}was answered"
             if ledger.refusal is not None:
                 rollout.error += f"; the last one was refused: {ledger.refusal}"
         self.ended += 1
