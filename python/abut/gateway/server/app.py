@@ -214,11 +214,11 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
         # The body may name another rollout.
         access.check(_rollout_of(request, body) or dialect.rollout_of(body))
+        part = part_of(request, registry.session_headers)
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
         like = None if beginning is None else beginning.request
-        part = part_of(request, registry.session_headers)
         asked = dialect.read(body, like, request.headers).of_part(*part)
         digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
         retried = _is_retry(request)
