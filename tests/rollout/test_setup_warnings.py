@@ -1,10 +1,14 @@
 """What trains to no purpose is said once, with what to do; what is as it should be, never."""
 
 import logging
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
+from abut import Columns
+from abut.rollout.rollout import Branch, BranchCause, Rollout, TurnRecord
+from abut.rollout.setup_warnings import SetupWarnings
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -115,3 +119,32 @@ def test_a_few_rollouts_that_a_budget_ends_are_not_told(stage: Stage, caplog: An
     engine.run(stage.tasks([env(turns=99)] * 7))
     engine.run(stage.tasks([env(turns=99)] * 8 + [env(turns=1)] * 2))
     assert not said(caplog)
+
+
+COLUMNS = Columns(
+    prompt_ids=np.array([1]),
+    completion_ids=np.array([2]),
+    logprobs=np.array([-1.0], np.float32),
+    env_mask=np.array([1], np.uint8),
+)
+
+
+@pytest.mark.parametrize("cause", get_args(BranchCause))
+def test_conversations_that_train_nothing_are_told_whatever_their_cause(
+    cause: BranchCause, caplog: Any
+) -> None:
+    rollout = Rollout("r", 0, columns=COLUMNS, turns=[TurnRecord(1, 2)])
+    rollout.branches = [Branch(COLUMNS, cause=cause)]
+    SetupWarnings().dropped([rollout])
+    (text,) = said(caplog)
+    assert "50% of the 2 tokens" in text
+
+
+def test_what_was_not_received_followed_or_meant_to_be_trained_is_not_told(caplog: Any) -> None:
+    rollout = Rollout("r", 0, columns=COLUMNS, turns=[TurnRecord(1, 2)])
+    rollout.branches = [
+        Branch(COLUMNS, cause="new", **changes)
+        for changes in ({"delivered": False}, {"followed": False}, {"trained": False})
+    ]
+    SetupWarnings().dropped([rollout])
+    assert said(caplog) == []

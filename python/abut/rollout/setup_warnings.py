@@ -5,13 +5,13 @@ Training goes on without an error in each of these cases, and learns nothing.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from abut.envs.task import RolloutTask
 from abut.notices import Once
 from abut.rollout.conversation import Budget
-from abut.rollout.rollout import Rollout, StopReason
+from abut.rollout.rollout import BranchCause, Rollout, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +21,14 @@ _MIN_SCORED = 8
 _CUT_FRAC = 0.9
 # If more of the tokens that could be trained are not, that is worth a warning.
 _DROPPED_FRAC = 0.1
-_WHY_BRANCHES = {
+_WHY_BRANCHES: Mapping[BranchCause, str] = {
     "repeated": "it asks for several samples at one point",
     "rewritten": "it changes what was said before, or its client does",
     "tools": "it asks with other tools, or other variables for the template",
     "new": "it begins other conversations",
     "template": "the template cannot write its messages behind a turn",
+    "subagent": "it has sub-agents",
+    "compaction": "it summarizes its history",
 }
 # How many rollouts, all alike, make a warning: before the policy has learned, a few may end so.
 _MIN_ALIKE = 32
@@ -121,7 +123,7 @@ class SetupWarnings:
         Samples that the agent never received, threw away for another one or wants untrained don't
         count.
         """
-        causes: Counter[str | None] = Counter()
+        causes: Counter[BranchCause | None] = Counter()
         for rollout in rollouts:
             for branch in rollout.branches:
                 if branch.delivered and branch.followed and branch.trained:
