@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -101,6 +102,18 @@ def curve(credit: Any, seed: int) -> list[float]:
     return [log["rewards/early/mean"] for log in trainer.state.log_history if "reward" in log]
 
 
+def ends(curves: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, tuple[float, float]]:
+    """Return the mean of the last steps over seeds, and its standard deviation."""
+    last = {name: [fmean(one[-LAST:]) for one in several] for name, several in curves.items()}
+    return {name: (fmean(seeds), stdev(seeds)) for name, seeds in last.items()}
+
+
+def picture_of(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """Return the picture as SVG."""
+    title = "Pay of the two turns that can be learnt: mean and range of five seeds"
+    return picture(curves, title=title, of="pay")
+
+
 def main(path: str, drawn: str) -> None:
     """Train, and write the curves and their picture."""
     from abut.trl import Returns
@@ -110,14 +123,10 @@ def main(path: str, drawn: str) -> None:
         name: [[round(pay, 4) for pay in curve(credit, seed)] for seed in range(SEEDS)]
         for name, credit in ways.items()
     }
-    for name, several in curves.items():
-        ends = [fmean(one[-LAST:]) for one in several]
-        print(
-            f"{name:12} last {LAST} steps {fmean(ends):.3f}, standard deviation {stdev(ends):.3f}"
-        )
+    for name, (mean, spread) in ends(curves).items():
+        print(f"{name:12} last {LAST} steps {mean:.3f}, standard deviation {spread:.3f}")
     Path(path).write_text(json.dumps(curves) + "\n", encoding="utf-8")
-    title = "Pay of the two turns that can be learnt: mean and range of five seeds"
-    Path(drawn).write_text(picture(curves, title=title, of="pay"), encoding="utf-8")
+    Path(drawn).write_text(picture_of(curves), encoding="utf-8")
 
 
 if __name__ == "__main__":

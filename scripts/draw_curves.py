@@ -1,11 +1,12 @@
 """Learning curves as an SVG: for each name the mean over its seeds, and their range."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
 WIDTH, HEIGHT = 860, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 690, 52, 330
+LEFT, RIGHT, TOP, BOTTOM = 64, 690, 64, 330
 # Told apart by colour-blind readers too.
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
 STYLE = """
@@ -14,6 +15,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 .grid { stroke: #c8d0d8; stroke-width: 1; }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .grid { stroke: #3d444d; } }
 """
+_TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _GAP = 18
 """Between the names at the ends of curves."""
 
@@ -28,6 +30,8 @@ def picture(curves: Mapping[str, Sequence[Sequence[float]]], *, title: str, of: 
     """
     values = [value for several in curves.values() for one in several for value in one]
     low, high = min(0.0, *values), max(values)
+    tick = next(size for size in _TICKS if (high - low) / size <= 5)
+    low, high = tick * math.floor(low / tick), tick * math.ceil(high / tick)
     steps = len(next(iter(curves.values()))[0])
 
     def x(step: int) -> float:
@@ -42,14 +46,14 @@ def picture(curves: Mapping[str, Sequence[Sequence[float]]], *, title: str, of: 
         f"<style>{STYLE}</style>",
         f'<text x="{LEFT}" y="26" class="title">{escape(title)}</text>',
         f'<text x="{(LEFT + RIGHT) / 2:g}" y="{HEIGHT - 12}" text-anchor="middle">step</text>',
-        f'<text x="{LEFT}" y="{TOP - 8}" text-anchor="end">{escape(of)}</text>',
+        f'<text x="{LEFT}" y="{TOP - 14}" text-anchor="end">{escape(of)}</text>',
     ]
-    for k in range(5):
-        value = low + k / 4 * (high - low)
+    for k in range(round((high - low) / tick) + 1):
+        value = low + k * tick
         at = y(value)
         parts += [
             f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>',
-            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{value:.2f}</text>',
+            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{value:.1f}</text>',
         ]
     for step in sorted({0, *range(9, steps, 10), steps - 1}):
         parts.append(

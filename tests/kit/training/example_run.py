@@ -27,6 +27,9 @@ def run_example(
     """Its trainer, and what it gave `GRPOConfig` before `settings` took the place of some."""
     import trl
 
+    import abut.trl
+    from abut.trl.all_rows import with_all_rows
+
     asked: dict[str, Any] = {}
     trainers: list[Any] = []
     GRPOConfig, GRPOTrainer = trl.GRPOConfig, trl.GRPOTrainer
@@ -39,9 +42,14 @@ def run_example(
         trainers.append(GRPOTrainer(*given, **named))
         return trainers[-1]
 
+    def all_rows(*given: Any, **named: Any) -> Any:
+        trainers.append(with_all_rows(GRPOTrainer)(*given, **named))
+        return trainers[-1]
+
     with patch.context() as patched:
         patched.setattr(trl, "GRPOConfig", config)
         patched.setattr(trl, "GRPOTrainer", trainer)
+        patched.setattr(abut.trl, "grpo_trainer", lambda: all_rows)
         patched.setattr(sys, "argv", [name, *arguments])
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     return trainers[0], asked
@@ -59,11 +67,14 @@ def run_block(
     """What a block defined, and what its rollout_func returned, with a model that is here."""
     import trl
 
+    import abut.trl
+    from abut.trl.all_rows import with_all_rows
     from abut.trl.rollout_func import RolloutFunc
 
     outputs: list[Any] = []
     GRPOConfig, GRPOTrainer, call = trl.GRPOConfig, trl.GRPOTrainer, RolloutFunc.__call__
     small = {"model": model, "processing_class": hf_tokenizer}
+    all_rows = with_all_rows(GRPOTrainer)
 
     def keep(self: Any, prompts: Any, trainer: Any) -> Any:
         outputs.append(call(self, prompts, trainer))
@@ -73,6 +84,7 @@ def run_block(
     with patch.context() as patched:
         patched.setattr(trl, "GRPOConfig", functools.partial(GRPOConfig, **CPU, **settings))
         patched.setattr(trl, "GRPOTrainer", lambda **given: GRPOTrainer(**given | small))
+        patched.setattr(abut.trl, "grpo_trainer", lambda: lambda **given: all_rows(**given | small))
         patched.setattr(RolloutFunc, "__call__", keep)
         exec(compile(block, "block.py", "exec"), variables)
     return variables, outputs
