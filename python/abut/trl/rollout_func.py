@@ -65,7 +65,7 @@ from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, t
 
 logger = logging.getLogger(__name__)
 
-_MEAN_OF_A_ROW = ("grpo", "sapo")
+MEAN_OF_A_ROW = ("grpo", "sapo")
 """The values of `loss_type` that take the mean over the tokens of each row; others add tokens up.
 """
 
@@ -290,7 +290,7 @@ class RolloutFunc:
         hf_tokenizer = tokenizer_of(trainer.processing_class)
         for source in self._tasks.route.agents:
             source.rewards_turns = self._credit is not None
-            source.draws_by_tokens = trainer.loss_type in _MEAN_OF_A_ROW
+            source.draws_by_tokens = trainer.loss_type in MEAN_OF_A_ROW
             if isinstance(sampler, str):
                 source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
