@@ -505,16 +505,39 @@ def test_names_and_sessions_without_a_trainer(gateway: Gateway) -> None:
     ]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_each_dialect_has_names_in_its_address(gateway: Gateway, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        ("/v1/messages", {**BODY, "max_tokens": 50}),
+        ("/v1/responses", {"model": "m", "input": "hi"}),
+    ],
+)
+def test_each_dialect_has_names_in_its_address(gateway: Gateway, path: str, body: Any) -> None:
     endpoint = gateway.endpoint("a")
     for named in (endpoint.named("a"), endpoint.named("b"), endpoint):
         root = named.base_url.removesuffix("/v1")
-        status, answer, _ = post(f"{root}{path}", endpoint.api_key, {**BODY, "max_tokens": 50})
+        status, answer, _ = post(f"{root}{path}", endpoint.api_key, body)
         assert status == 200, answer
     rollout = gateway.end("a")
     assert {rollout.name, *(branch.name for branch in rollout.branches)} == {None, "a", "b"}
     assert len(rollout.branches) == 2
+
+
+def test_another_name_may_go_on_behind_a_response(gateway: Gateway) -> None:
+    """The ledger has what was said before, and the conversation is the other name's own."""
+    endpoint = gateway.endpoint("a")
+    body: dict[str, Any] = {"model": "m", "input": "hi"}
+    for name in ("a", "b"):
+        url = f"{endpoint.named(name).base_url}/responses"
+        status, answer, _ = post(url, endpoint.api_key, body)
+        assert status == 200, answer
+        body = {"model": "m", "input": "go on", "previous_response_id": answer["id"]}
+    rollout = gateway.end("a")
+    rows = {row.name: row for row in (rollout.main_row, *rollout.branches) if row is not None}
+    assert rows.keys() == {"a", "b"}
+    assert len(rows["a"].turns) == len(rows["b"].turns) == 1
+    assert len(rows["b"].columns.prompt_ids) > len(rows["a"].columns.prompt_ids)
 
 
 def test_untrained_calls_alone_without_a_trainer(gateway: Gateway) -> None:
