@@ -16,6 +16,13 @@ from abut.gateway import Gateway
 from abut.records.read import read_records
 from abut.rollout.config import RolloutConfig
 from abut.trl import make_rollout_func
+from abut.trl.metrics import (
+    log_rollout_metrics,
+    note_rewards_by_name,
+    rewards_by_name,
+    rollout_stats,
+)
+from tests.kit.data.records import a_rollout
 from tests.kit.stage.agents import LOOKUP, Client, user
 from tests.kit.stage.rollouts import Talk, check_exact
 from tests.kit.training.trl_run import Run, Vowels, recorded_calls
@@ -271,3 +278,18 @@ def test_a_limit_of_an_agent_s_rollout_is_refused_for_environments(limit: str) -
         "hint: max_turns and max_completion_tokens bound an environment's only one"
     )
     make_rollout_func({"talks": talks, "env": Vowels}, config=config)
+
+
+def test_each_rank_logs_the_named_rewards_of_all() -> None:
+    """TRL up to 1.12 hangs at a name that another rank lacks, and takes means of ranks' means."""
+    ranks = [
+        [rollout_stats(a_rollout(name="white", row_reward=r), agents=True) for r in rewards]
+        for rewards in ([1.0, 2.0, 6.0], [None], [None, 3.0])
+    ]
+    every = [rewards_by_name(stats) for stats in ranks]
+    for stats in ranks:
+        logged: dict[str, float] = {}
+        note_rewards_by_name(stats, every)
+        log_rollout_metrics(stats, logged.__setitem__)
+        assert logged["rollout/reward/white/mean"] == 3.0
+        assert logged["rollout/reward/white/std"] == pytest.approx(np.std([1, 2, 6, 3], ddof=1))
