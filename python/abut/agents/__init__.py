@@ -5,7 +5,17 @@ the gateway, which keeps what was said exact to the token.
 """
 
 from abut.agents.function_agent import agent
+from abut.agents.harness import ClaudeCode, Codex, HarnessResult
 from abut.agents.protocol import Agent, AgentResult, Endpoint
 from abut.envs.signatures import UnplayableRow
 
-__all__ = ["Agent", "AgentResult", "Endpoint", "UnplayableRow", "agent"]
+__all__ = [
+    "Agent",
+    "AgentResult",
+    "ClaudeCode",
+    "Codex",
+    "Endpoint",
+    "HarnessResult",
+    "UnplayableRow",
+    "agent",
+]

@@ -163,7 +163,8 @@ class Agent(Protocol):
 
     One may do more, each once for each batch that it plays in: see `StartingAgent`,
     `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. What `start` and `settle` raise ends the
-    batch. One whose calls have sessions is a `SessionAgent`.
+    batch. One whose calls have sessions is a `SessionAgent`, one with a limit of calls a
+    `LimitedAgent`.
 
     One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
     rollout is then played by what that returns, whose `close()` gives it back.
@@ -219,6 +220,17 @@ class SessionAgent(Protocol):
     """
 
     session_header: str | None
+
+
+@runtime_checkable
+class LimitedAgent(Protocol):
+    """An agent with a limit of its own, beside `RolloutConfig.max_calls`.
+
+    Attributes:
+        max_calls: how many calls of one rollout are answered; None: no more than the run's limit.
+    """
+
+    max_calls: int | None
 
 
 @runtime_checkable
@@ -341,6 +353,18 @@ def session_header_of(agent: Any) -> str | None:
     agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
     header = getattr(agent, "session_header", None)
     return None if header is None else checked_session_header(header)
+
+
+def max_calls_of(agent: Any) -> int | None:
+    """Return the most calls that an agent wants answered; None if it does not say.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    limit = getattr(getattr(agent, "__wrapped__", agent), "max_calls", None)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"max_calls={limit!r}: must be at least 1, or None")
+    return limit
 
 
 def checked_session_header(header: Any) -> str:

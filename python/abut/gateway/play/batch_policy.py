@@ -36,7 +36,7 @@ class AgentBatch:
         warnings: about requests that are not followed.
         draws_by_tokens: see `RowChoice.by_tokens`.
         rewards_turns: see `AgentSource`.
-        session_header: see `AgentSource`.
+        session_header: see `AgentSource`; so is `max_calls`.
     """
 
     batch: Batch
@@ -45,6 +45,7 @@ class AgentBatch:
     draws_by_tokens: bool = False
     rewards_turns: bool = False
     session_header: str | None = None
+    max_calls: int | None = None
 
 
 class BatchPolicy:
@@ -113,7 +114,9 @@ class AttemptPolicy(BatchPolicy):
     def __init__(self, shared: AgentBatch, task: RolloutTask, attempt: int) -> None:
         super().__init__(shared)
         config = self._batch.config
-        self.max_turns, self.max_calls = config.max_turns, config.max_calls
+        self.max_turns = config.max_turns
+        limits = [most for most in (config.max_calls, shared.max_calls) if most is not None]
+        self.max_calls = min(limits, default=None)
         self.max_rollout_tokens = config.max_rollout_tokens
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = task

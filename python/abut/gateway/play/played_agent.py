@@ -13,6 +13,7 @@ from abut.agents.protocol import (
     SettlingAgent,
     StartingAgent,
     StoppingAgent,
+    max_calls_of,
     name_of,
     result_of,
     session_header_of,
@@ -47,6 +48,7 @@ class AgentSource:
         draws_by_tokens: how the trainer's loss needs `RolloutConfig(branch="random")` to draw, see
             `RowChoice.by_tokens`.
         session_header: by which the agent's calls name their session, in lower case.
+        max_calls: see `LimitedAgent`.
         rewards_turns: whether the trainer takes rewards of single turns, as it does with `credit`.
     """
 
@@ -59,6 +61,7 @@ class AgentSource:
         self.gateway = gateway
         self.sampling = sampling
         self.session_header = session_header_of(agent)
+        self.max_calls = max_calls_of(agent)
         if self.session_header is not None:
             gateway.registry.session_headers.add(self.session_header)
         self.draws_by_tokens = False
@@ -105,6 +108,7 @@ class PlayedAgent(AgentPlayer):
             draws_by_tokens=source.draws_by_tokens,
             rewards_turns=source.rewards_turns,
             session_header=source.session_header,
+            max_calls=source.max_calls,
         )
         self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens

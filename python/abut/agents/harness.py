@@ -1,0 +1,364 @@
+"""Harnesses as agents: Claude Code and Codex, each rollout in a process and a folder of its own.
+
+Invariant: a harness gets the key of its rollout and no variable of the trainer that is not named,
+and it ends with its rollout.
+"""
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from abut.agents.harness_process import HarnessProcess
+from abut.agents.protocol import AgentResult, Endpoint
+from abut.concurrency.threads import THREADS
+from abut.envs.foreign import call_anywhere
+from abut.envs.signatures import check_columns, check_removed, named_keywords
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError, MissingExtraError
+
+logger = logging.getLogger(__name__)
+
+_SECRET_LENGTH = 8  # what is shorter may be any word of an output
+
+Filled: TypeAlias = str | PathLike[str] | Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class HarnessResult:
+    """The result of one run of a harness, as its `reward` gets it.
+
+    Attributes:
+        cwd: the folder it worked in; it is deleted once the reward is known.
+        exit_status: the negative number of a signal that ended it; None: its time was over.
+        answer: its last message; "" if there is none.
+        transcript: the events it wrote, a line of JSON each. Of more than 1 MiB the middle is left
+            out.
+    """
+
+    cwd: Path
+    exit_status: int | None
+    answer: str
+    transcript: str
+
+
+class Harness:
+    """The parts that all harnesses have; see `ClaudeCode`."""
+
+    title: ClassVar[str]
+    extra: ClassVar[str]
+    known_model: ClassVar[str]
+    package: ClassVar[tuple[str, str]]
+    """The module that brings the program, and the program's path in it."""
+
+    def __init__(
+        self,
+        task: str | Callable[..., Any],
+        reward: Callable[..., Any],
+        cwd: Filled = None,
+        *,
+        model: str | None = None,
+        args: Sequence[str] = (),
+        max_calls: int | None = None,
+        timeout_s: float | None = None,
+        environ: Mapping[str, str] | None = None,
+        command_prefix: Sequence[str] = (),
+        program: str | None = None,
+    ) -> None:
+        if not hasattr(os, "killpg"):  # Windows
+            raise EnvError(
+                f"{self.title} cannot be started here: this system has no process groups, so "
+                "nothing would end a harness with all that it started\n"
+                "hint: train under Linux or macOS"
+            )
+        for name, words in (("args", args), ("command_prefix", command_prefix)):
+            if isinstance(words, str):
+                raise TypeError(f"{name}={words!r} is a text\nhint: {name}={words.split()!r}")
+        if not callable(reward):
+            raise TypeError(
+                f"reward={reward!r} is not a function\nhint: def reward(result, …): … returns a "
+                "number, None or an AgentResult"
+            )
+        self.model = model or self.known_model
+        self.max_calls = max_calls
+        self._task, self._reward, self._cwd = task, reward, cwd
+        self._args = list(args)
+        self._timeout_s = timeout_s
+        self._own_environ = dict(environ or {})
+        self._prefix = list(command_prefix)
+        self._program = program or self._packaged()
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Play one rollout in a new folder, which is deleted afterwards.
+
+        Raises:
+            EnvError: the harness could not be started, or it exited with an error, or its time was
+                over, and `reward` returned None.
+            UnplayableRow: the row lacks a column that `task`, `cwd` or `reward` needs.
+        """
+        # One thread for all that holds the folder, in this order: it is deleted once the process
+        # has ended, also where this coroutine is cancelled twice and waits for neither.
+        thread = THREADS.call_queue()
+        folder = Path(await thread.ask(lambda: tempfile.mkdtemp(prefix="abut-harness-")))
+        process: HarnessProcess | None = None
+        try:
+            cwd = folder / "work"
+            for name in ("work", "home", "tmp"):
+                (folder / name).mkdir()
+            await self._fill(cwd, task)
+            prompt = await _called(self._task, task) if callable(self._task) else self._task
+            if not isinstance(prompt, str):
+                raise EnvError(
+                    f"task of {self.title} returned {type(prompt).__name__}: expected a text"
+                )
+            environ = self._environ(endpoint, folder)
+            process = HarnessProcess(
+                self._with_prefix(self._command(endpoint), environ, folder),
+                cwd=cwd,
+                environ=environ,
+                prompt=prompt,
+                timeout_s=self._timeout_s,
+            )
+            try:
+                await thread.ask(process.run)
+            except OSError as error:
+                raise EnvError(f"{self.title} cannot be started: {error}") from error
+            return await self._result(process, cwd, task, self._secrets(endpoint))
+        finally:
+            if process is not None:
+                process.stop()
+            await asyncio.shield(thread.ask(lambda: _delete(folder), last=True))
+
+    def _command(self, endpoint: Endpoint) -> list[str]:
+        raise NotImplementedError
+
+    def _variables(self, endpoint: Endpoint) -> dict[str, str]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _answer(event: Mapping[str, Any]) -> str | None:
+        """Return the text of an event that has the answer; None for any other one."""
+        raise NotImplementedError
+
+    def _packaged(self) -> str:
+        module, path = self.package
+        found = find_spec(module)
+        for folder in (found.submodule_search_locations or ()) if found is not None else ():
+            if (program := Path(folder) / path).is_file():
+                return str(program)
+        raise MissingExtraError(
+            f"abut.agents.{type(self).__name__} needs {self.title}: pip install "
+            f"'abut[{self.extra}]', or program='/path/to/it'"
+        )
+
+    def _environ(self, endpoint: Endpoint, folder: Path) -> dict[str, str]:
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            **self._variables(endpoint),
+            **self._own_environ,
+        }
+
+    def _with_prefix(
+        self, command: list[str], environ: Mapping[str, str], folder: Path
+    ) -> list[str]:
+        words: list[str] = []
+        for word in self._prefix:
+            if word == "{env}":  # by name alone, since a command line is public
+                # A PATH of another machine's root would find nothing.
+                words += [f"--env={name}" for name in environ if name != "PATH"]
+            else:
+                words.append(
+                    word.replace("{folder}", str(folder)).replace("{cwd}", str(folder / "work"))
+                )
+        return [*words, *command]
+
+    def _secrets(self, endpoint: Endpoint) -> dict[str, str]:
+        named = {key: value for key, value in self._own_environ.items() if value != ""}
+        return {
+            value: f"<{key}>"
+            for key, value in {**named, "KEY": endpoint.api_key}.items()
+            if len(value) >= _SECRET_LENGTH
+        }
+
+    async def _fill(self, cwd: Path, task: RolloutTask) -> None:
+        if callable(self._cwd):
+            await _called(self._cwd, task, cwd)
+        elif self._cwd is not None:
+            source = self._cwd
+            await THREADS.ask(
+                lambda: shutil.copytree(source, cwd, symlinks=True, dirs_exist_ok=True)
+            )
+
+    async def _result(
+        self, process: HarnessProcess, cwd: Path, task: RolloutTask, secrets: Mapping[str, str]
+    ) -> AgentResult:
+        transcript = _without(secrets, process.transcript.text())
+        answer = self._last_answer(transcript)
+        status = process.exit_status
+        given = await _called(self._reward, task, HarnessResult(cwd, status, answer, transcript))
+        result = given if isinstance(given, AgentResult) else AgentResult(given)
+        unscored = result.reward is None and not result.rewards and result.measured
+        if status != 0 and unscored:
+            how = (
+                f"did not end within timeout_s={self._timeout_s:g}"
+                if status is None
+                else (f"exited with status {status}")
+            )
+            lines = _without(secrets, process.last_lines())
+            raise EnvError(f"{self.title} {how}; the end of its output:\n{lines}")
+        kept = {"transcript": transcript, "exit_status": status}
+        return replace(result, extras={**kept, **result.extras})
+
+    def _last_answer(self, transcript: str) -> str:
+        for line in reversed(transcript.splitlines()):
+            try:
+                event = json.loads(line)
+            except ValueError:  # a warning, or a line that was left out in part
+                continue
+            if isinstance(event, Mapping) and (answer := self._answer(event)) is not None:
+                return answer
+        return ""
+
+
+class ClaudeCode(Harness):
+    """Claude Code as an agent: `pip install 'abut[claude-code]'` brings its program.
+
+    Each rollout has a new folder, in which Claude Code works without asking for permission; edits
+    outside it are denied. That is its own rule and no sandbox: its shell can do what your user can.
+    Pass `command_prefix` to run it in one.
+
+    Args:
+        task: what it is told; or a function of columns of the row, which returns that.
+        reward: a function of a `HarnessResult` and of columns of the row. It returns what an agent
+            returns: a number, None or an `AgentResult`. It is called however the harness ended, and
+            after an exit status other than 0 None makes the rollout a failed one.
+        cwd: a folder that is copied for each rollout, or a function that fills a rollout's folder:
+            it gets the folder's path, and columns of the row. None: it is empty.
+        model: the name of the model that Claude Code is told. The policy answers to any name, but
+            Claude Code's prompt depends on it. None: one that Claude Code knows.
+        args: more arguments of its command line.
+        max_calls: how many calls the policy answers, over all conversations of the rollout; None:
+            `RolloutConfig.max_calls`.
+        timeout_s: seconds until it is ended with all that it started; None: its rollout's limit,
+            `RolloutConfig.rollout_timeout_s`, alone.
+        environ: more variables of its environment. It gets PATH, a HOME and a TMPDIR in its folder,
+            and those of `Endpoint.env`; no others of this process.
+        command_prefix: what its command line is put behind, such as `docker run …` or `bwrap …`.
+            `{folder}` is the rollout's folder and `{cwd}` the folder in it that the harness works
+            in; the word `{env}` becomes `--env=NAME` for each of its variables but PATH.
+        program: the path of its program; None: that of the package.
+
+    Attributes:
+        model: the name that it is told.
+        max_calls: as given.
+
+    Raises:
+        MissingExtraError: the package is not installed, and there is no `program`.
+        EnvError: this system has no process groups.
+        TypeError: an argument is of another type.
+    """
+
+    title = "Claude Code"
+    extra = "claude-code"
+    known_model = "claude-sonnet-4-5"
+    package = ("claude_agent_sdk", "_bundled/claude")
+
+    def _command(self, endpoint: Endpoint) -> list[str]:
+        return [
+            self._program,
+            "--print",
+            f"--model={self.model}",
+            "--output-format=stream-json",
+            "--verbose",
+            "--permission-mode=acceptEdits",
+            "--allowedTools=Bash",
+            *self._args,
+        ]
+
+    def _variables(self, endpoint: Endpoint) -> dict[str, str]:
+        return endpoint.env("claude-code")
+
+    @staticmethod
+    def _answer(event: Mapping[str, Any]) -> str | None:
+        return str(event.get("result", "")) if event.get("type") == "result" else None
+
+
+class Codex(Harness):
+    """Codex as an agent: `pip install 'abut[codex]'` brings its program.
+
+    As `ClaudeCode`, with these differences: it runs commands in its own sandbox, which lets them
+    write to the rollout's folder alone and reach no network. Where that cannot run, in many
+    containers, pass `args=["--sandbox=danger-full-access"]`, and a sandbox of your own as
+    `command_prefix`.
+    """
+
+    title = "Codex"
+    extra = "codex"
+    known_model = "gpt-5.5-codex"
+    package = ("codex_cli_bin", "bin/codex")
+
+    def _command(self, endpoint: Endpoint) -> list[str]:
+        return [
+            self._program,
+            "exec",
+            *endpoint.codex_args(),
+            f"--model={self.model}",
+            "--json",
+            "--skip-git-repo-check",
+            "-c",
+            'sandbox_mode="workspace-write"',
+            "-c",
+            "sandbox_workspace_write.exclude_slash_tmp=true",
+            *self._args,
+            "-",
+        ]
+
+    def _variables(self, endpoint: Endpoint) -> dict[str, str]:
+        return endpoint.env("codex")
+
+    @staticmethod
+    def _answer(event: Mapping[str, Any]) -> str | None:
+        item = event.get("item")
+        if isinstance(item, Mapping) and item.get("type") == "agent_message":
+            return str(item.get("text", ""))
+        return None
+
+
+async def _called(function: Callable[..., Any], task: RolloutTask, *args: Any) -> Any:
+    """Call a function of the user with columns of the row.
+
+    Raises:
+        UnplayableRow: the row lacks a column that it needs.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    bound = functools.partial(function, *args)
+    check_removed(bound, name, task, gets_seed=False)
+    offered = {**task.columns, "episode_seed": task.episode_seed}
+    called = functools.partial(bound, **named_keywords(bound, offered))
+    check_columns(called, name, task)
+    return await call_anywhere(called)
+
+
+def _without(secrets: Mapping[str, str], text: str) -> str:
+    for secret, name in secrets.items():
+        text = text.replace(secret, name)
+    return text
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # a container may have written as another user
+    if folder.exists():
+        logger.warning("the folder of a harness could not be deleted: %s", folder)
