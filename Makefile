@@ -17,7 +17,7 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 # Chat clients and harnesses as people install them. No environment has all: they want an openai and
 # an mcp of their own, and OpenHands a Python 3.12.
 OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
-AGENT_CLIENTS := openai-3 litellm crewai dialects harnesses $(OPENHANDS_PYTHON:%=openhands)
+AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses $(OPENHANDS_PYTHON:%=openhands)
 
 .PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
 

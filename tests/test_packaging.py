@@ -243,6 +243,20 @@ USES = {
 
         assert abut.eval_protocol.eval_test(test_it).dataset()["prompt"][0] == "hi"
     """,
+    "claude-code": """
+        from abut.agents import ClaudeCode
+        from abut.gateway import Gateway
+
+        ClaudeCode("Repair it.", lambda result: 1.0)
+        Gateway()
+    """,
+    "codex": """
+        from abut.agents import Codex
+        from abut.gateway import Gateway
+
+        Codex("Repair it.", lambda result: 1.0)
+        Gateway()
+    """,
     "gateway": """
         from abut.gateway import Gateway
         gateway = Gateway()
@@ -347,10 +361,19 @@ USES = {
 }
 
 
+ALONE = {
+    "claude-code": ("claude_agent_sdk", "test-agents-coding"),
+    "codex": ("codex_cli_bin", "test-agents-coding"),
+    "eval_protocol": ("eval_protocol", "test-eval-protocol"),
+    "ray": ("ray", "test-ray"),
+}
+"""The module that an extra brings, and the target that makes an environment with it."""
+
+
 @pytest.mark.parametrize("extra", sorted(USES))
 def test_an_extra_alone_brings_all_that_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
-    if extra in ("eval_protocol", "ray") and find_spec(extra) is None:
-        target = f"make test-{extra.replace('_', '-')}"
+    if extra in ALONE and find_spec(ALONE[extra][0]) is None:
+        target = f"make {ALONE[extra][1]}"
         pytest.skip(f"its packages are in an environment of their own: {target}")
     python = install(wheel, tmp_path / "environment", extra=extra)
     run(python, "-I", "-c", textwrap.dedent(USES[extra]), cwd=tmp_path)
@@ -442,6 +465,8 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         assert f"Project-URL: {name}, {address}" in lines
     assert set(EXTRAS) == {
         "fast",
+        "claude-code",
+        "codex",
         "eval_protocol",
         "gateway",
         "hf",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import abut
+import abut.agents
 import abut.audit
 import abut.eval_protocol
 import abut.gateway
@@ -32,6 +33,7 @@ from abut.samplers.settings import SamplingSettings
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
     **{module.removeprefix("abut."): names for module, names in abut._MOVED.items()},
+    "agents": ("ClaudeCode", "Codex", "HarnessResult"),
     "audit": ("Audit", "audit"),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
@@ -330,6 +332,15 @@ trajectory.Transition
 trajectory.Turn
   end
   start
+agents.ClaudeCode(task, reward, cwd=None, *, model=None, args=(), max_calls=None, timeout_s=None, \
+environ=None, command_prefix=(), program=None)
+agents.Codex(task, reward, cwd=None, *, model=None, args=(), max_calls=None, timeout_s=None, \
+environ=None, command_prefix=(), program=None)
+agents.HarnessResult
+  cwd
+  exit_status
+  answer
+  transcript
 audit.Audit
   source
   profile

@@ -20,8 +20,8 @@ from abut.agents import ClaudeCode, Codex, HarnessResult
 from abut.agents.harness_process import HarnessProcess, Kept
 from abut.errors import EnvError, MissingExtraError
 from abut.rollout.rollout import StopReason
-from tests.kit.stage.agents import check_tree, play_agents
-from tests.kit.stage.rollouts import Played, Stage, eventually
+from tests.kit.stage.agents import check_tree, harness_time_is_over, play_agents
+from tests.kit.stage.rollouts import LIMIT_S, Played, Stage, eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="harnesses need process groups")
 
@@ -198,14 +198,32 @@ def test_one_that_dies_by_a_signal(stage: Stage, program: str) -> None:
     assert reward.one.exit_status == -signal.SIGKILL
 
 
-def test_one_that_hangs_is_killed_when_its_time_is_over(stage: Stage, program: str) -> None:
+class Left:
+    """The folder of a harness, and the processes that it has listed there."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+
+    def fill(self, folder: Path) -> None:
+        self.folders.append(folder)
+
+    def pids(self) -> list[int]:
+        files = [folder / "pids" for folder in self.folders]
+        return [int(pid) for file in files if file.exists() for pid in file.read_text().split()]
+
+
+def test_one_that_hangs_is_killed_when_its_time_is_over(
+    stage: Stage, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs = "ask(); event(type='result', result='so far'); hang()"
     for given, error in (
         (0.5, None),
-        (None, "EnvError: Claude Code did not end within timeout_s=3; the end of its output:\n"),
+        (None, "EnvError: Claude Code did not end within timeout_s=60; the end of its output:\n"),
     ):
-        reward = Scored(given)
-        rollout = play(stage, ClaudeCode(hangs, reward, program=program, timeout_s=3)).one
+        reward, left = Scored(given), Left()
+        harness_time_is_over(monkeypatch, lambda left=left: bool(left.pids()))  # type: ignore[misc]
+        harness = ClaudeCode(hangs, reward, left.fill, program=program, timeout_s=60)
+        rollout = play(stage, harness).one
         assert rollout.reward == given
         assert (rollout.error or "").startswith(error or "")
         assert rollout.failed == (error is not None)
@@ -218,15 +236,14 @@ def test_one_that_outlives_its_rollout_is_killed_with_it(
     stage: Stage, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("abut.gateway.play.agent_episode._GRACE_S", 0.1)
-    folders: list[Path] = []
-    pids = tmp_path / "pids"
+    left = Left()
     hangs = f"os.chdir({str(tmp_path)!r}); ask(); hang()"
-    harness = ClaudeCode(hangs, Scored(), folders.append, program=program)
-    rollout = play(stage, harness, rollout_timeout_s=3).one
+    harness = ClaudeCode(hangs, Scored(), left.fill, program=program)
+    rollout = play(stage, harness, rollout_timeout_s=LIMIT_S).one
     assert rollout.failed
-    assert "rollout_timeout_s=3" in str(rollout.error)
-    assert eventually(lambda: not folders[0].parent.exists())
-    assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
+    assert f"rollout_timeout_s={LIMIT_S:g}" in str(rollout.error)
+    assert eventually(lambda: not left.folders[0].parent.exists())
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
 @pytest.mark.parametrize(
@@ -235,13 +252,15 @@ def test_one_that_outlives_its_rollout_is_killed_with_it(
 )
 @pytest.mark.parametrize("ends", ["", "hang()"])
 def test_what_it_leaves_behind_ends_with_it(
-    stage: Stage, program: str, own_session: bool, ends: str
+    stage: Stage, program: str, own_session: bool, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its children hold the pipes open, and take no notice of SIGTERM."""
-    reward = Scored()
+    reward, left = Scored(), Left()
+    if ends:
+        harness_time_is_over(monkeypatch, lambda: len(left.pids()) == 3)
     leaves = f"ask(); leave({own_session}); leave({own_session}); {ends}"
-    # The reward is known when all are gone: in no time where it exits, else when time is over.
-    assert play(stage, ClaudeCode(leaves, reward, program=program, timeout_s=3)).one.error is None
+    harness = ClaudeCode(leaves, reward, left.fill, program=program, timeout_s=600)
+    assert play(stage, harness).one.error is None
     assert len(reward.pids) == 2 + bool(ends)
     assert not any(map(is_alive, reward.pids))
 

@@ -54,10 +54,10 @@ class HarnessResult:
 class Harness:
     """The parts that all harnesses have; see `ClaudeCode`."""
 
-    title: ClassVar[str]
-    extra: ClassVar[str]
-    known_model: ClassVar[str]
-    package: ClassVar[tuple[str, str]]
+    _title: ClassVar[str]
+    _extra: ClassVar[str]
+    _known_model: ClassVar[str]
+    _package: ClassVar[tuple[str, str]]
     """The module that brings the program, and the program's path in it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Harness:
     ) -> None:
         if not hasattr(os, "killpg"):  # Windows
             raise EnvError(
-                f"{self.title} cannot be started here: this system has no process groups, so "
+                f"{self._title} cannot be started here: this system has no process groups, so "
                 "nothing would end a harness with all that it started\n"
                 "hint: train under Linux or macOS"
             )
@@ -88,7 +88,7 @@ class Harness:
                 f"reward={reward!r} is not a function\nhint: def reward(result, …): … returns a "
                 "number, None or an AgentResult"
             )
-        self.model = model or self.known_model
+        self.model = model or self._known_model
         self.max_calls = max_calls
         self._task, self._reward, self._cwd = task, reward, cwd
         self._args = list(args)
@@ -118,7 +118,7 @@ class Harness:
             prompt = await _called(self._task, task) if callable(self._task) else self._task
             if not isinstance(prompt, str):
                 raise EnvError(
-                    f"task of {self.title} returned {type(prompt).__name__}: expected a text"
+                    f"task of {self._title} returned {type(prompt).__name__}: expected a text"
                 )
             environ = self._environ(endpoint, folder)
             process = HarnessProcess(
@@ -131,7 +131,7 @@ class Harness:
             try:
                 await thread.ask(process.run)
             except OSError as error:
-                raise EnvError(f"{self.title} cannot be started: {error}") from error
+                raise EnvError(f"{self._title} cannot be started: {error}") from error
             return await self._result(process, cwd, task, self._secrets(endpoint))
         finally:
             if process is not None:
@@ -150,14 +150,14 @@ class Harness:
         raise NotImplementedError
 
     def _packaged(self) -> str:
-        module, path = self.package
+        module, path = self._package
         found = find_spec(module)
         for folder in (found.submodule_search_locations or ()) if found is not None else ():
             if (program := Path(folder) / path).is_file():
                 return str(program)
         raise MissingExtraError(
-            f"abut.agents.{type(self).__name__} needs {self.title}: pip install "
-            f"'abut[{self.extra}]', or program='/path/to/it'"
+            f"abut.agents.{type(self).__name__} needs {self._title}: pip install "
+            f"'abut[{self._extra}]', or program='/path/to/it'"
         )
 
     def _environ(self, endpoint: Endpoint, folder: Path) -> dict[str, str]:
@@ -218,7 +218,7 @@ class Harness:
                 else (f"exited with status {status}")
             )
             lines = _without(secrets, process.last_lines())
-            raise EnvError(f"{self.title} {how}; the end of its output:\n{lines}")
+            raise EnvError(f"{self._title} {how}; the end of its output:\n{lines}")
         kept = {"transcript": transcript, "exit_status": status}
         return replace(result, extras={**kept, **result.extras})
 
@@ -271,10 +271,10 @@ class ClaudeCode(Harness):
         TypeError: an argument is of another type.
     """
 
-    title = "Claude Code"
-    extra = "claude-code"
-    known_model = "claude-sonnet-4-5"
-    package = ("claude_agent_sdk", "_bundled/claude")
+    _title = "Claude Code"
+    _extra = "claude-code"
+    _known_model = "claude-sonnet-4-5"
+    _package = ("claude_agent_sdk", "_bundled/claude")
 
     def _command(self, endpoint: Endpoint) -> list[str]:
         return [
@@ -305,10 +305,10 @@ class Codex(Harness):
     `command_prefix`.
     """
 
-    title = "Codex"
-    extra = "codex"
-    known_model = "gpt-5.5-codex"
-    package = ("codex_cli_bin", "bin/codex")
+    _title = "Codex"
+    _extra = "codex"
+    _known_model = "gpt-5.5-codex"
+    _package = ("codex_cli_bin", "bin/codex")
 
     def _command(self, endpoint: Endpoint) -> list[str]:
         return [

@@ -1,9 +1,11 @@
 """What agents are tested on: a stage that plays them, a client, and the exact check of a tree."""
 
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -149,6 +151,14 @@ class Client:
         assert status == 200, body
         message: dict[str, Any] = body["choices"][0]["message"]
         return message
+
+
+def harness_time_is_over(patch: Any, holds: Callable[[], bool]) -> None:
+    """Let the `timeout_s` of harnesses be over as soon as something holds, whatever the clock."""
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + (10_000 if holds() else 0), sleep=time.sleep
+    )
+    patch.setattr("abut.agents.harness_process.time", clock)
 
 
 def user(text: str) -> dict[str, Any]:
