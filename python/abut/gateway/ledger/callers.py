@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from abut.gateway.ledger.refusal import Refusal
 
+_MOST_SESSION = 200
+
 
 class Caller(NamedTuple):
     """A part of an agent that asks. The calls of two callers are never one conversation."""
@@ -73,8 +75,14 @@ class Callers:
         """Note who asks.
 
         Raises:
-            Refusal: its name has calls that are trained and others that are not.
+            Refusal: its name has calls that are trained and others that are not, or its session is
+                too long.
         """
+        if len(caller.session or "") > _MOST_SESSION:
+            raise Refusal(
+                f"{self._session_header} must have at most {_MOST_SESSION} characters",
+                code="wrong_session",
+            )
         self.asked_by.update(filter(None, (caller.name, caller.session)))
         name = caller.name
         if name is not None and self._trained.setdefault(name, caller.train) != caller.train:

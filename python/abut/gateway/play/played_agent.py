@@ -176,6 +176,8 @@ class PlayedAgent(AgentPlayer):
         result = result_of(said, name, place, on_nan=lambda: nan(name))
         rollout.reward, rollout.extras = result.reward, result.extras
         rollout.rewards, rollout.names = result.rewards, result.names
+        if rollout.failed:  # perhaps before some of its parts had asked anything
+            return
         try:
             keys = RewardKeys.of(rollout, of_turns=self._source.rewards_turns)
             keys.check(rollout.rewards, rollout.names)

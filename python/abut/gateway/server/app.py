@@ -21,7 +21,7 @@ from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Beginning, Body, json_object, read_body
 from abut.gateway.server.connections import Connection
-from abut.gateway.server.labels import NAME_HEADER, NAMED, part_of
+from abut.gateway.server.labels import NAME_HEADER, NAMED, header_of, part_of
 from abut.gateway.server.registry import MODEL, Access, Registry
 from abut.gateway.server.results import checked_result
 from abut.gateway.server.sending import ROLLOUT_HEADER, ClientListens, send_stream, send_whole
@@ -41,7 +41,7 @@ _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 # With what a dialect reads of its clients' labels.
 _PASSED_ON = (
     *("authorization", *_KEY_HEADERS, "content-type", ROLLOUT_HEADER, "x-stainless-retry-count"),
-    *("x-claude-code-agent-id", "x-openai-subagent", "x-codex-turn-metadata", NAME_HEADER),
+    *("x-claude-code-agent-id", "x-openai-subagent", "x-codex-turn-metadata"),
 )
 _BY_MODEL = f"{MODEL}/"
 _REGISTRY = web.AppKey("registry", Registry)
@@ -323,8 +323,10 @@ async def _pass_on(
     url = registry.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
         raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
-    passed_on = (*_PASSED_ON, *registry.session_headers)
-    headers = {name: request.headers[name] for name in passed_on if name in request.headers}
+    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    for name in (NAME_HEADER, *registry.session_headers):
+        if (value := header_of(request, name)) is not None:
+            headers[name] = value
     headers[_FORWARDED] = "1"
     try:
         reply = await request.app[_PEERS].request(

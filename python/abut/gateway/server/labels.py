@@ -12,8 +12,6 @@ NAME_HEADER = "x-abut-name"
 NAMED = "/r/{id}/as/{name}{untrained:(?:/untrained)?}"
 """A rollout's address with a name, as `Endpoint.named` writes it."""
 
-_MOST_SESSION = 200
-
 
 class AskingPart(NamedTuple):
     """The part of an agent that asks; as in `AgentRequest`."""
@@ -32,28 +30,19 @@ def part_of(request: web.Request, session_headers: Iterable[str]) -> AskingPart:
     Raises:
         Refusal: the name or a session is not one.
     """
-    name = request.match_info.get("name") or _header(request, NAME_HEADER)
+    name = request.match_info.get("name") or header_of(request, NAME_HEADER)
     if name is not None and not is_name(name):
         raise Refusal(f"{name[:200]!r} is not a name\nhint: {NAME_HINT}", code="wrong_name")
     labels = {}
     for header in session_headers:
-        if session := _header(request, header):
-            if len(session) > _MOST_SESSION or not (session.isascii() and session.isprintable()):
-                raise Refusal(
-                    f"{header} must be at most {_MOST_SESSION} printable ASCII characters",
-                    code="wrong_session",
-                )
+        if session := header_of(request, header):
+            if not (session.isascii() and session.isprintable()):
+                raise Refusal(f"{header} must be printable ASCII", code="wrong_session")
             labels[header] = session
     return AskingPart(name, not request.match_info.get("untrained"), labels)
 
 
-def _header(request: web.Request, name: str) -> str | None:
-    """Return a header that may be there once.
-
-    Raises:
-        Refusal: it is there more often.
-    """
+def header_of(request: web.Request, name: str) -> str | None:
+    """Return the value of a header; one that is there more often is a list, as in HTTP."""
     values = request.headers.getall(name, [])
-    if len(values) > 1:
-        raise Refusal(f"the header {name} is there {len(values)} times", code="wrong_name")
-    return values[0] if values else None
+    return ", ".join(values) if values else None
