@@ -22,6 +22,7 @@ class Trained:
     Attributes:
         calls: the requests to the policy, and what it said.
         rows: those that the loss was taken over, without padding; their logprobs are left out.
+        batch: the trainer's own, of all rows.
     """
 
     def __init__(self, agent: Any, says: Sequence[str], folder: Path, **config: Any) -> None:
@@ -63,6 +64,7 @@ class Trained:
         try:
             with forced_policy(self._script, drawn_tokens=1) as self.calls:
                 trainer.train()
+            self.batch = trainer.abut_rows
         finally:
             rollout_func._tasks.route.gateway.stop()
 
