@@ -11,7 +11,7 @@ import pytest
 from abut.cli.__main__ import main
 from abut.records.filter import parse_filter
 from abut.records.read import read_records
-from abut.records.record import advantages_of, score_record
+from abut.records.record import advantages_of, score_record, total_of
 from abut.records.recorder import FlushingRecorder, JsonlRecorder, recorder_at
 from abut.records.viewer.packed import Chunk, Pieces, row_of_list
 from abut.rollout.rollout import Branch, TurnRecord
@@ -134,3 +134,9 @@ def test_scores_of_before_have_no_rows(scored: Path, capsys: Any) -> None:
     assert main(["show", str(scored), "--index", "0"]) == 0
     assert "turn 0" in (said := capsys.readouterr().out)
     assert "advantage" not in said.partition("turn 0")[2]
+
+
+def test_a_record_without_the_column_has_no_reward_to_show() -> None:
+    assert total_of({"rollout_id": "r0"}) is None
+    assert total_of({"reward": 0.5, "rewards": None}) == 0.5
+    assert total_of({"reward": 0.5, "rewards": {"length": 1.0}, "total": 2.0}) == 2.0

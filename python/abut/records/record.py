@@ -237,9 +237,11 @@ def score_record(
 
 
 def total_of(record: Mapping[str, Any]) -> float | None:
-    """Return the reward that the trainer used, or the environment's if the record has no scores."""
-    total: float | None = record["reward"] if record.get("rewards") is None else record.get("total")
-    return total
+    """Return the reward that the trainer used, or the environment's if the record has no scores.
+
+    None also where the record lacks the column.
+    """
+    return record.get("reward" if record.get("rewards") is None else "total")
 
 
 def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[float]:

@@ -138,7 +138,7 @@ def test_a_group_opens_and_a_rollout_of_it_is_shown(
 def test_any_column_sorts(show: Show, demo_page: Path, demo_records: Records) -> None:
     shown = show(demo_page)
     shown.page.uncheck("#by-group")
-    for key in "reward", "advantage", "tokens", "seconds":
+    for key in "total", "advantage", "tokens", "seconds":
         shown.page.click(f"[data-key={key}] button")
         assert shown.page.get_attribute(f"[data-key={key}]", "aria-sort") == "descending"
         order = shown.ask("app.list.items.map(item => item.row.rollout_id)")
