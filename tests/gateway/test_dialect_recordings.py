@@ -26,7 +26,7 @@ from tests.kit.clients.dialect_recordings import (
 from tests.kit.stage.agents import check_tree
 from tests.kit.stage.rollouts import SOAK
 
-KINDS = ("messages", "input")
+KINDS = ("messages", "input", "contents")
 """The keys of histories in the dialects that abut speaks."""
 
 SUBAGENT = {"R(tools)": "R(subagent)", "R(new)": "R(subagent)"}
@@ -75,8 +75,8 @@ def test_each_request_goes_on_where_the_verdicts_say(replay: DialectReplay) -> N
         if name in CHANGED or name in REWRITES_CHANGED:
             assert expected[name] != (marks, rewrites), "stale"
     assert {name: (one.marks, one.rewrites) for name, one in found.items()} == expected
-    assert len(found) > 280
-    assert sum(mark == "E" for one in found.values() for mark in one.marks) > 500
+    assert len(found) == 377
+    assert sum(mark == "E" for one in found.values() for mark in one.marks) > 600
 
 
 class Edited:

@@ -159,6 +159,8 @@ def _kind(item: Any) -> Any:
     if kind in ("thinking", "reasoning"):
         empty = not (item.get("thinking") or item.get("summary") or item.get("content"))
         return f"{'empty ' * empty}thinking"
+    if item.get("thought"):
+        return f"{'empty ' * (not item.get('text'))}thinking"
     if isinstance(blocks, str) and blocks.startswith("<think>"):
         return "thinking as text"
     return item.get("type") or item.get("role") or "+".join(sorted({*item} - NOTHING))

@@ -236,7 +236,7 @@ class DialectReplay:
 
     def _dialect(self, request: RecordedRequest) -> HttpDialect:
         dialects = self.gateway.registry.dialects
-        return next(dialect for dialect in dialects if dialect.path in request.path)
+        return next(dialect for dialect in dialects if dialect.owns(request.path.partition("?")[0]))
 
     def send(self, rollout: str, request: RecordedRequest, body: Any) -> tuple[int, Any]:
         """Send a request with another body; returns status and JSON, or events."""

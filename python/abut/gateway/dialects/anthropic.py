@@ -63,8 +63,8 @@ class Anthropic(HttpDialect):
         unenforced: "accept" samples freely if a typed answer is asked for.
     """
 
-    path = "/v1/messages"
-    count_path = "/v1/messages/count_tokens"
+    paths = ("/v1/messages",)
+    count_paths = ("/v1/messages/count_tokens",)
     id_prefix = "msg_"
     places_system = True
 

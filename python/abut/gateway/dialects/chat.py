@@ -68,7 +68,7 @@ class Chat(ChatRewrites, HttpDialect):
         unenforced: "accept" samples freely if a typed answer is asked for.
     """
 
-    path = "/v1/chat/completions"
+    paths = ("/v1/chat/completions",)
     repeats_bytes = True
 
     def __init__(

@@ -6,7 +6,7 @@ answer are its clients' habit. Where a request goes on and what is sampled is th
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from abut._native import Tokenizer
@@ -19,15 +19,15 @@ class HttpDialect(Dialect, ABC):
     """One protocol over HTTP.
 
     Attributes:
-        path: its route, behind the part that names the rollout.
-        count_path: the route that counts the tokens of a request; None if it has none.
+        paths: its routes, behind the part that names the rollout.
+        count_paths: the routes that count the tokens of a request.
         keep_alive: sent in a stream while its turn is sampled.
         repeats_bytes: whether its clients send the beginning of the body before byte for byte. That
             part is not parsed again, and a retry is an equal body; else it is an equal request.
     """
 
-    path: ClassVar[str]
-    count_path: ClassVar[str | None] = None
+    paths: ClassVar[Sequence[str]]
+    count_paths: ClassVar[Sequence[str]] = ()
     keep_alive: ClassVar[bytes] = b": the turn is being sampled\n\n"
     repeats_bytes: ClassVar[bool] = False
 
@@ -49,6 +49,18 @@ class HttpDialect(Dialect, ABC):
         Raises:
             Refusal: names the field that is wrong, or that could not be exact.
         """
+
+    def owns(self, path: str) -> bool:
+        """Return whether a route is this dialect's, so that it writes its refusals."""
+        return any(own in path for own in self.paths)
+
+    def fields_of(self, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return the fields of a request that its address has; they go before those of its body.
+
+        Raises:
+            Refusal: the address asks for something that there is not.
+        """
+        return {}
 
     def rollout_of(self, body: Mapping[str, Any]) -> str | None:
         """Return the rollout that a body names by the id of an answer, if it does."""
@@ -72,7 +84,7 @@ class HttpDialect(Dialect, ABC):
         """Yield an answer as server-sent events."""
 
     def count(self, tokens: int) -> dict[str, Any]:
-        """Return the JSON of a number of tokens; called only if there is a `count_path`."""
+        """Return the JSON of a number of tokens; called only if there are `count_paths`."""
         raise NotImplementedError
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Responses(HttpDialect):
         unenforced: "accept" samples freely if a typed answer is asked for.
     """
 
-    path = "/v1/responses"
+    paths = ("/v1/responses",)
     id_prefix = "resp_"
     places_system = True
 

@@ -55,9 +55,10 @@ def make_app(registry: Registry) -> web.Application:
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}", NAMED):
         for dialect in registry.dialects:
-            app.router.add_post(f"{path}{dialect.path}", _ask)
-            if dialect.count_path is not None:
-                app.router.add_post(f"{path}{dialect.count_path}", _count)
+            for own in dialect.paths:
+                app.router.add_post(f"{path}{own}", _ask)
+            for own in dialect.count_paths:
+                app.router.add_post(f"{path}{own}", _count)
         app.router.add_get(f"{path}/v1/models", _models)
         app.router.add_get(f"{path}/v1/responses/{{answer:resp_[^/]+}}", _response)
     for path in ("", "/r/{id}"):
@@ -130,7 +131,7 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
 def _dialect(request: web.Request) -> HttpDialect:
     """Return the dialect of a route; of routes that have none, the first one."""
     dialects: Sequence[HttpDialect] = request.app[_REGISTRY].dialects
-    return next((one for one in dialects if one.path in request.path), dialects[0])
+    return next((one for one in dialects if one.owns(request.path)), dialects[0])
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -212,6 +213,7 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         known = named if dialect.repeats_bytes else None
         content = registry.bodies.body(known, await _chunks(request))
         body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
+        body |= dialect.fields_of(request.path, request.query)
         # The body may name another rollout.
         access.check(_rollout_of(request, body) or dialect.rollout_of(body))
         part = part_of(request, registry.session_headers)
@@ -240,6 +242,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
     access = _admit(request)
     content = Body.of(await _chunks(request))
     body, _ = await _parsed(content)
+    body |= dialect.fields_of(request.path, request.query)
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
     if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:

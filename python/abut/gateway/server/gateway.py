@@ -24,6 +24,7 @@ from abut.errors import EnvError, MissingExtraError
 from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.dialects.chat_rewrites import REWRITES, Rewrite
+from abut.gateway.dialects.gemini import Gemini
 from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
@@ -145,7 +146,7 @@ class Gateway:
             )
         self.registry = Registry(
             key,
-            dialects=[kind(rewrites, unenforced) for kind in (Chat, Anthropic, Responses)],
+            dialects=[kind(rewrites, unenforced) for kind in (Chat, Anthropic, Responses, Gemini)],
             agents_may_end=agents_may_end,
             standalone=standalone,
         )

@@ -1,0 +1,237 @@
+"""Gemini generateContent: bodies to requests, with the spellings of one history that clients have.
+
+Invariant: keys may be written in camelCase or in snake_case, but never inside the arguments of a
+call, a tool's response or a schema, which are the user's. Consecutive contents of the model are one
+turn, in the order in which an answer has its parts.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.gateway.dialects.chat_rewrites import REWRITES
+from abut.gateway.dialects.dialect import HttpDialect, data_event
+from abut.gateway.dialects.fields import Unenforced, check_form, check_tools, most_tokens, stops
+from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
+from abut.gateway.dialects.gemini_contents import messages_of, object_of, texts_of_content, value_of
+from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
+from abut.gateway.ledger.entry import LEFT_OUT
+from abut.gateway.ledger.refusal import Refusal
+from abut.messages import Message
+
+_VERBS = ("generateContent", "streamGenerateContent", "countTokens")
+_ROUTE = re.compile(rf"/models/(?P<model>[^/]+):(?P<verb>{'|'.join(_VERBS)})$")
+_SAMPLING = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}
+_READ = frozenset(
+    {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "cachedContent"}
+    | {"labels", "model", "stream", "rollout_id"}
+)
+_READ_CONFIG = frozenset(
+    {"maxOutputTokens", "stopSequences", "responseMimeType", "responseSchema", "candidateCount"}
+    | {"responseJsonSchema", "responseModalities", *_SAMPLING}
+)
+_MODES = {"AUTO": True, "VALIDATED": True, "ANY": True, "NONE": False, "MODE_UNSPECIFIED": True}
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+# Fields of a schema that hold values, in which "type" is a name like any other.
+_VALUES = ("default", "example", "enum")
+
+
+class Gemini(HttpDialect):
+    """Gemini generateContent.
+
+    Args:
+        rewrites: the rules by which a client may change an answer of the policy.
+        unenforced: "accept" samples freely if a typed answer is asked for.
+    """
+
+    paths = tuple(
+        f"{version}/models/{{model:[^/]+}}:{verb}"
+        for version in ("/v1beta", "/v1", "")
+        for verb in _VERBS[:2]
+    )
+    count_paths = tuple(
+        f"{version}/models/{{model:[^/]+}}:{_VERBS[2]}" for version in ("/v1beta", "/v1", "")
+    )
+    id_prefix = "gemini-"
+    keep_alive = b"\n"  # google-genai takes a comment for an answer, and dies of it
+    places_system = True
+
+    def __init__(
+        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
+    ) -> None:
+        self.leaves_out_empty_turns = LEFT_OUT in rewrites
+        self.unenforced = unenforced
+
+    def owns(self, path: str) -> bool:
+        """Return whether a route is this dialect's."""
+        return _ROUTE.search(path) is not None
+
+    def fields_of(self, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return the model, and whether a stream is asked for."""
+        found = _ROUTE.search(path)
+        if found is None:
+            return {}
+        stream = found["verb"] == "streamGenerateContent"
+        if stream and query.get("alt") != "sse":
+            raise Refusal(
+                "streamGenerateContent answers server-sent events\nhint: add ?alt=sse", param="alt"
+            )
+        return {"model": found["model"], "stream": stream}
+
+    def read(
+        self,
+        body: Mapping[str, Any],
+        like: AgentRequest | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AgentRequest:
+        """Return the request of a body, see `HttpDialect.read`."""
+        if (counted := value_of(body, "generateContentRequest")) is not None:
+            named = {key: body[key] for key in ("model", "stream", "rollout_id") if key in body}
+            body = {**object_of(counted, "generateContentRequest"), **named}
+        if value_of(body, "cachedContent"):
+            raise Refusal(
+                "cachedContent is not supported: nothing is kept here\nhint: send all contents",
+                param="cachedContent",
+            )
+        config = object_of(value_of(body, "generationConfig") or {}, "generationConfig")
+        config = {_camel(key): value for key, value in config.items()}
+        unmet = self._form(config)
+        mode = _mode(body)
+        if mode == "ANY":
+            unmet.append("toolConfig.mode")
+        tools, left_out = _tools(value_of(body, "tools"))
+        ignored = [key for key in body if _camel(key) not in _READ and body[key] is not None]
+        ignored += [f"generationConfig.{key}" for key in config if key not in _READ_CONFIG]
+        return AgentRequest(
+            messages=_system(body) + messages_of(value_of(body, "contents")),
+            tools=tools or None,
+            max_tokens=most_tokens(config, "maxOutputTokens"),
+            stop=stops(config, "stopSequences"),
+            calls=_MODES[mode],
+            stream=body.get("stream") is True,
+            sampling={
+                name: config[key] for key, name in _SAMPLING.items() if config.get(key) is not None
+            },
+            ignored=sorted([*ignored, *left_out]),
+            unmet=unmet,
+            model=str(body.get("model") or ""),
+            rollout_id=body.get("rollout_id"),
+            dialect=self,
+        )
+
+    def _form(self, config: Mapping[str, Any]) -> list[str]:
+        """Return the fields that ask for a form of the answer, which is sampled freely."""
+        count = config.get("candidateCount")
+        if count not in (None, 1):
+            raise Refusal(
+                f"candidateCount={count!r}: one sample each request\nhint: ask again for another",
+                param="candidateCount",
+            )
+        kinds = config.get("responseModalities")
+        if kinds and kinds not in (["TEXT"], ["text"]):
+            raise Refusal(
+                f"responseModalities={kinds!r}: the policy writes text", param="responseModalities"
+            )
+        schema = config.get("responseSchema") or config.get("responseJsonSchema")
+        mime = config.get("responseMimeType") or "text/plain"
+        if schema is None and mime == "text/plain":
+            return []
+        name = "responseMimeType" if schema is None else "responseSchema"
+        check_form(name, self.unenforced)
+        return [name]
+
+    def answer(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> dict[str, Any]:
+        """Return an answer as a `GenerateContentResponse`."""
+        return content_response(answer, model)
+
+    def events(
+        self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
+    ) -> Iterator[bytes]:
+        """Yield an answer as server-sent events, one for each part."""
+        return map(data_event, content_chunks(answer, model))
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the JSON of a number of tokens."""
+        return {"totalTokens": tokens}
+
+    def refused(self, refusal: Refusal) -> dict[str, Any]:
+        """Return the JSON of a refusal, as Google writes errors."""
+        return error_body(refusal)
+
+    def refused_event(self, refusal: Refusal) -> bytes:
+        """Return the event that ends a stream whose turn was refused."""
+        return data_event(error_body(refusal))
+
+
+def _camel(key: str) -> str:
+    head, *rest = key.split("_")
+    return head + "".join(map(str.capitalize, rest))
+
+
+def _system(body: Mapping[str, Any]) -> list[Message]:
+    given = value_of(body, "systemInstruction")
+    if given is None:
+        return []
+    texts = texts_of_content(given, "systemInstruction")
+    if not texts:
+        return []
+    parts = [{"type": "text", "text": text} for text in texts]
+    return [{"role": "system", "content": texts[0] if len(texts) == 1 else parts}]
+
+
+def _mode(body: Mapping[str, Any]) -> str:
+    config = object_of(value_of(body, "toolConfig") or {}, "toolConfig")
+    calling = value_of(config, "functionCallingConfig") or {}
+    mode = value_of(object_of(calling, "functionCallingConfig"), "mode") or "AUTO"
+    if not isinstance(mode, str) or mode.upper() not in _MODES:
+        raise Refusal(
+            f"toolConfig has mode={mode!r}: expected one of {', '.join(_MODES)}", param="toolConfig"
+        )
+    return mode.upper()
+
+
+def _tools(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the functions of a body, and the names of tools that Google's servers run."""
+    shown: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    if given is None:
+        return shown, left_out
+    if not isinstance(given, list):
+        raise Refusal("tools must be a list of objects", param="tools")
+    for tool in given:
+        declared = value_of(object_of(tool, "tools"), "functionDeclarations")
+        left_out += [f"tools[{key}]" for key in tool if _camel(key) != "functionDeclarations"]
+        if not isinstance(declared, list | None):
+            raise Refusal("functionDeclarations must be a list", param="tools")
+        for function in declared or ():
+            name = object_of(function, "tools").get("name")
+            if not isinstance(name, str) or not name:
+                raise Refusal("a function declaration has no name", param="tools")
+            made = {"name": name}
+            if function.get("description") is not None:
+                made["description"] = function["description"]
+            schema = value_of(function, "parametersJsonSchema")
+            if schema is None:
+                schema = _lowered(function.get("parameters")) or _NO_PARAMETERS
+            shown.append({"type": "function", "function": {**made, "parameters": schema}})
+    check_tools(shown)
+    return shown, left_out
+
+
+def _lowered(schema: Any) -> Any:
+    """Return a schema with the names of types as JSON Schema has them; Google's are upper-case."""
+    if isinstance(schema, list):
+        return [_lowered(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value.lower()
+        if key == "type" and isinstance(value, str)
+        else value
+        if key in _VALUES
+        else _lowered(value)
+        for key, value in schema.items()
+    }

@@ -1,0 +1,226 @@
+"""The contents of a Gemini request as the messages of a chat.
+
+Invariant: a result answers the call that its id means, if the names agree. Without an id, as chats
+and LangChain send results, it answers the first open call of its name in the turn before.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from abut.gateway.ledger.agent_call import HANDLES
+from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
+from abut.gateway.ledger.entry import HANDLE, REORDERED
+from abut.gateway.ledger.refusal import Refusal
+from abut.messages import Message
+
+_UPPER = re.compile("[A-Z]")
+_ROLES = ("user", "model", "function")
+# The order of parts in an answer of ours.
+_THOUGHT, _TEXT, _CALL = range(3)
+
+
+def value_of(value: Mapping[str, Any], name: str) -> Any:
+    """Return a field by its camelCase name, however it is spelled; None if it is missing."""
+    found = value.get(name)
+    if found is None:
+        found = value.get(_UPPER.sub(lambda letter: f"_{letter[0].lower()}", name))
+    return found
+
+
+def object_of(value: Any, where: str) -> Mapping[str, Any]:
+    """Return a value that is an object.
+
+    Raises:
+        Refusal: it is another one.
+    """
+    if not isinstance(value, dict):
+        raise Refusal(f"{where} must be an object", param=where.partition("[")[0])
+    return value
+
+
+def texts_of_content(content: Any, where: str) -> list[str]:
+    """Return the texts of a content that holds nothing else."""
+    if isinstance(content, str):
+        return [content]
+    parts = _parts(object_of(content, where), where)
+    return [_text(part, where) for part in parts if _text(part, where)]
+
+
+def messages_of(contents: Any) -> list[Message]:
+    """Return the messages of contents."""
+    if not isinstance(contents, list) or not contents:
+        raise Refusal("contents must be a list with a content at least", param="contents")
+    messages: list[Message] = []
+    ids = _Ids(contents)
+    turn: _ModelTurn | None = None
+    for place, content in enumerate(contents):
+        where = f"contents[{place}]"
+        role = object_of(content, where).get("role") or "user"
+        if role not in _ROLES:
+            raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="contents")
+        parts = _parts(content, where)
+        if role != "model":
+            turn = None
+            messages += _said(parts, where, ids)
+            continue
+        if turn is None:
+            turn = _ModelTurn(ids)
+            messages.append(turn.message)
+            ids.begin_turn()
+        for part in parts:
+            turn.add(part, where)
+    return messages
+
+
+class _Ids:
+    """The ids of the calls in a history, and the calls of its last turn without a result.
+
+    A call without an id gets one that no other call has, and that every template takes.
+    """
+
+    def __init__(self, contents: list[Any]) -> None:
+        self._used = set(_ids_in(contents))
+        self._number = 0
+        self._names: dict[str, str] = {}
+        self._open: dict[str, str] = {}
+
+    def begin_turn(self) -> None:
+        """Forget the calls before, which nothing without an id answers any more."""
+        self._open = {}
+
+    def call(self, name: str, given: Any) -> str:
+        """Return the id of a call."""
+        id_ = given
+        while not isinstance(id_, str) or (given is None and id_ in self._used):
+            id_ = f"call{self._number:05d}"
+            self._number += 1
+        self._used.add(id_)
+        self._names[id_] = self._open[id_] = name
+        return id_
+
+    def result(self, name: str, given: Any) -> str | None:
+        """Return the id of the call that a result answers; None if it answers none."""
+        if given is None:
+            given = next((id_ for id_, called in self._open.items() if called == name), None)
+        self._open.pop(given, None)
+        return given if isinstance(given, str) and self._names.get(given) == name else None
+
+
+def _ids_in(contents: list[Any]) -> Iterator[str]:
+    for content in contents:
+        for part in _parts(content, "contents") if isinstance(content, dict) else ():
+            call = value_of(part, "functionCall")
+            if isinstance(call, dict) and isinstance(call.get("id"), str):
+                yield call["id"]
+
+
+class _ModelTurn:
+    """Consecutive contents of the model, as the message of an answer."""
+
+    def __init__(self, ids: _Ids) -> None:
+        self.message: Message = {"role": "assistant", "content": ""}
+        self._ids = ids
+        self._last = _THOUGHT
+
+    def add(self, part: Mapping[str, Any], where: str) -> None:
+        """Add the next part."""
+        message = self.message
+        if handle := _handle(value_of(part, "thoughtSignature")):
+            known = message.get(HANDLE)
+            message[HANDLE] = handle if known in (None, handle) else f"{known} {handle}"
+        call = value_of(part, "functionCall")
+        if call is not None:
+            at = _CALL
+            message.setdefault("tool_calls", []).append(self._call(call, where))
+        elif not (text := _text(part, where)):
+            return  # nothing but its signature
+        elif part.get("thought"):
+            at = _THOUGHT
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+        else:
+            at = _TEXT
+            message["content"] += text
+        if at < self._last:
+            message[REORDERED] = True
+        self._last = at
+
+    def _call(self, call: Any, where: str) -> dict[str, Any]:
+        name, arguments = object_of(call, where).get("name"), call.get("args") or {}
+        # A text: a client keeps what it could not parse.
+        known = isinstance(arguments, dict | str) and not is_deep(arguments)
+        if not isinstance(name, str) or not known:
+            raise Refusal(
+                f"{where} must have calls with a name, and args: an object at most {MOST_DEPTH} "
+                "deep",
+                param="contents",
+            )
+        id_ = self._ids.call(name, call.get("id"))
+        return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _said(parts: list[Mapping[str, Any]], where: str, ids: _Ids) -> list[Message]:
+    """Return the results of a client's content, and its texts as one message behind them."""
+    messages: list[Message] = []
+    texts: list[str] = []
+    for part in parts:
+        response = value_of(part, "functionResponse")
+        if response is None:
+            texts.append(_text(part, where))
+            continue
+        name = object_of(response, where).get("name")
+        if not isinstance(name, str):
+            raise Refusal(f"{where} has a functionResponse without a name", param="contents")
+        id_ = ids.result(name, response.get("id"))
+        message: Message = {"role": "tool", "content": _result(response.get("response"))}
+        messages.append(message | ({"name": name} if id_ is None else {"tool_call_id": id_}))
+    if texts or not messages:
+        content: Any = [{"type": "text", "text": text} for text in texts]
+        content = texts[0] if len(texts) == 1 else content or ""
+        messages.append({"role": "user", "content": content})
+    return messages
+
+
+def _result(response: Any) -> str:
+    """Return the text of a result: that of its only field, or its JSON."""
+    if isinstance(response, dict) and len(response) == 1:
+        (value,) = response.values()
+        if isinstance(value, str):
+            return value
+    return json.dumps(response, ensure_ascii=False)
+
+
+def _parts(content: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    parts = content.get("parts") or []
+    if isinstance(parts, dict):
+        parts = [parts]
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise Refusal(f"{where} must have parts: a list of objects", param=where.partition("[")[0])
+    return parts
+
+
+def _text(part: Mapping[str, Any], where: str) -> str:
+    """Return the text of a part, empty if it has only a signature."""
+    text = part.get("text")
+    if text is None and not {*part} - {"thought", "thoughtSignature", "thought_signature"}:
+        return ""
+    if not isinstance(text, str):
+        raise Refusal(
+            f"{where} has a part with {', '.join(sorted(part))}, and abut is text only",
+            param=where.partition("[")[0],
+        )
+    return text
+
+
+def _handle(signature: Any) -> str:
+    """Return the handle that a signature is; empty if it is not one of ours."""
+    if not isinstance(signature, str):
+        return ""
+    try:
+        text = base64.urlsafe_b64decode(signature.replace("+", "-").replace("/", "_")).decode()
+    except (binascii.Error, ValueError):
+        return ""
+    return text if text.startswith(HANDLES) else ""

@@ -1,0 +1,478 @@
+"""Gemini generateContent: a conversation in all its spellings, and another one once edited."""
+
+import base64
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from abut.gateway.dialects.gemini import Gemini
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.gateway import Gateway
+from tests.kit.clients.anthropic_client import causes
+from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, says, serving, user
+from tests.kit.stage.rollouts import Recording, Stage
+
+DECLARED = {
+    "name": "lookup",
+    "description": "Look up.",
+    "parameters": {
+        "type": "OBJECT",
+        "properties": {"a": {"type": "STRING"}},
+        "required": ["a"],
+    },
+}
+TOOLS = [{"functionDeclarations": [DECLARED]}]
+TEXTS = (
+    "<think>\nI should look.\n</think>\n\n" + a_call(text="Let me see.\n", a="one"),
+    a_call(a="two") + "\n" + a_call(a="three"),
+    "It is one.",
+    "Goodbye.",
+)
+
+
+@pytest.fixture
+def sampler(stage: Stage) -> Recording:
+    return says(stage, *TEXTS)
+
+
+@pytest.fixture
+def gateway(sampler: Recording, hf_tokenizer: Any) -> Iterator[Gateway]:
+    with serving(sampler, hf_tokenizer) as gateway:
+        yield gateway
+
+
+def said(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "parts": [{"text": text}]}
+
+
+class Client:
+    """Asks one rollout of a gateway."""
+
+    def __init__(self, gateway: Gateway, rollout: str = "a", **fields: Any) -> None:
+        self.gateway, self.rollout, self.fields = gateway, rollout, fields
+        self.base = gateway.endpoint(rollout).base_url.removesuffix("/v1")
+
+    def post(
+        self,
+        contents: Any,
+        verb: str = "generateContent",
+        version: str = "/v1beta",
+        key: str | None = None,
+        **fields: Any,
+    ) -> tuple[int, Any]:
+        """Send contents; returns status and JSON, or the chunks of a stream."""
+        body = {**self.fields, "contents": contents, **fields}
+        request = Request(
+            f"{self.base}{version}/models/policy:{verb}",
+            json.dumps(body).encode(),
+            {"content-type": "application/json", "x-goog-api-key": key or self.gateway.key},
+        )
+        try:
+            with urlopen(request, timeout=60) as reply:
+                text = reply.read().decode()
+                if reply.headers.get_content_type() == "text/event-stream":
+                    blocks = [block for block in text.split("\n\n") if block.strip()]
+                    return 200, [json.loads(block.removeprefix("data: ")) for block in blocks]
+                return reply.status, json.loads(text)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def ask(self, contents: Any, **fields: Any) -> dict[str, Any]:
+        """One turn; returns its content."""
+        status, answer = self.post(contents, **fields)
+        assert status == 200, answer
+        content: dict[str, Any] = answer["candidates"][0]["content"]
+        return content
+
+    @property
+    def causes(self) -> list[str | None]:
+        return causes(self.gateway, self.rollout)
+
+
+def results(content: dict[str, Any], *texts: str) -> dict[str, Any]:
+    calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+    return {
+        "role": "user",
+        "parts": [
+            {"functionResponse": {**call, "args": None, "response": {"result": text}}}
+            for call, text in zip(calls, texts, strict=True)
+        ],
+    }
+
+
+class Talk:
+    """A conversation up to its third answer.
+
+    Attributes:
+        contents: of the third request.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        system = {"parts": [{"text": "You are a finder."}]}
+        self.client = Client(gateway, systemInstruction=system, tools=TOOLS)
+        self.contents = [said("What is it?")]
+        for texts in (["found one"], ["found two", "found three"]):
+            self.contents.append(content := self.client.ask(self.contents))
+            self.contents.append(results(content, *texts))
+
+    def goes_on(self, **fields: Any) -> bool:
+        """Whether the contents are the conversation that was said."""
+        before = len(self.client.causes)
+        self.client.ask(self.contents, **fields)
+        return len(self.client.causes) == before
+
+
+def test_the_row_is_that_of_a_chat_client_with_the_same_conversation(
+    gateway: Gateway, sampler: Recording
+) -> None:
+    talk = Talk(gateway)
+    thought, text, call = talk.contents[1]["parts"]
+    assert (thought["thought"], text["text"]) == (True, "Let me see.")
+    assert base64.b64decode(call["thoughtSignature"]) == b"abut.0"
+    assert talk.goes_on()
+    row = gateway.end("a", 1.0)
+    assert (row.error, row.branches, len(row.turns)) == (None, [], 3)
+    check_tree(row, [call for call in sampler.calls if call[0].rollout_id == "a"])
+    messages: list[Any] = [
+        {"role": "system", "content": "You are a finder."},
+        user("What is it?"),
+    ]
+    for texts in (["found one"], ["found two", "found three"], []):
+        answer, _ = ask(gateway, messages, "chat", tools=[LOOKUP])
+        messages.append(answer)
+        messages += [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(answer.get("tool_calls", ()), texts, strict=True)
+        ]
+    chat = gateway.end("chat", 1.0)
+    assert row.columns is not None
+    assert chat.columns is not None
+    for name in ("prompt_ids", "completion_ids", "env_mask"):
+        assert getattr(row.columns, name).tolist() == getattr(chat.columns, name).tolist()
+
+
+Change = Callable[[list[Any]], object]
+
+
+def content_for_each_part(contents: list[Any]) -> None:
+    """G1: as `chats` of google-genai keeps a stream."""
+    parts = contents[1]["parts"]
+    contents[1:2] = [{"role": "model", "parts": [part]} for part in parts]
+
+
+def without_ids(contents: list[Any]) -> None:
+    """G2: as `chats` and LangChain."""
+    for content in contents:
+        for part in content["parts"]:
+            for key in ("functionCall", "functionResponse"):
+                part.get(key, {}).pop("id", None)
+
+
+def in_snake_case(contents: list[Any]) -> None:
+    """G4: as adk, strands and LiteLLM, mixed in one body."""
+    parts = contents[1]["parts"]
+    parts[2]["function_call"] = parts[2].pop("functionCall")
+    parts[2]["thought_signature"] = parts[2].pop("thoughtSignature")
+    (part,) = contents[2]["parts"]
+    part["function_response"] = part.pop("functionResponse")
+
+
+def other_key_of_result(contents: list[Any]) -> None:
+    """G3."""
+    for number, key in enumerate(("output", "error")):
+        response = contents[4]["parts"][number]["functionResponse"]
+        response["response"] = {key: response["response"]["result"]}
+
+
+def dummy_signature(contents: list[Any]) -> None:
+    """G4: as pydantic-ai and LiteLLM."""
+    contents[1]["parts"][2]["thoughtSignature"] = "skip_thought_signature_validator"
+
+
+def signature_in_an_empty_part(contents: list[Any]) -> None:
+    """G4: as strands, behind the text."""
+    parts = contents[1]["parts"]
+    signature = parts[2].pop("thoughtSignature")
+    parts.insert(2, {"text": "", "thought": True, "thoughtSignature": signature})
+
+
+def no_thought(contents: list[Any]) -> None:
+    del contents[1]["parts"][0]
+
+
+def with_nothing(contents: list[Any]) -> None:
+    contents[1]["parts"][1:2] = [{"text": "Let me"}, {"text": ""}, {"text": " see."}]
+    contents[2]["role"] = "function"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda contents: None,
+        content_for_each_part,
+        without_ids,
+        in_snake_case,
+        other_key_of_result,
+        dummy_signature,
+        signature_in_an_empty_part,
+        no_thought,
+        with_nothing,
+    ],
+)
+def test_a_history_in_another_spelling_is_the_one_that_was_said(
+    gateway: Gateway, change: Change
+) -> None:
+    talk = Talk(gateway)
+    talk.contents = copy.deepcopy(talk.contents)
+    change(talk.contents)
+    assert talk.goes_on()
+    assert talk.client.causes == [None]
+
+
+def edited(path: list[Any], value: Any) -> Change:
+    def edit(contents: list[Any]) -> None:
+        *way, last = path
+        at: Any = contents
+        for key in way:
+            at = at[key]
+        if value is None:
+            del at[last]
+        else:
+            at[last] = value
+
+    return edit
+
+
+def reversed_at(*path: Any) -> Change:
+    def edit(contents: list[Any]) -> None:
+        at: Any = contents
+        for key in path:
+            at = at[key]
+        at.reverse()
+
+    return edit
+
+
+OTHER = base64.urlsafe_b64encode(b"abut.1").decode()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edited([1, "parts", 0, "text"], "I should not look."),
+        edited([1, "parts", 1, "text"], "Let me  see."),
+        edited([1, "parts", 1], None),
+        edited([1, "parts", 2, "functionCall", "args"], {"a": "One"}),
+        edited([1, "parts", 2, "functionCall", "args"], "one"),
+        edited([1, "parts", 2, "functionCall", "name"], "look"),
+        edited([1, "parts", 2, "thoughtSignature"], OTHER),
+        reversed_at(1, "parts"),
+        reversed_at(3, "parts"),
+        edited([2, "parts", 0, "functionResponse", "response"], {"result": "found one."}),
+        edited([2, "parts", 0, "functionResponse", "response"], {"result": "found one", "x": 1}),
+        edited([2, "parts", 0, "functionResponse", "name"], "look"),  # G2: the name must agree
+        edited([0, "parts", 0, "text"], "What is it"),
+        edited([0, "parts"], [{"text": "What is it?"}, {"text": "Now."}]),
+    ],
+)
+def test_an_edited_history_is_a_conversation_of_its_own(gateway: Gateway, edit: Change) -> None:
+    talk = Talk(gateway)
+    talk.contents = copy.deepcopy(talk.contents)
+    edit(talk.contents)
+    assert not talk.goes_on()
+
+
+def test_results_without_ids_answer_the_calls_of_their_name_in_order() -> None:
+    calls = [("look", "1"), ("find", "2"), ("look", "3")]
+    model = {"role": "model", "parts": [{"functionCall": {"name": name}} for name, _ in calls]}
+    answers = [
+        {"functionResponse": {"name": name, "response": {"output": number}}}
+        for name, number in [("find", "2"), ("look", "1"), ("look", "3"), ("look", "4")]
+    ]
+    asked = Gemini().read({"contents": [said("a"), model, {"role": "user", "parts": answers}]})
+    ids = [call["id"] for call in asked.messages[1]["tool_calls"]]
+    assert len({*ids}) == 3
+    results = [message.get("tool_call_id") for message in asked.messages[2:]]
+    assert results == [ids[1], ids[0], ids[2], None]
+
+
+def test_keys_of_users_are_never_renamed() -> None:
+    args = {"snake_case": {"functionCall": 1}, "parts": []}
+    schema = {"type": "object", "properties": {"max_tokens": {"type": "INTEGER"}}}
+    declared = {"name": "look", "parameters_json_schema": schema}
+    response = {"function_call": 1, "b": 2}
+    asked = Gemini().read(
+        {
+            "contents": [
+                said("a"),
+                {"role": "model", "parts": [{"function_call": {"name": "look", "args": args}}]},
+                {
+                    "role": "user",
+                    "parts": [{"function_response": {"name": "look", "response": response}}],
+                },
+            ],
+            "tools": [{"function_declarations": [declared]}],
+            "generation_config": {"max_output_tokens": 3, "stop_sequences": ["x"]},
+            "system_instruction": "Be brief.",
+        }
+    )
+    assert asked.messages[2]["tool_calls"][0]["function"]["arguments"] == args
+    assert json.loads(asked.messages[3]["content"]) == response
+    assert asked.tools is not None
+    assert asked.tools[0]["function"]["parameters"] == schema
+    assert (asked.max_tokens, asked.stop) == (3, ("x",))
+    assert asked.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_types_of_googles_schemas_are_json_schemas() -> None:
+    odd = {"type": "ARRAY", "items": {"type": "NUMBER"}, "default": {"type": "KEPT"}}
+    parameters = {"type": "OBJECT", "properties": {"type": {"type": "STRING"}, "odd": odd}}
+    body = {"contents": [said("a")], "tools": [{"functionDeclarations": [{"name": "f"}]}]}
+    body["tools"][0]["functionDeclarations"][0] |= {"parameters": parameters}  # type: ignore[index]
+    asked = Gemini().read(body)
+    assert asked.tools is not None
+    assert asked.tools[0]["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string"},
+            "odd": {"type": "array", "items": {"type": "number"}, "default": {"type": "KEPT"}},
+        },
+    }
+
+
+# ---- requests, answers and errors
+
+
+def test_what_is_asked() -> None:
+    body = {
+        "contents": [said("hi")],
+        "generationConfig": {
+            "maxOutputTokens": 7,
+            "temperature": 0.5,
+            "topK": 3,
+            "thinkingConfig": {"includeThoughts": True},
+            "responseModalities": ["TEXT"],
+        },
+        "toolConfig": {"functionCallingConfig": {"mode": "any"}},
+        "tools": [{"googleSearch": {}}, *TOOLS],
+        "safetySettings": [],
+        "labels": {"a": "b"},
+    }
+    asked = Gemini().read(body)
+    assert (asked.max_tokens, asked.unmet) == (7, ["toolConfig.mode"])
+    assert asked.sampling == {"temperature": 0.5, "top_k": 3}
+    assert asked.ignored == [
+        "generationConfig.thinkingConfig", "safetySettings", "tools[googleSearch]",
+    ]  # fmt: skip
+    none = {"functionCallingConfig": {"mode": "NONE"}}
+    assert not Gemini().read({**body, "toolConfig": none}).calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"cachedContent": "c"}, "cachedContent", "nothing is kept"),
+        ({"generationConfig": {"candidateCount": 2}}, "candidateCount", "candidateCount=2"),
+        ({"generationConfig": {"responseMimeType": "application/json"}}, "responseMimeType", "fo"),
+        ({"generation_config": {"response_schema": {"type": "OBJECT"}}}, "responseSchema", "form"),
+        ({"generationConfig": {"responseModalities": ["IMAGE"]}}, "responseModalities", "text"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "X"}}}, "toolConfig", "mode='X'"),
+        ({"tools": [{"functionDeclarations": [{}]}]}, "tools", "has no name"),
+        ({"contents": []}, "contents", "a content at least"),
+        ({"contents": [{"role": "tool", "parts": []}]}, "contents", "a role of user"),
+        ({"contents": [{"parts": [{"inlineData": {}}]}]}, "contents", "inlineData"),
+        ({"contents": [{"parts": "a"}]}, "contents", "must have parts"),
+        ({"systemInstruction": {"parts": [{"fileData": {}}]}}, "systemInstruction", "fileData"),
+    ],
+)
+def test_what_cannot_be_exact_is_a_400_that_names_the_field(
+    fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(Refusal, match=message) as raised:
+        Gemini().read({"contents": [said("hi")], **fields})
+    assert raised.value.param == param
+
+
+def test_each_version_and_key_opens_it(gateway: Gateway) -> None:
+    client = Client(gateway)
+    for version in ("/v1beta", "/v1", ""):
+        assert client.post([said("hi")], version=version)[0] == 200
+    assert client.post([said("hi")], f"generateContent?key={gateway.key}", key=" ")[0] == 200
+    status, answer = client.post([said("hi")], key="another")
+    assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    status, answer = client.post([said("hi")], "embedContent")
+    assert status == 404
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_chunks_of_a_stream_are_the_whole_answer(gateway: Gateway, turn: int) -> None:
+    talk = Talk(gateway)
+    contents = talk.contents[: 2 * turn + 1]
+    status, chunks = talk.client.post(contents, "streamGenerateContent?alt=sse")
+    assert status == 200
+    parts = [part for c in chunks for part in c["candidates"][0]["content"]["parts"]]
+    texts = [part.get("text") or part["functionCall"]["args"] for part in parts]
+    assert (
+        texts
+        == [
+            ["I should look.", "Let me see.", {"a": "one"}],
+            [{"a": "two"}, {"a": "three"}],
+            ["It is one."],
+        ][turn]
+    )
+    finished = ["finishReason" in chunk["candidates"][0] for chunk in chunks]
+    assert finished == [False] * (len(chunks) - 1) + [True]
+    assert ["usageMetadata" in chunk for chunk in chunks] == finished
+    assert talk.client.post(contents, "streamGenerateContent")[0] == 400
+
+
+def test_an_empty_turn_may_be_left_out(stage: Stage, hf_tokenizer: Any) -> None:
+    with serving(says(stage, "", "yes"), hf_tokenizer) as gateway:
+        client = Client(gateway)
+        assert client.ask([said("hi")]) == {"role": "model"}
+        client.ask([said("hi"), said("well?")])
+        assert client.causes == [None]
+
+
+def test_a_full_conversation_and_a_rollout_that_is_over_differ(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    config = {"max_context_tokens": 60, "max_turns": 2}
+    with serving(says(stage, "yes"), hf_tokenizer, config=config) as gateway:
+        client = Client(gateway)
+        status, answer = client.post([said("hi " * 60)])
+        assert status == 400
+        assert "exceeds the maximum number of tokens allowed (60)" in answer["error"]["message"]
+        contents = [said("a")]
+        for _ in range(2):
+            contents += [client.ask(contents), said("b")]
+        status, answer = client.post(contents)
+        assert answer["error"] == {
+            "code": 400,
+            "message": "max_turns=2 calls were answered",
+            "status": "INVALID_ARGUMENT",
+        }
+        cut = client.ask([said("a")], generationConfig={"maxOutputTokens": 1})
+        assert cut["role"] == "model"
+        gateway.end("a", 1.0)
+        status, answer = client.post([said("a")])
+        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
+
+
+def test_the_count_is_the_length_of_the_prompt(gateway: Gateway, sampler: Recording) -> None:
+    talk = Talk(gateway)
+    client, contents = talk.client, talk.contents
+    before = client.causes
+    counts = [client.post(contents, "countTokens")]
+    request = {"model": "models/policy", "contents": contents, **client.fields}
+    counts.append(Client(gateway).post(None, "countTokens", generateContentRequest=request))
+    assert client.causes == before
+    client.ask(contents)
+    length = len(sampler.calls[-1][0].prompt_ids)
+    assert counts == [(200, {"totalTokens": length})] * 2
