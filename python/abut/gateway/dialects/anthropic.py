@@ -86,7 +86,7 @@ class Anthropic(HttpDialect):
         billing, system = _system(body)
         choice = object_at(body, "tool_choice")
         kind = choice.get("type", "auto")
-        if kind not in _CHOICES:
+        if not isinstance(kind, str) or kind not in _CHOICES:
             raise Refusal(
                 f"tool_choice.type={kind!r}: expected one of {', '.join(_CHOICES)}",
                 param="tool_choice",
@@ -235,7 +235,7 @@ def _answer(blocks: list[dict[str, Any]], where: str) -> Message:
         kind = block.get("type")
         if kind == "redacted_thinking" or (kind == "text" and not block.get("text")):
             continue  # nothing that a policy sees
-        if kind not in _ORDER:
+        if not isinstance(kind, str) or kind not in _ORDER:
             raise _unread(where, kind)
         if _ORDER[kind] < last:
             message[REORDERED] = True

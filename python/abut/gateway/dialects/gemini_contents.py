@@ -6,6 +6,7 @@ and LangChain send results, it answers the first open call of its name in the tu
 
 import base64
 import binascii
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -26,9 +27,12 @@ _THOUGHT, _TEXT, _CALL = range(3)
 def value_of(value: Mapping[str, Any], name: str) -> Any:
     """Return a field by its camelCase name, however it is spelled; None if it is missing."""
     found = value.get(name)
-    if found is None:
-        found = value.get(_UPPER.sub(lambda letter: f"_{letter[0].lower()}", name))
-    return found
+    return value.get(_snake(name)) if found is None else found
+
+
+@functools.cache  # of the dozen names that are read here; none of them is a client's
+def _snake(name: str) -> str:
+    return _UPPER.sub(lambda letter: f"_{letter[0].lower()}", name)
 
 
 def object_of(value: Any, where: str) -> Mapping[str, Any]:
@@ -106,8 +110,10 @@ class _Ids:
         """Return the id of the call that a result answers; None if it answers none."""
         if given is None:
             given = next((id_ for id_, called in self._open.items() if called == name), None)
+        if not isinstance(given, str):
+            return None
         self._open.pop(given, None)
-        return given if isinstance(given, str) and self._names.get(given) == name else None
+        return given if self._names.get(given) == name else None
 
 
 def _ids_in(contents: list[Any]) -> Iterator[str]:
@@ -205,14 +211,14 @@ def _parts(content: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
 def _text(part: Mapping[str, Any], where: str) -> str:
     """Return the text of a part, empty if it has only a signature."""
     text = part.get("text")
-    if text is None and not {*part} - {"thought", "thoughtSignature", "thought_signature"}:
-        return ""
-    if not isinstance(text, str):
+    if isinstance(text, str):
+        return text
+    if text is not None or {*part} - {"thought", "thoughtSignature", "thought_signature"}:
         raise Refusal(
             f"{where} has a part with {', '.join(sorted(part))}, and abut is text only",
             param=where.partition("[")[0],
         )
-    return text
+    return ""
 
 
 def _handle(signature: Any) -> str:
