@@ -146,3 +146,29 @@ def test_codex_keeps_its_commands_in_their_folder_unless_it_is_told_otherwise(
     played = heard(Codex("Look.", looks, args=args), (a_call("exec_command", cmd=command), "Done."))
     assert played.rollout.error is None
     assert seen == ([True, True] if args else [True, False])
+
+
+def test_claude_code_compacts_a_full_conversation_and_goes_on(heard: Play) -> None:
+    """It is told so in its own words; any other limit would only end it."""
+    reward = Repaired()
+    look = by_claude(command="seq 400")
+    edit = a_call(
+        "Edit", file_path="add.py", old_string="a - b", new_string="a + b", replace_all=False
+    )
+    says = (
+        a_call("Read", file_path="add.py"),
+        look,
+        look,
+        "<summary>add.py subtracts, and should add.</summary>",
+        a_call("Read", file_path="add.py"),
+        edit,
+        "It adds now.",
+    )
+    played = heard(ClaudeCode("Repair add.py.", reward, fill), says, completion=2500)
+    played.check()
+    rollout = played.rollout
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert (reward.result.answer, reward.result.exit_status) == ("It adds now.", 0)
+    # Claude Code does not say that it compacts: the history lacks what the summary stands for.
+    assert {*played.causes} == {None, "rewritten", "new"}
+    assert len(rollout.turns) + sum(len(branch.turns) for branch in rollout.branches) == len(says)
