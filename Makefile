@@ -117,7 +117,8 @@ test-ray: build .venv-ray/deps.stamp
 test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 
 test-trl-%: build .venv-trl/%/deps.stamp
-	ABUT_TRL_VERSION=$* PYTHONPATH=python .venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
+	LITELLM_LOCAL_MODEL_COST_MAP=True ABUT_TRL_VERSION=$* PYTHONPATH=python \
+		.venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
 		tests/trl_matrix tests/trl/test_ranks.py
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-trl/$*/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
