@@ -6,14 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl import GRPOConfig
 
 from abut.rollout.rollout import Rollout
-from abut.trl.version import LUSPO_MASKS_PADDING, trl_version
-from tests.kit.training.row_oracle import Loss, gradient_of, group_advantages, relative_error
+from abut.trl.version import COUNTS_ALL_ROWS, LUSPO_MASKS_PADDING, trl_version
+from tests.kit.training.row_oracle import (
+    Loss,
+    Rows,
+    gradient_of,
+    group_advantages,
+    relative_error,
+)
 from tests.kit.training.scripted_rows import GROUP, RowsRun, random_columns, rollout_of
 
 WORST = 2e-6
 """The largest relative error that float32 in advantages and sampled logprobs explains."""
+
+_FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)}
 
 LOSS_TYPES = ["grpo", "sapo", "dr_grpo", "dapo", "cispo"]
 if trl_version() >= LUSPO_MASKS_PADDING:
@@ -69,6 +78,11 @@ def lora() -> Any:
     return peft.LoraConfig(r=4, lora_alpha=8, target_modules=modules, init_lora_weights=False)
 
 
+def tokens_of(rollouts: Rows) -> int:
+    """Return how many tokens are trained."""
+    return sum(int(columns.env_mask.sum()) for rows in rollouts for columns in rows)
+
+
 def scale_of(run: RowsRun) -> str:
     """Return what rewards are scaled by."""
     return str(run.trainer.scale_rewards)
@@ -87,13 +101,19 @@ def errors_of(run: RowsRun, **changes: Any) -> list[float]:
     # TRL 0.29 with its transformers divides by the accumulation twice.
     twice = trainer.accelerator.gradient_accumulation_steps
     rollouts = run.rollouts
+    share = 1.0
     if trainer.mask_truncated_completions:
         rollouts = [[c for c in rows if c.completion_ids[-1] != 7] for rows in rollouts]
+        if trainer.loss_type == "dapo" and trl_version() < COUNTS_ALL_ROWS:
+            share = tokens_of(rollouts) / tokens_of(run.rollouts)  # it divides by masked ones too
     return [
-        relative_error(found * twice, gradient_of(loss, model, rollouts, advantages))
+        relative_error(found * twice, gradient_of(loss, model, rollouts, advantages) * share)
         for model, found in zip(run.before, run.gradients, strict=True)
     ]
 
+
+# Later than TRL 0.29.
+PADDED = {"pad_to_multiple_of": 8} if "pad_to_multiple_of" in _FIELDS else {}
 
 OTHER_CASES: dict[str, dict[str, Any]] = {
     **{
@@ -122,6 +142,6 @@ OTHER_CASES: dict[str, dict[str, Any]] = {
     "sequence-level": {"importance_sampling_level": "sequence", "num_iterations": 2},
     "lora": {"peft_config": lora, "accumulation": 2, "num_iterations": 2},
     "lora-beta": {"peft_config": lora, "beta": 0.3, "loss_type": "dapo"},
-    "padded-to-multiples": {"pad_to_multiple_of": 8, "accumulation": 2},
+    "padded-to-multiples": {**PADDED, "accumulation": 2},
 }
 """What else changes a gradient, by name: arguments of `check_gradients`."""

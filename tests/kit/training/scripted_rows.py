@@ -217,6 +217,7 @@ class RowsRun:
         recorder: Any = None,
         wrap: Any = None,
         credit: Any = None,
+        keeps: bool = True,
         **args: Any,
     ) -> None:
         import trl
@@ -279,7 +280,8 @@ class RowsRun:
         self._peft_config = peft_config
         self.before: list[Any] = []
         self.gradients: list[Any] = []
-        self.trainer.add_callback(self._keeper())
+        if keeps:
+            self.trainer.add_callback(self._keeper())
 
     def _keeper(self) -> Any:
         run = self

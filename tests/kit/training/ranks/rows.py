@@ -5,12 +5,14 @@ The rollouts of rank 0 have a conversation each, or a few; those of rank 1 have 
 
 import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from abut import Columns
+from abut.trl import pieces
 from tests.kit.training.ranks import leave
 from tests.kit.training.ranks.fsdp2 import shard_on_cpus
 from tests.kit.training.row_cases import loss_of, scale_of
@@ -19,6 +21,7 @@ from tests.kit.training.scripted_rows import (
     GROUP,
     RowsRun,
     columns_of,
+    float64_model,
     random_columns,
     rollout_of,
 )
@@ -28,6 +31,18 @@ SHARDED: dict[str, dict[str, Any]] = {
     "fsdp2": {
         "fsdp": True,
         "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]},
+    },
+    **{
+        f"zero{stage}": {
+            "use_cpu": False,  # accelerate takes no DeepSpeed on what it is told is a CPU
+            "deepspeed": {
+                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+                "zero_allow_untested_optimizer": True,
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+        }
+        for stage in (2, 3)
     },
 }
 
@@ -40,9 +55,19 @@ def script(rng: random.Random, task: Any) -> Any:
 
 
 def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
-    """Train on one generation batch; write down how far each gradient is from the oracle's."""
+    """Train on one generation batch; write down how far each gradient is from the oracle's.
+
+    Args:
+        folder: for what is found.
+        kind: how the model is trained; with "-unflagged", DeepSpeed may step after each piece.
+        loss_type: of the trainer.
+        iterations: over the batch; 1 with DeepSpeed, whose gradient is read off its step.
+    """
+    kind, _, control = kind.partition("-")
     if kind == "fsdp2":
         shard_on_cpus()
+    if control == "unflagged":
+        pieces._without_sync = lambda trainer, model: nullcontext()  # type: ignore[assignment]
     run = RowsRun(
         folder,
         script,
@@ -52,19 +77,24 @@ def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
         loss_type=loss_type,
         num_iterations=int(iterations),
         max_steps=int(iterations),
+        keeps=not kind.startswith("zero"),
         ddp_timeout=60,  # a rank that waits in vain fails after this, and the test with it
         **SHARDED[kind],
-    ).train()
+    )
+    if kind.startswith("zero"):
+        run.before = [float64_model()[1]]
+    run.train()
+    if kind.startswith("zero"):
+        run.gradients = [_gradient_of_step(run)]
     batch = run.trainer.abut_rows
     every, rewards = everywhere(run.rollouts, run.rewards)
     loss = loss_of(run)
     advantages = group_advantages(rewards, GROUP, scale_of(run))
-    errors = []
-    for model, found in zip(run.before, run.gradients, strict=True):
-        right = gradient_of(loss, model, every, advantages)
-        errors.append(
-            relative_error(found * run.trainer.accelerator.gradient_accumulation_steps, right)
-        )
+    twice = run.trainer.accelerator.gradient_accumulation_steps
+    errors = [
+        relative_error(found * twice, gradient_of(loss, model, every, advantages))
+        for model, found in zip(run.before, run.gradients, strict=True)
+    ]
     leave(
         folder,
         {
@@ -76,6 +106,18 @@ def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
     )
     # The groups of a mesh leave threads of gloo, which abort an interpreter that ends under them.
     os._exit(0)
+
+
+def _gradient_of_step(run: RowsRun) -> Any:
+    """Return what a step of plain descent went along; DeepSpeed has no gradients any more."""
+    import deepspeed
+    import torch
+
+    parameters = list(run.trainer.model.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):
+        after = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    before = torch.cat([parameter.detach().flatten() for parameter in run.before[0].parameters()])
+    return (before - after.double()) / run.trainer.args.learning_rate
 
 
 def everywhere(
