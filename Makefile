@@ -19,7 +19,7 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
 AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses $(OPENHANDS_PYTHON:%=openhands)
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -119,9 +119,14 @@ test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 test-trl-%: build .venv-trl/%/deps.stamp
 	LITELLM_LOCAL_MODEL_COST_MAP=True ABUT_TRL_VERSION=$* PYTHONPATH=python \
 		.venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
-		tests/trl_matrix tests/trl/test_ranks.py
+		tests/trl_matrix tests/trl/test_ranks.py tests/trl/test_all_rows.py tests/trl/test_row_trainer.py \
+		tests/trl/test_row_credit.py tests/trl/test_row_ranks.py
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-trl/$*/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
+
+# Two ranks on a CPU, under ZeRO-2 and ZeRO-3.
+test-deepspeed: build .venv-deepspeed/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-deepspeed/bin/python -m pytest -m deepspeed tests/trl/test_row_ranks.py
 
 # ---- Environments. Each has a folder `.venv-…`, and a stamp in it that is newer than what it is made from.
 # uv installs, since pip knows no overrides.
@@ -150,6 +155,9 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 # Eval Protocol brings a hundred packages, and a pytest plugin that every run would load.
 .venv-eval-protocol/deps.stamp: tests/eval_protocol/requirements.txt
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
+# DeepSpeed compiles nothing here.
+.venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt
+.venv-deepspeed/deps.stamp: export DS_BUILD_OPS := 0
 .venv-ray/deps.stamp: tests/ray/requirements.txt
 $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
@@ -168,7 +176,7 @@ $(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --requi
 	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
 	touch $@
 
-ENVIRONMENTS := vllm openenv eval-protocol nemo-gym browser ray
+ENVIRONMENTS := vllm openenv eval-protocol nemo-gym browser ray deepspeed
 .PHONY: $(ENVIRONMENTS:%=%-env)
 $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 

@@ -31,3 +31,19 @@ def test_the_gradient_of_two_ranks_is_that_of_all_rollouts(
         assert max(rank["errors"]) < WORST, rank["errors"]
     assert ranks[0]["logged"]["entropy"] > 1
     assert ranks[0]["logged"]["rollout/rows/mean"] == (few + many) / 8
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_the_gradient_under_deepspeed(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("deepspeed")
+    for rank in run_ranks("rows", tmp_path, kind, "grpo", 1, DS_ACCELERATOR="cpu"):
+        assert rank["model"] == "DeepSpeedEngine"
+        assert max(rank["errors"]) < WORST, rank["errors"]
+
+
+@pytest.mark.deepspeed
+def test_without_the_flag_deepspeed_steps_after_each_piece(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    for rank in run_ranks("rows", tmp_path, "zero2-unflagged", "grpo", 1, DS_ACCELERATOR="cpu"):
+        assert max(rank["errors"]) > 0.1, rank["errors"]

@@ -3,13 +3,15 @@
 The rollouts of rank 0 have a conversation each, or a few; those of rank 1 have many.
 """
 
+import importlib
 import os
 import random
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, gather_object
 
 from abut import Columns
 from abut.trl import pieces
@@ -34,12 +36,12 @@ SHARDED: dict[str, dict[str, Any]] = {
     },
     **{
         f"zero{stage}": {
-            "use_cpu": False,  # accelerate takes no DeepSpeed on what it is told is a CPU
             "deepspeed": {
                 "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
                 "zero_allow_untested_optimizer": True,
                 "train_micro_batch_size_per_gpu": "auto",
                 "gradient_accumulation_steps": "auto",
+                "gradient_clipping": 0.0,  # 1.0 unless it is said
             },
         }
         for stage in (2, 3)
@@ -54,6 +56,21 @@ def script(rng: random.Random, task: Any) -> Any:
     return rollout_of(task, round(rng.random(), 2), *columns)
 
 
+def deepspeed_on_cpus() -> None:
+    """Have accelerate heed `deepspeed`, which it passes over where it is told that it has a CPU."""
+    made = AcceleratorState.__init__
+
+    def with_deepspeed(self: Any, *args: Any, deepspeed_plugin: Any = None, **named: Any) -> None:
+        made(self, *args, deepspeed_plugin=deepspeed_plugin, **named)
+        if deepspeed_plugin is not None:
+            deepspeed_plugin.set_mixed_precision("no")
+            deepspeed_plugin.select(_from_accelerator_state=True)
+            self.distributed_type = DistributedType.DEEPSPEED
+            self.deepspeed_plugins = deepspeed_plugin
+
+    AcceleratorState.__init__ = with_deepspeed
+
+
 def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
     """Train on one generation batch; write down how far each gradient is from the oracle's.
 
@@ -66,6 +83,11 @@ def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
     kind, _, control = kind.partition("-")
     if kind == "fsdp2":
         shard_on_cpus()
+    if kind.startswith("zero"):
+        # An extension for ranks of one machine, which each rank would compile; gloo does without.
+        comm: Any = importlib.import_module("deepspeed.comm.torch")
+        comm.build_shm_op = lambda: None
+        deepspeed_on_cpus()
     if control == "unflagged":
         pieces._without_sync = lambda trainer, model: nullcontext()  # type: ignore[assignment]
     run = RowsRun(
@@ -90,7 +112,8 @@ def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
     every, rewards = everywhere(run.rollouts, run.rewards)
     loss = loss_of(run)
     advantages = group_advantages(rewards, GROUP, scale_of(run))
-    twice = run.trainer.accelerator.gradient_accumulation_steps
+    # See `errors_of`; DeepSpeed is told of the accumulation, and does not divide by it.
+    twice = 1 if kind.startswith("zero") else run.trainer.accelerator.gradient_accumulation_steps
     errors = [
         relative_error(found * twice, gradient_of(loss, model, every, advantages))
         for model, found in zip(run.before, run.gradients, strict=True)
