@@ -28,6 +28,7 @@ from tests.kit.training.scripted_rows import (  # noqa: E402
     RowsRun,
     alone,
     columns_of,
+    kept_outputs,
     random_columns,
     rollout_of,
 )
@@ -180,7 +181,11 @@ def test_evaluation_has_main_rows_alone(tmp_path: Path) -> None:
     logs = []
     for name, trainer_class in (("ours", None), ("trl", trl.GRPOTrainer)):
         run = RowsRun(tmp_path / name, trainer_class=trainer_class)
+        kept = kept_outputs(run.trainer)
         run.trainer.evaluate()
+        numbers = [output.get("abut_row") for output in kept]
+        if name == "ours":
+            assert [rows.tolist() for rows in numbers] == [list(range(8))] * 4
         run.rollout_func._tasks.route.gateway.stop()
         logs.append(numbers_of(run)[1])
     for log in logs:

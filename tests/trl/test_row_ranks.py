@@ -39,11 +39,12 @@ def test_the_gradient_under_deepspeed(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("deepspeed")
     for rank in run_ranks("rows", tmp_path, kind, "grpo", 1, DS_ACCELERATOR="cpu"):
         assert rank["model"] == "DeepSpeedEngine"
-        assert max(rank["errors"]) < WORST, rank["errors"]
+        # It exchanges gradients in float32, and they are read off a step.
+        assert max(rank["errors"]) < 2e-5, rank["errors"]
 
 
 @pytest.mark.deepspeed
 def test_without_the_flag_deepspeed_steps_after_each_piece(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     for rank in run_ranks("rows", tmp_path, "zero2-unflagged", "grpo", 1, DS_ACCELERATOR="cpu"):
-        assert max(rank["errors"]) > 0.1, rank["errors"]
+        assert max(rank["errors"]) > 0.05, rank["errors"]

@@ -78,19 +78,6 @@ def test_pieces_are_narrow(tmp_path: Path) -> None:
     assert slots < 1.3 * tokens
 
 
-def kept_outputs(trainer: Any) -> list[dict[str, Any]]:
-    """What is scored from here on, as it goes to shuffle and split."""
-    kept: list[dict[str, Any]] = []
-    score = trainer._generate_and_score_completions
-
-    def keep(inputs: Any) -> Any:
-        kept.append(score(inputs))
-        return kept[-1]
-
-    trainer._generate_and_score_completions = keep
-    return kept
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_forty_conversations_in_one_rollout_cost_what_their_tokens_cost(tmp_path: Path) -> None:
     """No pass holds more rows than the trainer is set to, and no row makes others much wider."""

@@ -339,6 +339,19 @@ def fake_vllm(trainer: Any, mode: str) -> None:
     trainer._last_loaded_step = -1
 
 
+def kept_outputs(trainer: Any) -> list[dict[str, Any]]:
+    """What is scored from here on, as it goes to shuffle and split."""
+    kept: list[dict[str, Any]] = []
+    score = trainer._generate_and_score_completions
+
+    def keep(inputs: Any) -> Any:
+        kept.append(score(inputs))
+        return kept[-1]
+
+    trainer._generate_and_score_completions = keep
+    return kept
+
+
 def _never() -> Any:
     from abut.samplers.scripted import ScriptedSampler
 
