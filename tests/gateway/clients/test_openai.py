@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from abut import agent
-from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, REPLIES, SYSTEM, Heard, found
+from tests.kit.clients.conversation import (
+    FOLLOW,
+    LOOKUP,
+    QUESTION,
+    REPLIES,
+    SAYS,
+    SYSTEM,
+    Heard,
+    found,
+)
 from tests.kit.servers.dropping_proxy import DroppingProxy
 
 ENVIRONMENTS = ("openai-3", "litellm")
@@ -271,19 +280,24 @@ def test_the_end_of_the_budget_raises_what_clients_look_for(heard: Play) -> None
     assert "maximum context length" in str(error)
 
 
-def test_responses_are_refused_with_what_to_do(heard: Play) -> None:
-    raised: list[Any] = []
-
+def test_a_conversation_may_go_on_in_another_protocol(heard: Play) -> None:
     @agent
     def solve(endpoint: Any) -> float:
         import openai
 
         with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            try:
-                client.responses.create(model=endpoint.model, input=QUESTION)
-            except openai.NotFoundError as error:
-                raised.append(error)
-            return loop(asking(client))
+            model = endpoint.model
+            first = client.responses.create(model=model, instructions=SYSTEM, input=QUESTION)
+            messages: list[Any] = [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": QUESTION},
+                {"role": "assistant", "content": first.output_text},
+                {"role": "user", "content": FOLLOW},
+            ]
+            client.chat.completions.create(model=model, messages=messages)
+        return 1.0
 
-    heard(solve).check_same_as_env()
-    assert "use your client's chat completions model" in str(raised[0])
+    one = heard(solve, says=SAYS[-2:])
+    one.check()
+    assert one.causes == [None]
+    assert len(one.rollout.turns) == 2
