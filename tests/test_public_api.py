@@ -446,6 +446,7 @@ testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, cha
 testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
 trl.AllRows
+  abut_eval_rows
   abut_rows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(batch)

@@ -52,6 +52,8 @@ class AllRows(_Base):  # type: ignore[misc]
     """The batch that TRL scores now, in training and in evaluation."""
     abut_rows: RowBatch | None = None
     """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
+    abut_eval_rows: RowBatch | None = None
+    """The batch that is evaluated, in the same way."""
     _abut_forward: Mapping[str, Any] | None = None
     """The rows whose loss is computed now."""
 
@@ -102,6 +104,8 @@ class AllRows(_Base):  # type: ignore[misc]
         refill_tables(self, tables, batch, output)
         if self.model.training:
             self.abut_rows = batch
+        else:  # the rows that are trained may go on after it
+            self.abut_eval_rows = batch
         return spread(self, batch, output)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
