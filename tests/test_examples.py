@@ -1,5 +1,6 @@
 """Every example runs alone, from any folder, offline."""
 
+import asyncio
 import functools
 import gc
 import os
@@ -30,6 +31,7 @@ IN_FOLDERS = ["nemo_gym/train.py", "ray/train.py", "ray/cluster_is_up.py"]
 TRAINING = [
     "agent_openai.py",
     "async_grpo.py",
+    "bargain.py",
     "custom_env_grpo.py",
     "wordle_cpu.py",
     "wordle_grpo.py",
@@ -125,6 +127,60 @@ def test_an_agent_with_the_openai_client_plays(trains: Any, tmp_path: Path, caps
     assert logged["reward"] > 0
     assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # its client lives to the end
+def test_two_players_have_a_row_and_a_reward_each(trains: Any, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("openai")
+    trainer, asked = trains("bargain.py", "--max-steps", "1", "--shown", "100", disable_tqdm=True)
+    logged = trainer.state.log_history[0]
+    assert asked["loss_type"] == "grpo"
+    assert logged["rollout/error_frac"] == 0
+    assert logged["rollout/rows/mean"] > 1.5
+    first, second = (logged[f"rollout/reward/{name}/mean"] for name in ("first", "second"))
+    assert 0 < logged["reward"] < 1
+    assert 0 < first < 9
+    assert 0 < second < 9
+    rows = trainer.abut_rows
+    for bargain, conversations in zip(rows.rollouts, rows.conversations, strict=True):
+        paid = {conversation.name: conversation.reward for conversation in conversations}
+        assert paid == bargain.rewards
+        assert sum(paid.values()) in (0, 10)
+    assert len({tuple(turns) for turns in rows.advantages}) > 4
+    trainer.rollout_func._tasks.route.gateway.stop()  # else it ends with the process
+    del trainer, rows, bargain, conversations
+    gc.collect()
+    assert capsys.readouterr().out.endswith(f"step    1: mean coins {first:.2f} and {second:.2f}\n")
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "rewards"),
+    [
+        ("7", "yes", {"first": 7, "second": 3}),
+        ("7", "no", {"first": 0, "second": 0}),
+        ("9", "perhaps", {"first": 0, "second": 0}),
+        ("10", None, {"first": 0}),
+        ("seven", None, {"first": 0}),
+    ],
+)
+def test_a_bargain_pays_what_was_agreed(said: str, answer: str | None, rewards: Any) -> None:
+    pytest.importorskip("openai")
+    pytest.importorskip("trl")
+    example = runpy.run_path(str(EXAMPLES / "bargain.py"))
+    bargains = example["bargains"]
+    told: list[tuple[str, str]] = []
+
+    async def ask(player: str, content: str) -> str | None:
+        told.append((player, content))
+        return {"first": said, "second": answer}[player]
+
+    bargains.function.__globals__["ask"] = ask
+    result = asyncio.run(bargains(SimpleNamespace(named=str)))
+    assert result.rewards == rewards
+    assert result.reward == (answer == "yes")
+    assert [player for player, _ in told] == [*rewards]
+    assert f" {said}." in told[-1][1] or len(told) == 1
 
 
 def test_training_on_gym_takes_what_its_file_says() -> None:

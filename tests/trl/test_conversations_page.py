@@ -3,11 +3,12 @@
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
-from scripts import credit_task
+from scripts import bargain_curves, credit_task
 from tests.kit.training.example_run import DOCS, blocks_of, run_block
 
 pytest.importorskip("trl")
@@ -65,6 +66,21 @@ def test_the_figures_of_the_task_are_those_that_were_measured() -> None:
     for name, (mean, spread) in credit_task.ends(curves).items():
         line = rf"^\| .*{re.escape(name)}.* \| {mean:.3f} \| {spread:.3f} \|$"
         assert re.search(line, page, re.MULTILINE)
+
+
+def test_the_figures_of_the_bargain_are_those_that_were_measured() -> None:
+    curves = json.loads((DOCS / "bargain.json").read_text(encoding="utf-8"))
+    drawn = bargain_curves.picture_of(curves)
+    assert (DOCS / "bargain.svg").read_text(encoding="utf-8") == drawn
+    page = (DOCS / "conversations.md").read_text(encoding="utf-8")
+    first, second = (
+        fmean(step for seed in curves[name] for step in seed[-bargain_curves.LAST :])
+        for name in bargain_curves.PLAYERS
+    )
+    assert f"{first:.2f} coins to {second:.2f}" in page
+    yes = {step: fmean(seed[step] for seed in curves["agreed"]) for step in (0, 4)}
+    assert f"{100 * yes[4]:.0f} of 100 bargains" in page
+    assert f"instead\nof {100 * yes[0]:.0f}." in page
 
 
 def test_the_table_of_votes_has_every_loss_on_its_line() -> None:
