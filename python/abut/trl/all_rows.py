@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from abut.trl.ranks import gathered
-from abut.trl.row_batch import RowBatch
+from abut.trl.row_batch import WEIGHT, RowBatch
 from abut.trl.row_metrics import log_rows, refill_tables, tables_of
 from abut.trl.version import check_trl_version
 
@@ -129,10 +129,10 @@ class AllRows(_Base):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         rows = self._abut_forward
-        if rows is not None and "abut_weight" in rows and found[0].requires_grad:
+        if rows is not None and WEIGHT in rows and found[0].requires_grad:
             from abut.trl.row_weights import weigh_gradient
 
-            weigh_gradient(found[0], rows["abut_weight"])
+            weigh_gradient(found[0], rows[WEIGHT])
         return found
 
 

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
+from abut.trl.row_batch import ROW
 from abut.trl.row_weights import trained_mask
-
-ROW, WEIGHT = "abut_row", "abut_weight"
-"""Names of the columns that abut adds to TRL's inputs."""
 
 _OF_PROMPT = ("prompt_ids", "prompt_mask")
 _OF_COMPLETION = (

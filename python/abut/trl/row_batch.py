@@ -17,6 +17,10 @@ from abut.trl.rows import conversations_of, is_measured
 COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 """The lists of a `rollout_func` that TRL makes rows of."""
 
+ROW, WEIGHT = "abut_row", "abut_weight"
+"""The columns that abut adds to TRL's inputs: `(N,)` int64 numbers of rows, and `(N,)` factors on
+their gradients, which are there only where a KL term keeps them out of advantages."""
+
 
 class RowPlace(NamedTuple):
     """The rollout of a row, and which of its conversations the row is; 0 is the main one."""

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from abut.trl.pieces import ROW, WEIGHT
-from abut.trl.row_batch import RowBatch
+from abut.trl.row_batch import ROW, WEIGHT, RowBatch
 from abut.trl.row_credit import advantages_of_rows
 from abut.trl.row_metrics import log_ratios, warn_of_masked_rows
 from abut.trl.row_weights import trained_mask, weights_of
