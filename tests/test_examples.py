@@ -25,6 +25,7 @@ EVAL_PROTOCOL = [
     "eval_protocol_grpo.py",
     "eval_protocol_sums.py",
 ]  # tests/eval_protocol/test_example.py
+CODING = ["repair_cpu.py"]  # tests/gateway/clients/test_coding.py
 # tests/nemo_gym/test_submit.py, tests/test_ray_parts.py, tests/test_slurm_*.py
 FOLDERS = {"nemo_gym", "ray", "slurm"}
 IN_FOLDERS = ["nemo_gym/train.py", "ray/train.py", "ray/cluster_is_up.py"]
@@ -52,7 +53,7 @@ def source(name: str) -> str:
 
 def test_no_example_is_forgotten() -> None:
     assert sorted(file.name for file in EXAMPLES.glob("*.py")) == sorted(
-        [*ALONE, *EVAL_PROTOCOL, *TRAINING, *UNDER_PYTEST]
+        [*ALONE, *CODING, *EVAL_PROTOCOL, *TRAINING, *UNDER_PYTEST]
     )
     folders = {file.parent.name for file in EXAMPLES.glob("*/*") if file.suffix != ".pyc"}
     assert folders == FOLDERS

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from abut.agents import ClaudeCode, Codex, HarnessResult
+from tests.kit.checkout import EXAMPLES
 from tests.kit.clients.conversation import Heard
 from tests.kit.stage.agents import a_call, harness_time_is_over
 
@@ -172,3 +176,30 @@ def test_claude_code_compacts_a_full_conversation_and_goes_on(heard: Play) -> No
     # Claude Code does not say that it compacts: the history lacks what the summary stands for.
     assert {*played.causes} == {None, "rewritten", "new"}
     assert len(rollout.turns) + sum(len(branch.turns) for branch in rollout.branches) == len(says)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("program", ["claude-code", "codex"])
+def test_the_example_trains_on_every_sampled_token(program: str, tmp_path: Path) -> None:
+    """Two steps; half of the repairs are wrong, and each row is replayed."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "repair_cpu.py", "--program", program],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *steps, rows, replayed = done.stdout.splitlines()[-4:]
+    for step in steps:
+        found = re.fullmatch(r"mean reward 0\.50, gradient (\d.*)", step)
+        assert found is not None, step
+        assert float(found[1]) > 0
+    counted = re.fullmatch(r"8 rows; (\d+) of (\d+) sampled tokens are trained", rows)
+    assert counted is not None, rows
+    assert counted[1] == counted[2]
+    differs = re.fullmatch(r"replayed, a logprob differs by (\S+) nats at most", replayed)
+    assert differs is not None, replayed
+    assert float(differs[1]) < 1e-5
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
