@@ -47,10 +47,9 @@ def a_call(name, **arguments):
 
 def claude_turns(sign):
     """A look, a call that cannot work, a repair, and the test."""
-    edit = {"file_path": "add.py", "replace_all": False}
     yield "I look first.\n", a_call("Read", file_path="add.py")
-    yield "", a_call("Edit", **edit, old_string="a / b", new_string="a + b")
-    yield "", a_call("Edit", **edit, old_string="a - b", new_string=f"a {sign} b")
+    yield "", a_call("Edit", file_path="add.py", old_string="a / b", new_string="a + b")
+    yield "", a_call("Edit", file_path="add.py", old_string="a - b", new_string=f"a {sign} b")
     yield "", a_call("Bash", command=f"{sys.executable} -c '{TEST}'", description="Test it")
 
 

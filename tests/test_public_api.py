@@ -366,7 +366,7 @@ eval_protocol.eval_test(test, *, name=None, kwargs=None, log='all', row_timeout_
 eval_protocol.prune_logs(*, keep_steps, experiment_id=None)
 gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file=None, \
 rewrites=('text_lost', 'stop_put_back', 'calls_as_text', 'code_again', 'empty_turn_left_out', \
-'thinking_as_text'), \
+'thinking_as_text', 'arguments_read'), \
 unenforced='refuse', sampler=None, tokenizer=None, config=None, recorder=None, idle_s=600.0, \
 agents_may_end=False, session_header=None)
   base_url

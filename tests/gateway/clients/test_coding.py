@@ -178,6 +178,27 @@ def test_claude_code_compacts_a_full_conversation_and_goes_on(heard: Play) -> No
     assert len(rollout.turns) + sum(len(branch.turns) for branch in rollout.branches) == len(says)
 
 
+def test_calls_that_claude_code_writes_as_it_has_read_them_are_one_conversation(
+    heard: Play,
+) -> None:
+    reward = Repaired()
+    edit = {"file_path": "add.py", "old_string": "a - b"}
+    says = (
+        a_call("Read", file_path="add.py", offset="1"),
+        a_call("Edit", **edit, new_string="a + b  "),
+        by_claude(command="cat add.py", timeout="5000"),
+        a_call("Write", file_path="b.py", content="c  \nd\t\n"),
+        a_call("Write", file_path="b.md", content="c  \nd\t\n"),
+        "It adds now.",
+    )
+    played = heard(ClaudeCode("Repair add.py.", reward, fill), says)
+    played.check()
+    assert (played.rollout.error, played.rollout.reward) == (None, 1.0)
+    assert played.rollout.branches == []
+    assert len(played.rollout.turns) == 6
+    assert {*played.rewrites} == {"arguments_read"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("program", ["claude-code", "codex"])

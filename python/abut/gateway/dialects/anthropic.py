@@ -7,7 +7,7 @@ Code puts before its system prompt for billing.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from abut._native import Tokenizer
@@ -18,6 +18,7 @@ from abut.gateway.dialects.anthropic_answers import (
     message_body,
 )
 from abut.gateway.dialects.chat_rewrites import REWRITES
+from abut.gateway.dialects.claude_code import ARGUMENTS_READ, reads_as
 from abut.gateway.dialects.dialect import HttpDialect, named_event
 from abut.gateway.dialects.fields import (
     Unenforced,
@@ -31,8 +32,17 @@ from abut.gateway.dialects.fields import (
     text_at,
 )
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
-from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.entry import HANDLE, LEFT_OUT, REORDERED
+from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep
+from abut.gateway.ledger.entry import (
+    HANDLE,
+    LEFT_OUT,
+    REORDERED,
+    BranchEntry,
+    Calls,
+    ids_of,
+    without_space,
+)
+from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 
@@ -72,6 +82,7 @@ class Anthropic(HttpDialect):
         self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
     ) -> None:
         self.leaves_out_empty_turns = LEFT_OUT in rewrites
+        self.reads_arguments = ARGUMENTS_READ in rewrites
         self.unenforced = unenforced
 
     def read(
@@ -114,6 +125,25 @@ class Anthropic(HttpDialect):
             origin="subagent" if is_subagent else None,
             dialect=self,
         )
+
+    def rewrite_of(
+        self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
+    ) -> str | None:
+        """Return the rule by which a message is this answer though they differ; None: it is not."""
+        if same_calls or not self.reads_arguments or text != entry.text:
+            return None
+        if not calls or ids_of(calls) != entry.call_ids:
+            return None
+        return ARGUMENTS_READ if reads_as(calls_of(entry.message), calls) else None
+
+    def keys_returned(self, entry: BranchEntry) -> Iterator[Hashable]:
+        """Yield a key of an answer with calls that their arguments do not change."""
+        yield from self.keys_read(entry.text, key_of_calls(calls_of(entry.message)))
+
+    def keys_read(self, text: str, calls: tuple[Any, ...]) -> Iterator[Hashable]:
+        """Yield that key of a message that may be an answer."""
+        if calls and self.reads_arguments:
+            yield "names", without_space(text), tuple(name for name, _ in calls)
 
     def answer(
         self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer

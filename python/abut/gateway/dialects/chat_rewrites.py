@@ -21,6 +21,7 @@ Rewrite: TypeAlias = Literal[
     "code_again",
     "empty_turn_left_out",
     "thinking_as_text",
+    "arguments_read",
 ]
 """A change that a client is known to make to a message of the policy:
 
@@ -30,6 +31,7 @@ Rewrite: TypeAlias = Literal[
 - code_again: repeats the code in the text as a call (smolagents' `CodeAgent`)
 - empty_turn_left_out: leaves out a turn without text and calls (pydantic-ai, OpenAI Agents)
 - thinking_as_text: in Responses, writes the thinking before the text (pydantic-ai)
+- arguments_read: in Messages, writes the arguments of a call as it has read them (Claude Code)
 """
 
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)

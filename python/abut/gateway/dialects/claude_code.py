@@ -1,0 +1,67 @@
+"""The arguments of calls as Claude Code sends them back: not as the policy wrote them, but as read.
+
+Invariant: each rule is exact, and holds only for what Claude Code 2.1 was seen to do, so an edited
+argument matches by none. Claude Code runs the call that it sends back: the call is the policy's.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from abut.gateway.ledger.comparable import arguments_of, comparable, comparable_call
+from abut.gateway.ledger.entry import Calls
+
+ARGUMENTS_READ = "arguments_read"
+"""The name of the rule, see `chat_rewrites.Rewrite`."""
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_SWITCHES = {"true": True, "false": False}
+# Written without the white space at the end of lines; in Markdown that is a line break.
+_WRITTEN = {("Write", "content"), ("Edit", "new_string")}
+_MARKDOWN = (".md", ".mdx")
+# JavaScript's \s, which is not Python's.
+_SPACE = "\t\v\f \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_LINE_END = re.compile(rf"[{_SPACE}]+(?=\r|\n|\Z)")
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"Edit": {"replace_all": False}}
+
+
+def reads_as(own: Calls, theirs: Calls) -> bool:
+    """Return whether calls are what Claude Code makes of the policy's own.
+
+    Args:
+        own: of the policy.
+        theirs: as they came back, as many, with the same ids.
+    """
+    return all(
+        comparable_call(call) == comparable_call(mine) or _read(mine["function"], call["function"])
+        for mine, call in zip(own, theirs, strict=True)
+    )
+
+
+def _read(mine: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+    name = mine.get("name")
+    said, came = arguments_of(mine.get("arguments")), arguments_of(function.get("arguments"))
+    if name != function.get("name") or not (isinstance(said, dict) and isinstance(came, dict)):
+        return False
+    said = {**_DEFAULTS.get(str(name), {}), **said}
+    is_markdown = str(said.get("file_path", "")).lower().endswith(_MARKDOWN)
+    return said.keys() == came.keys() and all(
+        comparable(came[key]) == comparable(value)
+        or (isinstance(value, str) and _reads(value, came[key]))
+        or (
+            (name, key) in _WRITTEN
+            and not is_markdown
+            and isinstance(value, str)
+            and came[key] == _LINE_END.sub("", value)
+        )
+        for key, value in said.items()
+    )
+
+
+def _reads(text: str, value: Any) -> bool:
+    """Return whether a value is the number or the switch that a text spells."""
+    if isinstance(value, bool):
+        return _SWITCHES.get(text) is value
+    if not isinstance(value, int | float) or not _NUMBER.fullmatch(text := text.strip()):
+        return False
+    return float(text) == value
