@@ -94,11 +94,11 @@ class ScriptedPolicy:
                 f"{text}<tool_call>\n{json.dumps(call)}\n</tool_call>"
                 for text, call in self.turns(sign)
             ]
-            self.rollouts[rollout_id] = [*said, "Done."], copy.deepcopy(self.model)
-        said, model = self.rollouts[rollout_id]
+            self.rollouts[rollout_id] = [*said, "Done."], copy.deepcopy(self.model.state_dict())
+        said, _ = self.rollouts[rollout_id]
         ids = [*self.tokenizer.encode(said[request.turn], added="parse").tolist(), self.end]
         self.sampled_tokens += len(ids)
-        logprobs = logprobs_of(model, [*request.prompt_ids.tolist(), *ids], len(ids))
+        logprobs = logprobs_of(self.model, [*request.prompt_ids.tolist(), *ids], len(ids))
         return Sample(np.array(ids), logprobs, "stop")
 
 
@@ -171,11 +171,12 @@ def main(program, max_steps):
         )
         trainer.train()
         worst, trained_tokens, rows = 0.0, 0, 0
+        replayed = Qwen3ForCausalLM(config)
         for record in read_records(Path(folder) / "records"):
-            _, weights = policy.rollouts[record["rollout_id"]]
+            replayed.load_state_dict(policy.rollouts[record["rollout_id"]][1])
             completion, mask = record["completion_ids"], np.array(record["env_mask"], bool)
             ids = [*record["prompt_ids"], *completion]
-            again = logprobs_of(weights, ids, len(completion))
+            again = logprobs_of(replayed, ids, len(completion))
             worst = max(worst, np.abs(again - record["logprobs"])[mask].max())
             trained_tokens, rows = trained_tokens + mask.sum(), rows + 1
     for log in trainer.state.log_history[:max_steps]:
