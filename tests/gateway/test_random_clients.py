@@ -16,11 +16,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from abut.gateway.dialects import chat_rewrites
 from abut.gateway.ledger import branch, comparable, ledger, matching, row
+from abut.gateway.ledger.agent_call import Repeats
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.callers import NOBODY, Caller, Callers
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import History
-from abut.gateway.ledger.repeats import Repeats
 from tests.kit.clients import random_clients
 from tests.kit.clients.random_clients import Clients, Request
 from tests.kit.clients.random_policy import STOPS, naming

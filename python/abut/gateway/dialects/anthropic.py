@@ -19,14 +19,15 @@ from abut.gateway.dialects.anthropic_answers import (
 )
 from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.dialects.claude_code import ARGUMENTS_READ, reads_as
-from abut.gateway.dialects.dialect import HttpDialect, named_event
-from abut.gateway.dialects.fields import (
+from abut.gateway.dialects.dialect import (
+    HttpDialect,
     Unenforced,
     check_form,
     check_tools,
     flag,
     list_at,
     most_tokens,
+    named_event,
     object_at,
     stops,
     text_at,

@@ -10,11 +10,12 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.gateway.dialects.chat_answers import DONE, completion, events, refusal_body
 from abut.gateway.dialects.chat_rewrites import REWRITES, ChatRewrites
-from abut.gateway.dialects.dialect import HttpDialect, data_event
-from abut.gateway.dialects.fields import (
+from abut.gateway.dialects.dialect import (
+    HttpDialect,
     Unenforced,
     check_form,
     check_tools,
+    data_event,
     flag,
     most_tokens,
     object_at,

@@ -11,8 +11,15 @@ from typing import Any
 
 from abut._native import Tokenizer
 from abut.gateway.dialects.chat_rewrites import REWRITES
-from abut.gateway.dialects.dialect import HttpDialect, data_event
-from abut.gateway.dialects.fields import Unenforced, check_form, check_tools, most_tokens, stops
+from abut.gateway.dialects.dialect import (
+    HttpDialect,
+    Unenforced,
+    check_form,
+    check_tools,
+    data_event,
+    most_tokens,
+    stops,
+)
 from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
 from abut.gateway.dialects.gemini_contents import messages_of, object_of, texts_of_content, value_of
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer

@@ -13,13 +13,14 @@ from typing import Any
 from abut._native import Tokenizer
 from abut.gateway.dialects.chat_answers import refusal_body
 from abut.gateway.dialects.chat_rewrites import REWRITES
-from abut.gateway.dialects.dialect import HttpDialect, named_event
-from abut.gateway.dialects.fields import (
+from abut.gateway.dialects.dialect import (
+    HttpDialect,
     Unenforced,
     check_form,
     flag,
     list_at,
     most_tokens,
+    named_event,
     object_at,
     text_at,
 )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from abut.gateway.dialects.fields import check_tools
+from abut.gateway.dialects.dialect import check_tools
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
 from abut.gateway.ledger.refusal import Refusal
 

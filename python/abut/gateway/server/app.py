@@ -21,10 +21,18 @@ from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.body import Beginning, Body, json_object, read_body
 from abut.gateway.server.connections import Connection
-from abut.gateway.server.labels import NAME_HEADER, NAMED, header_of, part_of
+from abut.gateway.server.exchange import (
+    NAME_HEADER,
+    NAMED,
+    ROLLOUT_HEADER,
+    ClientListens,
+    header_of,
+    part_of,
+    send_stream,
+    send_whole,
+)
 from abut.gateway.server.registry import MODEL, Access, Registry
 from abut.gateway.server.results import checked_result
-from abut.gateway.server.sending import ROLLOUT_HEADER, ClientListens, send_stream, send_whole
 from abut.gateway.server.standalone import check_id
 
 logger = logging.getLogger(__name__)
