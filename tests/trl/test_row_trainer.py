@@ -285,6 +285,16 @@ def test_a_trainer_is_extended_before_it_trains(tmp_path: Path) -> None:
         abut.trl.extend(SimpleNamespace())
 
 
+def test_a_trainer_is_extended_after_it_evaluated(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, trainer_class=trl.GRPOTrainer)
+    run.trainer.evaluate()
+    run.source.played.clear()
+    abut.trl.extend(run.trainer)
+    run.train()
+    assert run.trainer.abut_rows.has_others
+    assert errors_of(run)[0] < WORST
+
+
 def test_another_rollout_func_is_left_alone(tmp_path: Path) -> None:
     def copied(rollout_func: Any) -> Any:
         keys = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")

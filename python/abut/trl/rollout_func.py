@@ -139,14 +139,16 @@ class RolloutFunc:
             self._scores = TrainerScores(self._recorder.write_scores, self.flush)
         self._model_metrics = ModelMetrics()
         self._engine: Engine | None = None
-        self._trainer: Any = None
+        self._built_for: tuple[Any, type] | None = None
         self._warned_of_unseen = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
-        if self._engine is None or self._trainer is not trainer:
+        # `extend` changes the class of a trainer, and with it which conversations are rows.
+        built_for = self._built_for
+        if built_for is None or built_for[0] is not trainer or built_for[1] is not type(trainer):
             self._engine, self._for_task = self._build_engine(trainer)
-            self._trainer = trainer
+            self._built_for = (trainer, type(trainer))
         if trainer.use_vllm and trainer.vllm_mode == "server":
             # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
             trainer.accelerator.wait_for_everyone()
