@@ -18,9 +18,11 @@ from eval_protocol.pytest.integrations import openenv_trl_vllm
 from openenv.core import GenericEnvClient
 
 import abut
+from abut.errors import RolloutError
 from abut.eval_protocol import create_openenv_vllm_rollout_func
 from abut.eval_protocol import openenv_helper as ours
 from abut.trl import env_reward
+from abut.trl.version import NONE_IS_UNSCORED, trl_version
 from tests.kit.servers.ep_server import openenv_server, start_server
 from tests.kit.servers.free_port import free_port
 from tests.kit.stage.rollouts import Recording, Stage, check_exact
@@ -193,6 +195,10 @@ def test_an_environment_that_fails_costs_its_rollout_alone_and_is_sent_no_step_t
 
         failing = True
 
+    if trl_version() < NONE_IS_UNSCORED:
+        with pytest.raises(RolloutError, match="failed after 2 attempts: .*OSError: gone"):
+            play(Fails)
+        return
     output = play(Fails)
     failed = [error is not None for error in output["error"]]
     assert sum(failed) == 1
