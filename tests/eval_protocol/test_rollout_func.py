@@ -196,7 +196,7 @@ def test_an_environment_that_fails_costs_its_rollout_alone_and_is_sent_no_step_t
         failing = True
 
     if trl_version() < NONE_IS_UNSCORED:
-        with pytest.raises(RolloutError, match="failed after 2 attempts: .*OSError: gone"):
+        with pytest.raises(RolloutError, match=r"failed after 2 attempts: .*OSError: gone"):
             play(Fails)
         return
     output = play(Fails)
