@@ -52,11 +52,15 @@ def test_the_function_gives_each_conversation_its_rollouts_advantage() -> None:
         ScoredConversation(None, None, turns),
         ScoredConversation("a", None, turns[:1]),
     ]
-    group = [ScoredRollout("r", 1.0, 0.5, conversations)]
+    failed = [ScoredConversation(None, None, [])]
+    group = [
+        ScoredRollout("r", 1.0, 0.5, conversations),
+        ScoredRollout("s", None, 0.0, failed),
+    ]
     found = credited(
-        variables["all_to_the_last_turn"], group, num_generations=1, scale_rewards="group"
+        variables["all_to_the_last_turn"], group, num_generations=2, scale_rewards="group"
     )
-    assert found.advantages == [[[0.0, 0.5], [0.5]]]
+    assert found.advantages == [[[0.0, 0.5], [0.5]], [[]]]
 
 
 def test_the_figures_of_the_task_are_those_that_were_measured() -> None:

@@ -40,7 +40,7 @@ def conversation(
 def rollout(
     reward: float | None, *conversations: ScoredConversation, advantage: float = 0.0
 ) -> ScoredRollout:
-    return ScoredRollout("r", reward, advantage, conversations or [conversation(None)])
+    return ScoredRollout("r", reward, advantage, list(conversations) or [conversation(None)])
 
 
 def of(
@@ -211,6 +211,26 @@ def test_a_function_gives_the_advantages_themselves() -> None:
         3,
         3,
     ]
+
+
+def test_a_function_is_not_asked_about_conversations_without_turns() -> None:
+    empty = ScoredConversation(None, None, [])
+    failed, scored = rollout(None, empty), rollout(0.0, empty)
+    untrained = rollout(1.0, empty, conversation(0.5, None, name="judge"), advantage=2.0)
+    whole = rollout(0.5, conversation(None), advantage=3.0)
+    seen = []
+
+    def by_last_turn(group: Sequence[ScoredRollout]) -> list[Any]:
+        seen.extend([conversation.name for conversation in r.conversations] for r in group)
+        return [
+            [[0.0] * (len(c.turns) - 1) + [r.advantage] for c in r.conversations] for r in group
+        ]
+
+    found = of([failed, untrained, scored, whole], by_last_turn)
+    assert seen == [[], ["judge"], [], [None]]
+    assert found.advantages == [[[]], [[], [0.0, 2.0]], [[]], [[3.0]]]
+    with pytest.raises(ValueError, match="for each conversation, 0 in all, not 1"):
+        of([failed], lambda group: [[[]]])
 
 
 def test_tokens_have_the_advantage_of_their_turn() -> None:

@@ -17,7 +17,7 @@ from abut import Columns  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.notices import Once  # noqa: E402
 from abut.records.read import read_records  # noqa: E402
-from abut.rollout.rollout import Branch, Rollout, TurnRecord  # noqa: E402
+from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord  # noqa: E402
 from abut.trl import Returns, make_rollout_func, row_credit  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 from tests.kit.training.row_cases import WORST, errors_of, loss_of  # noqa: E402
@@ -137,6 +137,30 @@ def _train_on_env(folder: Path, reward: str) -> None:
             credit=Returns(0.5),
         ),
     ).train()
+
+
+def test_a_function_meets_failed_rollouts_and_main_rows_that_are_not_trained(
+    tmp_path: Path,
+) -> None:
+    def partly(rng: random.Random, task: Any) -> Any:
+        if task.index == 1:
+            return Rollout(
+                task.rollout_id, task.index, error="no tool", stop_reason=StopReason.ERROR
+            )
+        rollout = branching(rng, task)
+        rollout.row_trained = task.index != 2 or not rollout.branches
+        return rollout
+
+    def to_the_last_turn(group: Any) -> Any:
+        return [
+            [[0.0] * (len(c.turns) - 1) + [r.advantage] for c in r.conversations] for r in group
+        ]
+
+    batch = RowsRun(tmp_path, partly, credit=to_the_last_turn).train().trainer.abut_rows
+    of_main = [bool(batch.advantages[k]) for k in range(8)]
+    trained = [any(mask) for mask in batch.lists["env_mask"][:8]]
+    assert of_main == trained
+    assert not trained[1]
 
 
 def test_what_credit_raises_and_returns_is_checked(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ A conversation's *path* is its turns from the first one on, those before a fork 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,7 +60,8 @@ class ScoredRollout:
         rollout_id: as in `abut.Rollout`.
         reward: the sum over the reward functions, as the trainer weighs them; None: no score.
         advantage: the trainer's own.
-        conversations: those that are rows, the main one first.
+        conversations: those that are rows, the main one first. A function gets only those that have
+            turns: none of a rollout that failed, and no main one that is not trained.
     """
 
     rollout_id: str
@@ -164,7 +165,7 @@ def credited(
     if credit is not None and not isinstance(credit, Returns):
         for start in range(0, len(rollouts), num_generations):
             group = rollouts[start : start + num_generations]
-            advantages[start : start + num_generations] = _checked(credit(group), group)
+            advantages[start : start + num_generations] = _given(credit, group)
     paths: dict[tuple[bool, str | None], list[PathReturns]] = defaultdict(list)
     for place, conversation in _places(rollouts):
         if not conversation.turns and len(rollouts[place[0]].conversations) > 1:
@@ -183,6 +184,23 @@ def credited(
             advantages[k][j] = np.broadcast_to(of_turns, shape).tolist()
             alone[k] |= is_alone
     return Credited(advantages, alone)
+
+
+def _given(
+    credit: CreditFunction, group: Sequence[ScoredRollout]
+) -> list[list[list[float | Floats]]]:
+    """Return the advantages that a function gives a group.
+
+    A conversation without turns, such as that of a failed rollout, has nothing to give advantages
+    to. The function does not get it, so it may rely on `turns[-1]`.
+    """
+    asked = [replace(r, conversations=[c for c in r.conversations if c.turns]) for r in group]
+    found = _checked(credit(asked), asked)
+    each = [iter(of_rollout) for of_rollout in found]
+    return [
+        [next(given) if conversation.turns else [] for conversation in rollout.conversations]
+        for rollout, given in zip(group, each, strict=True)
+    ]
 
 
 def _path(

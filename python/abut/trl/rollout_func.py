@@ -100,7 +100,8 @@ def make_rollout_func(
         credit: how rewards of turns become advantages of their tokens, under
             `abut.trl.GRPOTrainer`: `Returns(discount=…)`, or a function that gets a group of
             `ScoredRollout` and returns `[rollout][conversation, main first][own turn]`, each a
-            number or one for each sampled token. None: all tokens have the rollout's advantage.
+            number or one for each sampled token. It gets only conversations that have turns. None:
+            all tokens have the rollout's advantage.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
