@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
+
+from transformers.training_args import OptimizerNames  # noqa: E402
 
 import abut.trl  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
@@ -24,6 +27,8 @@ from tests.kit.training.scripted_rows import (  # noqa: E402
     random_columns,
     rollout_of,
 )
+
+ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of each rollout'
 
 
 class Probe(trl.GRPOTrainer):  # type: ignore[misc]
@@ -324,14 +329,21 @@ def test_lists_that_trl_did_not_hand_on(tmp_path: Path) -> None:
     RowsRun(tmp_path, alone, wrap=copying).train()  # nothing is added, so nothing is missing
 
 
-def checked(monkeypatch: Any, version: tuple[int, ...] = (1, 16), **changes: Any) -> None:
+def checked(
+    monkeypatch: Any,
+    version: tuple[int, ...] = (1, 16),
+    *,
+    others: bool = True,
+    credit: bool = False,
+    **changes: Any,
+) -> None:
     args = {"use_liger_kernel": False, "optim": "adamw_torch"}
     args |= {name: changes.pop(name) for name in args if name in changes}
     trainer: Any = abut.trl.GRPOTrainer.__new__(abut.trl.GRPOTrainer)
     trainer.args, trainer.loss_type = SimpleNamespace(**args), changes.pop("loss_type", "grpo")
     monkeypatch.setattr(trainer_checks, "trl_version", lambda: version)
     monkeypatch.setattr(trainer_checks, "trl_version_text", lambda: ".".join(map(str, version)))
-    trainer_checks.check_rows(trainer, has_credit=False, stacklevel=1)
+    trainer_checks.check_rows(trainer, has_others=others, has_credit=credit, stacklevel=1)
 
 
 def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -> None:
@@ -343,7 +355,39 @@ def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -
     checked(monkeypatch, loss_type="luspo")
     with pytest.raises(ValueError, match=r'loss_type="luspo" with TRL 1\.9: it counts padding'):
         checked(monkeypatch, (1, 9), loss_type="luspo")
-    with pytest.raises(ValueError, match="optim='adalomo': it takes a step in each backward pass"):
-        checked(monkeypatch, optim="adalomo")
     with pytest.raises(ValueError, match="loss_type='newest': abut knows how to weigh the rows"):
         checked(monkeypatch, loss_type="newest")
+
+
+@pytest.mark.parametrize("credit", [False, True])
+@pytest.mark.parametrize(
+    "optim", [o.value for o in OptimizerNames if re.search("lomo|layerwise", o.value)]
+)
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_where_there_are_pieces(
+    monkeypatch: Any, optim: str, credit: bool
+) -> None:
+    with pytest.raises(ValueError, match=f"optim='{optim}': it takes a step in each backw") as told:
+        checked(monkeypatch, optim=optim, credit=credit)
+    assert str(told.value).endswith(f"hint: another optimizer, or {ONE_ROW}")
+    checked(monkeypatch, optim=optim, others=False, credit=True)  # the hint helps
+
+
+@pytest.mark.parametrize(
+    ("others", "credit", "hint"),
+    [
+        (True, False, f"or {ONE_ROW}"),
+        (True, True, f"or {ONE_ROW}, without credit"),
+        (False, True, "or leave credit out"),
+    ],
+)
+def test_a_hint_names_all_that_would_have_to_go(
+    monkeypatch: Any, others: bool, credit: bool, hint: str
+) -> None:
+    for version, changes in (
+        ((1, 13), {"use_liger_kernel": True}),
+        ((1, 9), {"loss_type": "luspo"}),
+        ((1, 16), {"loss_type": "newest"}),
+    ):
+        with pytest.raises(ValueError, match="hint: ") as told:
+            checked(monkeypatch, version, others=others, credit=credit, **changes)
+        assert str(told.value).endswith(f", {hint}")

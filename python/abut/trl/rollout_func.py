@@ -281,8 +281,10 @@ class RolloutFunc:
         config = self._arguments.config
         branch = config.branch or ("all" if isinstance(trainer, AllRows) else "longest")
         config = dataclasses.replace(config, branch=branch)
-        if self._credit is not None or (branch == "all" and self._tasks.route.agents):
-            check_rows(trainer, has_credit=self._credit is not None, stacklevel=3)
+        has_others = branch == "all" and bool(self._tasks.route.agents)
+        has_credit = self._credit is not None
+        if has_others or has_credit:
+            check_rows(trainer, has_others=has_others, has_credit=has_credit, stacklevel=3)
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
                 "TRL %s counts a reward of None as 0, so a failed rollout raises here; "

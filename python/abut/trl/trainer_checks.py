@@ -21,6 +21,7 @@ from abut.trl.version import (
 logger = logging.getLogger(__name__)
 _once = Once(logger)
 _WORDS = 3
+_ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of each rollout'
 
 
 def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) -> bool:
@@ -109,13 +110,14 @@ def check_end_tokens(
     )
 
 
-def check_rows(trainer: AllRows, *, has_credit: bool, stacklevel: int) -> None:
+def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklevel: int) -> None:
     """Refuse settings under which the rows of a rollout would not add up to its loss.
 
     Warns of classes that replace methods which make and train rows.
 
     Args:
         trainer: that makes rows.
+        has_others: whether a rollout may have several rows.
         has_credit: whether the tokens of a row have advantages of their own.
         stacklevel: of the warnings.
 
@@ -126,7 +128,11 @@ def check_rows(trainer: AllRows, *, has_credit: bool, stacklevel: int) -> None:
 
     args: Any = trainer.args
     version = trl_version()
-    without = 'or RolloutConfig(branch="longest"), which trains one conversation of each rollout'
+    without = {
+        (True, False): f"or {_ONE_ROW}",
+        (True, True): f"or {_ONE_ROW}, without credit",
+        (False, True): "or leave credit out",
+    }[has_others, has_credit]
     check_loss_type(trainer.loss_type, without)
     if getattr(args, "use_liger_kernel", False) and version < LIGER_IS_LOGPROBS:
         raise ValueError(
@@ -140,10 +146,12 @@ def check_rows(trainer: AllRows, *, has_credit: bool, stacklevel: int) -> None:
             f"hint: pip install 'trl>=1.10', another loss_type, {without}"
         )
     optimizer = str(getattr(args.optim, "value", args.optim))
-    if optimizer in ("lomo", "adalomo"):
+    # A layer-wise one takes it as soon as the gradient of a parameter is there.
+    steps_in_backward = optimizer in ("lomo", "adalomo") or optimizer.endswith("_layerwise")
+    if has_others and steps_in_backward:
         raise ValueError(
             f"optim={optimizer!r}: it takes a step in each backward pass, and the rows of a "
-            f"micro-step need several\nhint: another optimizer, {without}"
+            f"micro-step need several\nhint: another optimizer, or {_ONE_ROW}"
         )
     if has_credit and getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
         raise ValueError(
