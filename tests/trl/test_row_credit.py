@@ -184,6 +184,25 @@ def test_a_trained_token_in_no_turn_is_an_error(tmp_path: Path) -> None:
         RowsRun(tmp_path / "credit", forgotten, credit=Returns()).train()
 
 
+def test_other_ranks_hear_of_a_trained_token_in_no_turn(tmp_path: Path, monkeypatch: Any) -> None:
+    """Otherwise they would wait for this rank in the next collective."""
+    said: list[Any] = []
+
+    def gathered(accelerator: Any, value: Any) -> list[Any]:
+        said.append(value)
+        return [value]
+
+    def forgotten(rng: random.Random, task: Any) -> Any:
+        rollout = branching(rng, task)
+        del rollout.turns[-1]
+        return rollout
+
+    monkeypatch.setattr(row_credit, "gathered", gathered)
+    with pytest.raises(RolloutError):
+        RowsRun(tmp_path, forgotten, credit=Returns()).train()
+    assert "so a trained token is in no turn" in said[-1]
+
+
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"\(credit=…\) with TRL's own GRPOTrainer, which"):
         RowsRun(tmp_path / "trl", trainer_class=trl.GRPOTrainer, credit=Returns()).train()

@@ -53,19 +53,29 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
     alone = sum(found.alone) / len(found.alone)
     trainer._metrics["train"]["rollout/alone_frac"].append(alone)
     rows = []
-    for row, (k, j) in enumerate(batch.places):
+    for k, j in batch.places:
         turns = scored[k].conversations[j].turns
         of_turns = found.advantages[first + k][j]
         batch.advantages.append([float(np.mean(of_turn)) for of_turn in of_turns])
         rows.append(token_advantages(turns, of_turns))
+    return rows
+
+
+def _check_tokens(batch: RowBatch, scored: Sequence[ScoredRollout]) -> None:
+    """Refuse rows of this rank that train other tokens than their turns have.
+
+    Raises:
+        RolloutError: names the rollout and the conversation.
+    """
+    for row, (k, j) in enumerate(batch.places):
+        tokens = sum(turn.tokens for turn in scored[k].conversations[j].turns)
         trained = sum(batch.lists["env_mask"][row])
-        if len(rows[-1]) != trained:
+        if tokens != trained:
             raise RolloutError(
                 f"rollout {scored[k].rollout_id!r}, conversation {j}: its turns have "
-                f"{len(rows[-1])} tokens and its row trains {trained}, so a trained token is in no "
+                f"{tokens} tokens and its row trains {trained}, so a trained token is in no "
                 "turn, or in two\nhint: whoever made the rollout must list each of its turns"
             )
-    return rows
 
 
 def _check_own_rewards(trainer: Any) -> None:
@@ -89,6 +99,7 @@ def _same_on_all_ranks(trainer: Any, batch: RowBatch, scored: list[ScoredRollout
     everywhere = [one for of_rank in gathered(accelerator, scored) for one in of_rank]
     found, error = None, None
     try:
+        _check_tokens(batch, scored)
         found = credited(
             batch.credit,
             everywhere,
