@@ -17,6 +17,7 @@ pytest.importorskip("trl")
 from abut import Columns  # noqa: E402
 from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.trl import spread as spreading  # noqa: E402
+from abut.trl.row_weights import weigh_gradient  # noqa: E402
 from tests.kit.training.row_cases import (  # noqa: E402
     OTHER_CASES,
     WORST,
@@ -129,6 +130,17 @@ def test_any_division_of_a_rollout_into_rows_has_the_same_gradient(
         ).train()
         found.append(run.gradients[0])
     assert relative_error(found[1], found[0]) < WORST
+
+
+def test_a_gradient_in_bfloat16_is_weighed_by_the_exact_weight() -> None:
+    logprobs = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True) * 1
+    weigh_gradient(logprobs, torch.tensor([1.003, 1.0]))
+    logprobs.retain_grad()
+    (logprobs * 1.9921875).sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.dtype == torch.bfloat16
+    # 1.998 is nearer to 2 than to 1.992, the next smaller number; 1.003 itself would round to 1.
+    assert logprobs.grad.tolist() == [[2.0], [1.9921875]]
 
 
 # ---- without branches, TRL's own numbers

@@ -71,7 +71,8 @@ def weigh_gradient(logprobs: torch.Tensor, weights: torch.Tensor) -> None:
 
     Args:
         logprobs: `(N, T)`, part of a graph.
-        weights: `(N,)`.
+        weights: `(N,)` float32 or float64.
     """
-    factors = weights.to(logprobs.dtype).unsqueeze(1)
-    logprobs.register_hook(lambda gradient: gradient * factors)
+    factors = weights.unsqueeze(1)
+    # The product has the wider dtype: bfloat16 would round the weights to three digits.
+    logprobs.register_hook(lambda gradient: (gradient * factors).to(gradient.dtype))
