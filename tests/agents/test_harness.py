@@ -17,7 +17,7 @@ import pytest
 
 from abut import AgentResult
 from abut.agents import ClaudeCode, Codex, HarnessResult
-from abut.agents.harness_process import HarnessProcess, Kept
+from abut.agents.harness_process import HarnessProcess, Kept, Redactor
 from abut.errors import EnvError, MissingExtraError
 from abut.rollout.rollout import StopReason
 from tests.kit.stage.agents import check_tree, harness_time_is_over, play_agents
@@ -289,6 +289,73 @@ def test_both_ends_of_an_output_are_kept() -> None:
     kept = Kept(20)
     kept.add(b"all of it")
     assert kept.text() == "all of it"
+
+
+def test_a_secret_is_replaced_before_its_line_is_cut(stage: Stage, program: str) -> None:
+    says = """
+ask()
+print("x" * 485 + os.environ["ANTHROPIC_API_KEY"], file=sys.stderr)
+print("y" * 485 + os.environ["TOKEN"], file=sys.stderr)
+sys.exit(1)
+"""
+    environ = {"TOKEN": "a-secret-of-mine"}
+    harness = ClaudeCode(says, Scored(None), program=program, environ=environ)
+    error = str(play(stage, harness).one.error).splitlines()
+    assert error[2:] == ["  " + "x" * 485 + "<KEY>", "  " + "y" * 485 + "<TOKEN> (after 1 calls)"]
+
+
+def test_a_secret_is_replaced_before_the_middle_is_left_out(stage: Stage, program: str) -> None:
+    reward = Scored()
+    says = """
+ask()
+sys.stdout.flush()
+written = os.environ["TOKEN"] * (2**22 // len(os.environ["TOKEN"]))
+sys.stdout.write(written)
+"""
+    environ = {"TOKEN": "a-secret-of-mine"}
+    harness = ClaudeCode(says, reward, program=program, environ=environ)
+    assert play(stage, harness).one.error is None
+    head, line, tail = reward.one.transcript.splitlines()[1:]
+    assert line.endswith(" bytes left out]")
+    assert set(head + tail) == set("<TOKEN>")
+
+
+def test_a_secret_in_two_chunks_beside_the_other_pipe(tmp_path: Path) -> None:
+    """Its halves arrive with an error between them, which must not hide the secret."""
+    half = "import sys, time\nfor part in ('a-secret', '-of-mine'):\n"
+    code = half + " print(part, end='', flush=True); time.sleep(.2); sys.stderr.write('!\\n')"
+    process = HarnessProcess(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        environ={},
+        prompt="",
+        timeout_s=60,
+        secret_names={"a-secret-of-mine": "<TOKEN>"},
+    )
+    process.run()
+    assert process.transcript.text() == "<TOKEN>"
+    assert "a-secret" not in process.last_lines()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_secrets_are_replaced_the_longest_first_whatever_the_chunks(size: int) -> None:
+    names = {"secret-1": "<A>", "secret-1-and-more": "<B>", "t-1-ends": "<C>"}
+    text = b"a secret-1 secret-1-and-more, secret-1-and secret-1secret-1-ends t-1-ends s secret-"
+    redactor = Redactor(names)
+    chunks = [redactor.add(text[at : at + size]) for at in range(0, len(text), size)]
+    shown = b"".join([*chunks, redactor.end()])
+    assert shown == b"a <A> <B>, <A>-and <A><A>-ends <C> s secret-"
+    assert Redactor(names).add(b"a line\n") == b"a line\n"  # nothing is held back in vain
+    assert Redactor({}).add(b"a line\n") == b"a line\n"
+
+
+def test_a_secret_of_several_lines_is_replaced_in_events_too(stage: Stage, program: str) -> None:
+    reward = Scored()
+    says = "ask(); event(pem=os.environ['PEM']); print(os.environ['PEM'])"
+    environ = {"PEM": "-- BEGIN --\nabc\u00e9\n-- END --"}
+    harness = ClaudeCode(says, reward, program=program, environ=environ)
+    assert play(stage, harness).one.error is None
+    assert reward.one.transcript.splitlines()[1:] == ['{"pem": "<PEM>"}', "<PEM>"]
 
 
 def test_a_limit_of_calls_is_that_of_the_harness_or_of_the_run(stage: Stage, program: str) -> None:

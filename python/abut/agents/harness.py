@@ -127,12 +127,13 @@ class Harness:
                 environ=environ,
                 prompt=prompt,
                 timeout_s=self._timeout_s,
+                secret_names=self._secret_names(endpoint),
             )
             try:
                 await thread.ask(process.run)
             except OSError as error:
                 raise EnvError(f"{self._title} cannot be started: {error}") from error
-            return await self._result(process, cwd, task, self._secrets(endpoint))
+            return await self._result(process, cwd, task)
         finally:
             if process is not None:
                 process.stop()
@@ -185,12 +186,17 @@ class Harness:
                 )
         return [*words, *command]
 
-    def _secrets(self, endpoint: Endpoint) -> dict[str, str]:
-        named = {key: value for key, value in self._own_environ.items() if value != ""}
+    def _secret_names(self, endpoint: Endpoint) -> dict[str, str]:
         return {
-            value: f"<{key}>"
-            for key, value in {**named, "KEY": endpoint.api_key}.items()
+            form: f"<{name}>"
+            for name, value in {**self._own_environ, "KEY": endpoint.api_key}.items()
             if len(value) >= _SECRET_LENGTH
+            # A transcript is JSON, which escapes the lines of a private key, for example.
+            for form in (
+                value,
+                json.dumps(value)[1:-1],
+                json.dumps(value, ensure_ascii=False)[1:-1],
+            )
         }
 
     async def _fill(self, cwd: Path, task: RolloutTask) -> None:
@@ -202,10 +208,8 @@ class Harness:
                 lambda: shutil.copytree(source, cwd, symlinks=True, dirs_exist_ok=True)
             )
 
-    async def _result(
-        self, process: HarnessProcess, cwd: Path, task: RolloutTask, secrets: Mapping[str, str]
-    ) -> AgentResult:
-        transcript = _without(secrets, process.transcript.text())
+    async def _result(self, process: HarnessProcess, cwd: Path, task: RolloutTask) -> AgentResult:
+        transcript = process.transcript.text()
         answer = self._last_answer(transcript)
         status = process.exit_status
         given = await _called(self._reward, task, HarnessResult(cwd, status, answer, transcript))
@@ -217,8 +221,7 @@ class Harness:
                 if status is None
                 else (f"exited with status {status}")
             )
-            lines = _without(secrets, process.last_lines())
-            raise EnvError(f"{self._title} {how}; the end of its output:\n{lines}")
+            raise EnvError(f"{self._title} {how}; the end of its output:\n{process.last_lines()}")
         kept = {"transcript": transcript, "exit_status": status}
         return replace(result, extras={**kept, **result.extras})
 
@@ -350,12 +353,6 @@ async def _called(function: Callable[..., Any], task: RolloutTask, *args: Any) -
     called = functools.partial(bound, **named_keywords(bound, offered))
     check_columns(called, name, task)
     return await call_anywhere(called)
-
-
-def _without(secrets: Mapping[str, str], text: str) -> str:
-    for secret, name in secrets.items():
-        text = text.replace(secret, name)
-    return text
 
 
 def _delete(folder: Path) -> None:

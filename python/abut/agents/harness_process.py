@@ -1,11 +1,14 @@
 """A harness as a process: what it may cost, and that nothing of it is left behind.
 
-Invariant: when `run` returns, no process of the harness's group is alive, and on Linux none that
-has left the group either. However much the harness writes, no more than a bound of it is kept.
+Invariant: when `run` returns, no process of the harness's group is alive. On Linux, a process that
+left the group is dead too, unless it cleared its environment: the mark by which it is found is a
+variable there. However much the harness writes, no more than a bound of it is kept, and secrets are
+replaced before anything is cut.
 """
 
 import atexit
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -25,7 +28,51 @@ _MOST_BYTES = 2**20  # of the transcript; and what a pipe can hold at most
 _MOST_LINES = 20
 _LONGEST_LINE = 500  # an event of Claude Code may have a whole file in it
 _MARK = "ABUT_HARNESS"
-"""A variable that all processes of one harness inherit, and no others have."""
+"""A variable that the processes of one harness inherit, and no others have."""
+
+
+class Redactor:
+    """Replaces secrets in a stream by their names, also where one spans two chunks.
+
+    Args:
+        names: the name of each secret.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = {os.fsencode(secret): name.encode() for secret, name in names.items()}
+        # The longest first: it may begin with a shorter one, and its rest would show.
+        self._secrets = sorted(self._names, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets)))
+        self._held = b""
+
+    def add(self, chunk: bytes) -> bytes:
+        """Return what is certain so far; an end that may begin a secret is held back."""
+        if not self._secrets:
+            return chunk
+        data = self._held + chunk
+        certain, done, held_at = bytearray(), 0, self._held_at(data, 0)
+        for match in self._pattern.finditer(data):
+            if match.start() >= held_at:
+                break
+            certain += data[done : match.start()] + self._names[match[0]]
+            done = match.end()
+            if done > held_at:
+                held_at = self._held_at(data, done)
+        self._held = data[held_at:]
+        return bytes(certain + data[done:held_at])
+
+    def end(self) -> bytes:
+        """Return what was held back, once no more will come."""
+        held, self._held = self._held, b""
+        return self._pattern.sub(lambda match: self._names[match[0]], held) if held else b""
+
+    def _held_at(self, data: bytes, start: int) -> int:
+        """Return where the end begins that may be the beginning of a secret."""
+        for at in range(max(start, len(data) - len(self._secrets[0]) + 1), len(data)):
+            end = data[at:]
+            if any(len(s) > len(end) and s.startswith(end) for s in self._secrets):
+                return at
+        return len(data)
 
 
 class Kept:
@@ -47,9 +94,9 @@ class Kept:
 
     def text(self) -> str:
         """Return it as text; a line in the middle says how much was left out."""
-        head, tail = (bytes(part).decode(errors="replace") for part in (self._head, self._tail))
-        if self._left_out == 0:
-            return head + tail
+        if self._left_out == 0:  # together, since a character may span both
+            return (self._head + self._tail).decode(errors="replace")
+        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
         return f"{head}\n[{self._left_out} bytes left out]\n{tail}"
 
 
@@ -62,11 +109,12 @@ class HarnessProcess:
         environ: its whole environment.
         prompt: what it reads from its standard input.
         timeout_s: seconds until it is ended; None: no limit.
+        secret_names: the name that replaces each secret in its output.
 
     Attributes:
         exit_status: the negative number of a signal that ended it; None until it has exited, and
             where it did not exit by itself: its time was over, or it was stopped.
-        transcript: what it wrote to its standard output.
+        transcript: what it wrote to its standard output, secrets replaced.
     """
 
     def __init__(
@@ -77,6 +125,7 @@ class HarnessProcess:
         environ: Mapping[str, str],
         prompt: str,
         timeout_s: float | None,
+        secret_names: Mapping[str, str] | None = None,
     ) -> None:
         self._command = list(command)
         self._cwd = cwd
@@ -84,6 +133,7 @@ class HarnessProcess:
         self._environ = {**environ, _MARK: self._mark}
         self._prompt = prompt
         self._timeout_s = timeout_s
+        self._secret_names = secret_names or {}
         self._is_stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._trainer = os.getpid()
@@ -138,10 +188,24 @@ class HarnessProcess:
             self._end(signal.SIGKILL)
 
     def _read(self, process: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes]) -> None:
+        # A redactor for each pipe, since their chunks alternate.
+        pipes = {pipe: Redactor(self._secret_names) for pipe in (out, err)}
+        try:
+            self._read_pipes(process, pipes, out)
+        finally:
+            for pipe, redactor in pipes.items():
+                self._keep(redactor.end(), pipe is out)
+
+    def _read_pipes(
+        self,
+        process: subprocess.Popen[bytes],
+        pipes: Mapping[IO[bytes], Redactor],
+        out: IO[bytes],
+    ) -> None:
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            selector.register(err, selectors.EVENT_READ)
+            for pipe, redactor in pipes.items():
+                selector.register(pipe, selectors.EVENT_READ, redactor)
             while not self._is_stopped.is_set():
                 if deadline is not None and time.monotonic() > deadline:
                     return
@@ -152,12 +216,15 @@ class HarnessProcess:
                     chunk = os.read(key.fd, _MOST_BYTES)
                     if not chunk:
                         selector.unregister(key.fileobj)
-                    self._all.add(chunk)
-                    if key.fileobj is out:
-                        self.transcript.add(chunk)
+                    self._keep(key.data.add(chunk), key.fileobj is out)
                 if status is not None:
                     self.exit_status = status
                     return
+
+    def _keep(self, chunk: bytes, is_output: bool) -> None:
+        self._all.add(chunk)
+        if is_output:
+            self.transcript.add(chunk)
 
     def _end(self, sign: signal.Signals) -> None:
         """Send a signal to all processes of the harness, and wait for the first of them."""
@@ -178,7 +245,10 @@ class HarnessProcess:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the live processes with this mark in their environment; none outside Linux."""
+    """Return the live processes with this mark in their environment; none outside Linux.
+
+    A process that clears its environment (`env -i setsid sleep 9`) has no mark and is not found.
+    """
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
