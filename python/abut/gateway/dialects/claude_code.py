@@ -20,8 +20,9 @@ _SWITCHES = {"true": True, "false": False}
 _WRITTEN = {("Write", "content"), ("Edit", "new_string")}
 _MARKDOWN = (".md", ".mdx")
 # JavaScript's \s, which is not Python's.
-_SPACE = "\t\v\f \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_LINE_END = re.compile(rf"[{_SPACE}]+(?=\r|\n|\Z)")
+_EN_QUAD_TO_HAIR_SPACE = "".join(map(chr, range(0x2000, 0x200B)))
+_SPACE = f"\t\v\f \u00a0\u1680{_EN_QUAD_TO_HAIR_SPACE}\u2028\u2029\u202f\u205f\u3000\ufeff"
+_LINE_END = re.compile("([\r\n])")
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"Edit": {"replace_all": False}}
 
 
@@ -52,10 +53,15 @@ def _read(mine: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
             (name, key) in _WRITTEN
             and not is_markdown
             and isinstance(value, str)
-            and came[key] == _LINE_END.sub("", value)
+            and came[key] == _without_trailing_space(value)
         )
         for key, value in said.items()
     )
+
+
+def _without_trailing_space(text: str) -> str:
+    # A pattern for blanks before a line's end takes a run of n blanks elsewhere n times.
+    return "".join(piece.rstrip(_SPACE) for piece in _LINE_END.split(text))
 
 
 def _reads(text: str, value: Any) -> bool:

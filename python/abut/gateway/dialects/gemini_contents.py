@@ -9,6 +9,7 @@ import binascii
 import functools
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,7 @@ def messages_of(contents: Any) -> list[Message]:
         raise Refusal("contents must be a list with a content at least", param="contents")
     messages: list[Message] = []
     ids = _Ids(contents)
+    turns: list[_ModelTurn] = []
     turn: _ModelTurn | None = None
     for place, content in enumerate(contents):
         where = f"contents[{place}]"
@@ -73,10 +75,13 @@ def messages_of(contents: Any) -> list[Message]:
             continue
         if turn is None:
             turn = _ModelTurn(ids)
+            turns.append(turn)
             messages.append(turn.message)
             ids.begin_turn()
         for part in parts:
             turn.add(part, where)
+    for turn in turns:
+        turn.end()
     return messages
 
 
@@ -90,11 +95,12 @@ class _Ids:
         self._used = set(_ids_in(contents))
         self._number = 0
         self._names: dict[str, str] = {}
-        self._open: dict[str, str] = {}
+        self.begin_turn()
 
     def begin_turn(self) -> None:
         """Forget the calls before, which nothing without an id answers any more."""
-        self._open = {}
+        self._open: dict[str, str] = {}
+        self._in_order: defaultdict[str, deque[str]] = defaultdict(deque)  # by name
 
     def call(self, name: str, given: Any) -> str:
         """Return the id of a call."""
@@ -104,16 +110,25 @@ class _Ids:
             self._number += 1
         self._used.add(id_)
         self._names[id_] = self._open[id_] = name
+        self._in_order[name].append(id_)
         return id_
 
     def result(self, name: str, given: Any) -> str | None:
         """Return the id of the call that a result answers; None if it answers none."""
         if given is None:
-            given = next((id_ for id_, called in self._open.items() if called == name), None)
+            given = self._first_open(name)
         if not isinstance(given, str):
             return None
         self._open.pop(given, None)
         return given if self._names.get(given) == name else None
+
+    def _first_open(self, name: str) -> str | None:
+        in_order = self._in_order[name]
+        while in_order:
+            id_ = in_order.popleft()
+            if self._open.get(id_) == name:  # else a result has had its id
+                return id_
+        return None
 
 
 def _ids_in(contents: list[Any]) -> Iterator[str]:
@@ -131,13 +146,15 @@ class _ModelTurn:
         self.message: Message = {"role": "assistant", "content": ""}
         self._ids = ids
         self._last = _THOUGHT
+        self._handles: list[str] = []
+        self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
 
     def add(self, part: Mapping[str, Any], where: str) -> None:
         """Add the next part."""
         message = self.message
-        if handle := _handle(value_of(part, "thoughtSignature")):
-            known = message.get(HANDLE)
-            message[HANDLE] = handle if known in (None, handle) else f"{known} {handle}"
+        handle = _handle(value_of(part, "thoughtSignature"))
+        if handle and self._handles != [handle]:
+            self._handles.append(handle)
         call = value_of(part, "functionCall")
         if call is not None:
             at = _CALL
@@ -146,13 +163,19 @@ class _ModelTurn:
             return  # nothing but its signature
         elif part.get("thought"):
             at = _THOUGHT
-            message["reasoning_content"] = message.get("reasoning_content", "") + text
+            self._said["reasoning_content"].append(text)
         else:
             at = _TEXT
-            message["content"] += text
+            self._said["content"].append(text)
         if at < self._last:
             message[REORDERED] = True
         self._last = at
+
+    def end(self) -> None:
+        """Write the texts and handles of all parts into the message."""
+        self.message.update({field: "".join(texts) for field, texts in self._said.items()})
+        if self._handles:
+            self.message[HANDLE] = " ".join(self._handles)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
         name, arguments = object_of(call, where).get("name"), call.get("args") or {}

@@ -7,6 +7,7 @@ response's request and its answer, which the ledger has.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ from abut.gateway.dialects.responses_tools import (
     call_of_item,
 )
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
+from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
 from abut.gateway.ledger.entry import (
     HANDLE,
     LEFT_OUT,
@@ -138,7 +140,7 @@ class Responses(HttpDialect):
             follows=follows,
             head=len(head),
             names=tools.names,
-            echo={name: body[name] for name in _ECHOED if body.get(name) is not None},
+            echo=_echoed(body),
             dialect=self,
         )
 
@@ -193,6 +195,15 @@ def _choice(body: Mapping[str, Any]) -> str:
     return str(choice)
 
 
+def _echoed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an answer repeats, all of which can be written as JSON."""
+    echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
+    for name, value in echo.items():
+        if is_deep(value):
+            raise Refusal(f"{name} is nested more than {MOST_DEPTH} deep", param=name)
+    return echo
+
+
 def _instructions(body: Mapping[str, Any]) -> list[Message]:
     text = text_at(body, "instructions")
     return [{"role": "system", "content": text}] if text else []
@@ -214,6 +225,7 @@ def _messages(
     if not isinstance(given, list | None):
         raise Refusal("input must be a text or a list of items", param="input")
     messages: list[Message] = []
+    turns: list[_Turn] = []
     turn: _Turn | None = None
     for place, item in enumerate(given or ()):
         where = f"input[{place}]"
@@ -225,11 +237,14 @@ def _messages(
         if kind in ("reasoning", *_CALLS) or (kind, role) == ("message", "assistant"):
             if turn is None:
                 turn = _Turn(thinking_as_text)
+                turns.append(turn)
                 messages.append(turn.message)
             turn.add(kind, item, where)
             continue
         turn = None
         messages.append(_said(kind, item, where, tools))
+    for turn in turns:
+        turn.end()
     return messages
 
 
@@ -244,6 +259,8 @@ class _Turn:
         self.message: Message = {"role": "assistant", "content": ""}
         self._thinking_as_text = thinking_as_text
         self._last = _REASONING
+        self._handles: list[str] = []
+        self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
 
     def add(self, kind: str, item: Mapping[str, Any], where: str) -> None:
         """Add the next item."""
@@ -252,23 +269,25 @@ class _Turn:
             at = _REASONING
             for key, name in (("reasoning_content", "summary"), ("reasoning", "content")):
                 if text := "".join(_texts(item.get(name), where)):
-                    message[key] = message.get(key, "") + text
-            if handle := item.get("encrypted_content"):
-                message[HANDLE] = f"{message[HANDLE]} {handle}" if HANDLE in message else handle
+                    self._said[key].append(text)
+            if handle := text_at(item, "encrypted_content"):
+                self._handles.append(handle)
         elif kind in _CALLS:
             at = _CALL
             message.setdefault("tool_calls", []).append(call_of_item(item, where))
         else:
             content = item.get("content")
             parts = content if isinstance(content, list) else []
-            if refused := [p for p in parts if isinstance(p, dict) and p.get("type") == "refusal"]:
+            if refused := [part for part in parts if _is_refusal(part)]:
+                if is_deep(refused):
+                    raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="input")
                 message["refusal"] = refused  # the policy's answers have none
-            said = [part for part in parts if part not in refused]
+            said = [part for part in parts if not _is_refusal(part)]
             text = "".join(_texts(said if parts else content, where))
             if self._last == _REASONING and (thinking := _THINKING.fullmatch(text)) is not None:
                 at, text = _REASONING, ""
                 self._add_thinking(thinking[1])
-            message["content"] += text
+            self._said["content"].append(text)
         if at < self._last:
             message[REORDERED] = True
         self._last = at
@@ -276,11 +295,21 @@ class _Turn:
     def _add_thinking(self, thinking: str) -> None:
         """Add thinking that a client wrote as a text, as pydantic-ai does."""
         message = self.message
-        message["reasoning_content"] = message.get("reasoning_content", "") + thinking
+        self._said["reasoning_content"].append(thinking)
         if self._thinking_as_text:
             message[RESPELLED] = THINKING_AS_TEXT
         else:
             message[REORDERED] = True
+
+    def end(self) -> None:
+        """Write the texts and handles of all items into the message."""
+        self.message.update({field: "".join(texts) for field, texts in self._said.items()})
+        if self._handles:
+            self.message[HANDLE] = " ".join(self._handles)
+
+
+def _is_refusal(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "refusal"
 
 
 def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> Message:

@@ -102,7 +102,10 @@ class AgentRequest:
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
         # Without references, which `marshal` writes from version 3 on, equal values have equal
         # bytes. It takes a fifth of the time of `json.dumps`.
-        return hashlib.sha256(marshal.dumps((*asked, *more), 2)).digest()
+        try:
+            return hashlib.sha256(marshal.dumps((*asked, *more), 2)).digest()
+        except ValueError:  # from Python 3.13 on, the JSON of a body may be deeper than this takes
+            raise Refusal("the body is nested too deeply") from None
 
     def with_messages(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
         """Return the same request with other messages. Keep `frame` if it was computed."""

@@ -7,7 +7,6 @@ rendering decides, once for each kind of neighbour.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
 from typing import TypeAlias
 
 from abut.errors import TemplateError, TokenizerError
@@ -67,38 +66,44 @@ class SystemMessages:
         Raises:
             Refusal: the template shows no system message there, and no user message is beside it.
         """
-        placed: list[Message] = []
-        text = ""  # belongs to the beginning of the next user message
-        left = list(messages)
-        if opens and (first := _run(left)):
-            left = left[len(first) :]
+        # Roles, and the messages that each joins: once, at the end, for any number may be joined.
+        placed: list[tuple[str, list[Message]]] = []
+        ahead: list[str] = []  # belong to the beginning of the next user message
+        place = 0
+        if opens and (first := _run(messages, 0)):
+            place = len(first)
             if self._takes_system:
-                placed.append(_joined("system", first))
-            elif any(message["role"] == "user" for message in left):
-                text = _text_of(first)
+                placed.append(("system", first))
+            elif any(message["role"] == "user" for message in messages[place:]):
+                ahead.append(_text_of(first))
             else:
-                placed.append(_joined("user", first))
-        while left:
-            if run := _run(left):
-                left = left[len(run) :]
-                before = placed[-1]["role"] if placed else "assistant"
-                behind = left[0]["role"] if left else ""
+                placed.append(("user", first))
+        while place < len(messages):
+            if run := _run(messages, place):
+                place += len(run)
+                before = placed[-1][0] if placed else "assistant"
+                behind = messages[place]["role"] if place < len(messages) else ""
                 if (role := self._role(before, behind, opens=opens)) is not None:
-                    placed.append(_joined(role, run))
+                    placed.append((role, run))
                 elif before == "user":
+                    placed[-1][1].extend(run)
                     # A template that takes no second user message takes neither of the two.
-                    behind_run = [left.pop(0)] if behind == "user" else []
-                    placed[-1] = _joined("user", [placed[-1], *run, *behind_run])
+                    if behind == "user":
+                        placed[-1][1].append(messages[place])
+                        place += 1
                 elif behind == "user":
-                    text = _BLANK_LINE.join(filter(None, [text, _text_of(run)]))
+                    ahead.append(_text_of(run))
                 else:
                     raise self._refusal(before, behind)
                 continue
-            message = left.pop(0)
-            if text and message["role"] == "user":
-                message, text = _joined("user", [{"role": "user", "content": text}, message]), ""
-            placed.append(message)
-        return placed
+            message = messages[place]
+            place += 1
+            joined = [message]
+            if message["role"] == "user" and any(ahead):
+                text = _BLANK_LINE.join(filter(None, ahead))
+                joined, ahead = [{"role": "user", "content": text}, message], []
+            placed.append((message["role"], joined))
+        return [_joined(role, joined) for role, joined in placed]
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -145,15 +150,18 @@ def _shows(write: Callable[[Sequence[Message]], Sequence[str]], messages: list[M
     return all(prompt.count(text) == 1 for text in texts) and places == sorted(places)
 
 
-def _run(messages: Sequence[Message]) -> list[Message]:
-    """Return the system messages at the beginning."""
-    return list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages))
+def _run(messages: Sequence[Message], begin: int) -> list[Message]:
+    """Return the system messages that follow one another from a place on."""
+    end = begin
+    while end < len(messages) and messages[end]["role"] in SYSTEM_ROLES:
+        end += 1
+    return list(messages[begin:end])
 
 
 def _joined(role: str, messages: Sequence[Message]) -> Message:
     """Return one message of a role; several are joined by blank lines."""
     if len(messages) == 1:
-        return {**messages[0], "role": role}
+        return messages[0] if messages[0]["role"] == role else {**messages[0], "role": role}
     return {"role": role, "content": _text_of(messages)}
 
 

@@ -1,0 +1,144 @@
+"""Bodies that are made to hurt: they cost what their length costs, and are refused at once."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from abut.gateway.dialects.claude_code import reads_as
+from abut.gateway.dialects.gemini import Gemini
+from abut.gateway.dialects.responses import Responses
+from abut.gateway.ledger.agent_call import AgentRequest
+from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.system_messages import SystemMessages
+from abut.messages import Message
+
+KILOBYTE = "x" * 1024
+
+
+class NoSystem:
+    """Refuses each probe, so that system messages are joined to those beside them."""
+
+    def opening(self, messages: Any) -> list[str]:
+        return [""]
+
+    increment = opening
+
+
+def results_of(count: int) -> Any:
+    """A turn of calls without ids, half of which have results."""
+    names = ["g"] * count + ["f"] * count
+    calls = [{"functionCall": {"name": name, "args": {}}} for name in names]
+    results = [{"functionResponse": {"name": "f", "response": {"a": "b"}}}] * count
+    contents = [{"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    return lambda: Gemini().read({"contents": contents})
+
+
+def parts_of(count: int) -> Any:
+    parts = [{"text": KILOBYTE}] * count
+    return lambda: Gemini().read({"contents": [{"role": "model", "parts": parts}]})
+
+
+def thoughts_of(count: int) -> Any:
+    parts = [{"text": KILOBYTE, "thought": True}] * count
+    return lambda: Gemini().read({"contents": [{"role": "model", "parts": parts}]})
+
+
+def items_of(count: int) -> Any:
+    items = [{"role": "assistant", "content": KILOBYTE}] * count
+    return lambda: Responses().read({"input": items})
+
+
+def reasoning_of(count: int) -> Any:
+    summary = [{"type": "summary_text", "text": KILOBYTE}]
+    items = [{"type": "reasoning", "summary": summary, "encrypted_content": KILOBYTE}] * count
+    return lambda: Responses().read({"input": items})
+
+
+def refused_parts_of(count: int) -> Any:
+    refusals = [{"type": "refusal", "refusal": str(number)} for number in range(count)]
+    texts = [{"type": "output_text", "text": "x"} for _ in range(count)]
+    items = [{"role": "assistant", "content": [*refusals, *texts]}]
+    return lambda: Responses().read({"input": items})
+
+
+def placed(messages: list[Message]) -> list[Message]:
+    places = SystemMessages(NoSystem(), lambda messages: [*messages])  # type: ignore[arg-type]
+    return places.placed(messages, opens=True)
+
+
+def users_of(count: int) -> Any:
+    messages = [{"role": "user", "content": "x"} for _ in range(32 * count)]
+    return lambda: placed(messages)
+
+
+def joined_of(count: int) -> Any:
+    pair = [{"role": "user", "content": KILOBYTE}, {"role": "system", "content": KILOBYTE}]
+    return lambda: placed(pair * (count // 2))
+
+
+def blanks_of(count: int) -> Any:
+    text = " " * (4 * count) + "x"
+    calls = [
+        [{"id": "a", "function": {"name": "Write", "arguments": {"content": content}}}]
+        for content in (text, text + "y")
+    ]
+    return lambda: reads_as(calls[0], calls[1])
+
+
+def least_time(run: Callable[[], Any], times: int) -> float:
+    """The least processor time of some runs, in seconds."""
+    taken = []
+    for _ in range(times):
+        gc.collect()
+        gc.disable()
+        begun = time.process_time()
+        run()
+        taken.append(time.process_time() - begun)
+        gc.enable()
+    return min(taken)
+
+
+GEMINI = (results_of, parts_of, thoughts_of)
+RESPONSES = (items_of, reasoning_of, refused_parts_of)
+
+
+@pytest.mark.parametrize("made", [*GEMINI, *RESPONSES, users_of, joined_of, blanks_of])
+def test_reading_a_body_takes_as_long_as_it_is_long(made: Callable[[int], Any]) -> None:
+    # 32 times the length takes 32 times as long, or about 1024 times where it is quadratic.
+    small, large = made(250), made(8000)
+    assert least_time(large, 2) < 200 * least_time(small, 5)
+
+
+def deep(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+ASKED = [{"role": "user", "content": "hi"}]
+REFUSED = {
+    "a handle that is no text": {"input": [{"type": "reasoning", "encrypted_content": {"a": 1}}]},
+    "a deep handle": {"input": [{"type": "reasoning", "encrypted_content": deep(400)}]},
+    "a deep refusal": {
+        "input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": deep(400)}]}]
+    },
+    "deep metadata": {"input": ASKED, "metadata": deep(400)},
+    "a deep temperature": {"input": ASKED, "temperature": deep(400)},
+    "a deep parallel_tool_calls": {"input": ASKED, "parallel_tool_calls": deep(400)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_responses_keeps_or_repeats_is_text_or_not_deep(name: str) -> None:
+    with pytest.raises(Refusal, match=r"must be a text|more than 100 deep"):
+        Responses().read(REFUSED[name])
+
+
+def test_a_request_too_deep_for_its_digest_is_refused() -> None:
+    asked = AgentRequest(ASKED, sampling={"temperature": deep(3000)})
+    with pytest.raises(Refusal, match="nested too deeply"):
+        asked.digest  # noqa: B018
