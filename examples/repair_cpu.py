@@ -117,7 +117,13 @@ def fill(folder):
 
 def passes(result):
     """Score a rollout: whether the test passes in its folder."""
-    tested = subprocess.run([sys.executable, "-c", TEST], cwd=result.cwd, capture_output=True)
+    # add.py is code of the policy, so it gets none of the trainer's variables, which may hold keys.
+    # A policy that is not scripted needs a sandbox here too, see docs/agents.md.
+    command = [sys.executable, "-c", TEST]
+    try:
+        tested = subprocess.run(command, cwd=result.cwd, env={}, capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return 0.0
     return float(tested.returncode == 0)
 
 
