@@ -1,4 +1,4 @@
-"""Agents: what owns its loop, and asks the policy at an endpoint that speaks OpenAI's protocol.
+"""The decorator `@agent`, which makes an agent of a function.
 
 Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
 the gateway, which keeps what was said exact to the token.

@@ -240,8 +240,9 @@ class ClaudeCode(Harness):
     """Claude Code as an agent: `pip install 'abut[claude-code]'` brings its program.
 
     Each rollout has a new folder, in which Claude Code works without asking for permission; edits
-    outside it are denied. That is its own rule and no sandbox: its shell can do what your user can.
-    Pass `command_prefix` to run it in one.
+    outside it are denied, and so are other tools that ask for permission, such as WebFetch and
+    those of MCP servers. This is its own rule, not a sandbox: its shell can do what your user can.
+    Pass `command_prefix` to run it in a sandbox. `reward` runs outside of it.
 
     Args:
         task: what it is told; or a function of columns of the row, which returns that.
@@ -257,8 +258,9 @@ class ClaudeCode(Harness):
             `RolloutConfig.max_calls`.
         timeout_s: seconds until it is ended with all that it started; None: its rollout's limit,
             `RolloutConfig.rollout_timeout_s`, alone.
-        environ: more variables of its environment. It gets PATH, a HOME and a TMPDIR in its folder,
-            and those of `Endpoint.env`; no others of this process.
+        environ: more variables of its environment. Of this process's variables it gets PATH alone.
+            abut sets a HOME and a TMPDIR in the rollout's folder, LANG, TERM, ABUT_HARNESS and the
+            variables of `Endpoint.env`.
         command_prefix: what its command line is put behind, such as `docker run …` or `bwrap …`.
             `{folder}` is the rollout's folder and `{cwd}` the folder in it that the harness works
             in; the word `{env}` becomes `--env=NAME` for each of its variables but PATH.

@@ -1,4 +1,4 @@
-"""Agents: what owns its loop, and asks the policy at an endpoint that speaks OpenAI's protocol.
+"""The protocol of agents, which run their own loop and ask the policy at an endpoint.
 
 Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
 the gateway, which keeps what was said exact to the token.
@@ -65,7 +65,10 @@ class Endpoint:
         return self.base_url.removesuffix("/v1")
 
     def env(self, kind: ClientKind) -> dict[str, str]:
-        """Return the variables of the environment that send a client here, its telemetry off.
+        """Return the variables of the environment that send a client here.
+
+        They turn off its telemetry too, except gemini-cli's usage statistics, for which its
+        settings file needs `{"privacy": {"usageStatisticsEnabled": false}}`.
 
         Args:
             kind: "claude-code", "codex" (with `codex_args` besides), "gemini-cli", or a client of

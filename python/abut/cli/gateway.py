@@ -23,8 +23,8 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "gateway",
-        help="serve a model to agents by OpenAI's protocol, and record what they do",
-        description="Serve the model of vLLM servers by OpenAI's chat completions, for agents that "
+        help="serve a model to agents by the protocols of their clients, and record what they do",
+        description="Serve the model of vLLM servers by several protocols, for agents that "
         "are evaluated or recorded without a trainer. The client's sampling settings hold; its "
         'first request opens a rollout, POST /r/ID/end with {"reward": 1.0} ends it, and so does '
         "idle time. Ctrl-C ends what is live, records it, and stops.",
