@@ -476,3 +476,26 @@ def test_the_count_is_the_length_of_the_prompt(gateway: Gateway, sampler: Record
     client.ask(contents)
     length = len(sampler.calls[-1][0].prompt_ids)
     assert counts == [(200, {"totalTokens": length})] * 2
+
+
+@pytest.mark.parametrize("path", ["/v1beta/models/google%2Fx", "/v1beta/models/models%2Fx"])
+def test_a_model_with_a_slash_in_its_name_is_asked_in_the_dialect_of_the_route(
+    gateway: Gateway, path: str
+) -> None:
+    model = path.rpartition("/")[2].replace("%2F", "/")
+    base = gateway.endpoint("a").base_url.removesuffix("/v1")
+    answers = {}
+    for verb in ("countTokens", "generateContent", "streamGenerateContent"):
+        request = Request(
+            f"{base}{path}:{verb}?alt=sse",
+            json.dumps({"contents": [said("hi")]}).encode(),
+            {"content-type": "application/json", "x-goog-api-key": gateway.key},
+        )
+        with urlopen(request, timeout=60) as reply:
+            answers[verb] = reply.headers.get_content_type(), reply.read().decode()
+    assert [kind for kind, _ in answers.values()] == [
+        *["application/json"] * 2,
+        "text/event-stream",
+    ]
+    assert json.loads(answers["countTokens"][1])["totalTokens"] > 0
+    assert json.loads(answers["generateContent"][1])["modelVersion"] == model

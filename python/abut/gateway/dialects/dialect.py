@@ -28,6 +28,8 @@ class HttpDialect(Dialect, ABC):
     Attributes:
         paths: its routes, behind the part that names the rollout.
         count_paths: the routes that count the tokens of a request.
+        kept_path: the route of an answer that was given before, by its id, `answer`; None: it has
+            no such route.
         keep_alive: sent in a stream while its turn is sampled.
         repeats_bytes: whether its clients send the beginning of the body before byte for byte. That
             part is not parsed again, and a retry is an equal body; else it is an equal request.
@@ -35,6 +37,7 @@ class HttpDialect(Dialect, ABC):
 
     paths: ClassVar[Sequence[str]]
     count_paths: ClassVar[Sequence[str]] = ()
+    kept_path: ClassVar[str | None] = None
     keep_alive: ClassVar[bytes] = b": the turn is being sampled\n\n"
     repeats_bytes: ClassVar[bool] = False
 
@@ -58,11 +61,18 @@ class HttpDialect(Dialect, ABC):
         """
 
     def owns(self, path: str) -> bool:
-        """Return whether a route is this dialect's, so that it writes its refusals."""
+        """Return whether a path is like this dialect's; it refuses those that are no route."""
         return any(own in path for own in self.paths)
 
-    def fields_of(self, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+    def fields_of(
+        self, path: str, named: Mapping[str, str], query: Mapping[str, str]
+    ) -> Mapping[str, Any]:
         """Return the fields of a request that its address has; they go before those of its body.
+
+        Args:
+            path: of one of this dialect's routes.
+            named: what the route names of the path.
+            query: behind the path.
 
         Raises:
             Refusal: the address asks for something that there is not.

@@ -28,7 +28,7 @@ from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
 
 _VERBS = ("generateContent", "streamGenerateContent", "countTokens")
-_ROUTE = re.compile(rf"/models/(?P<model>[^/]+):(?P<verb>{'|'.join(_VERBS)})$")
+_ROUTE = re.compile(rf"/models/.+:({'|'.join(_VERBS)})$")
 _SAMPLING = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}
 _READ = frozenset(
     {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "cachedContent"}
@@ -74,17 +74,16 @@ class Gemini(HttpDialect):
         """Return whether a route is this dialect's."""
         return _ROUTE.search(path) is not None
 
-    def fields_of(self, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+    def fields_of(
+        self, path: str, named: Mapping[str, str], query: Mapping[str, str]
+    ) -> Mapping[str, Any]:
         """Return the model, and whether a stream is asked for."""
-        found = _ROUTE.search(path)
-        if found is None:
-            return {}
-        stream = found["verb"] == "streamGenerateContent"
+        stream = path.endswith(":streamGenerateContent")
         if stream and query.get("alt") != "sse":
             raise Refusal(
                 "streamGenerateContent answers server-sent events\nhint: add ?alt=sse", param="alt"
             )
-        return {"model": found["model"], "stream": stream}
+        return {"model": named["model"], "stream": stream}
 
     def read(
         self,

@@ -79,6 +79,7 @@ class Responses(HttpDialect):
     """
 
     paths = ("/v1/responses",)
+    kept_path = "/v1/responses/{answer:resp_[^/]+}"
     id_prefix = "resp_"
     places_system = True
 

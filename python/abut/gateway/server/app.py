@@ -54,21 +54,26 @@ _PASSED_ON = (
 _BY_MODEL = f"{MODEL}/"
 _REGISTRY = web.AppKey("registry", Registry)
 _PEERS = web.AppKey("peers", ClientSession)
+# By route: a path can hold another dialect's, written with %2F.
+_DIALECTS = web.AppKey("dialects", dict[web.AbstractRoute, HttpDialect])
 
 
 def make_app(registry: Registry) -> web.Application:
     """Return the application of a gateway."""
     app = web.Application(middlewares=[_answer])
     app[_REGISTRY] = registry
+    app[_DIALECTS] = of_route = {}
     app.cleanup_ctx.append(_peers)
     for path in ("", "/r/{id}", NAMED):
         for dialect in registry.dialects:
             for own in dialect.paths:
-                app.router.add_post(f"{path}{own}", _ask)
+                of_route[app.router.add_post(f"{path}{own}", _ask)] = dialect
             for own in dialect.count_paths:
-                app.router.add_post(f"{path}{own}", _count)
+                of_route[app.router.add_post(f"{path}{own}", _count)] = dialect
+            if dialect.kept_path is not None:
+                route = app.router.add_get(f"{path}{dialect.kept_path}", _kept)
+                of_route[route] = dialect
         app.router.add_get(f"{path}/v1/models", _models)
-        app.router.add_get(f"{path}/v1/responses/{{answer:resp_[^/]+}}", _response)
     for path in ("", "/r/{id}"):
         app.router.add_post(f"{path}/end", _end)
     app.router.add_post("/r/{id}/key", _key_of)
@@ -137,7 +142,10 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
 
 
 def _dialect(request: web.Request) -> HttpDialect:
-    """Return the dialect of a route; of routes that have none, the first one."""
+    """Return the dialect of a route; where no route is, the one to whose paths it is like."""
+    found: HttpDialect | None = request.app[_DIALECTS].get(request.match_info.route)
+    if found is not None:
+        return found
     dialects: Sequence[HttpDialect] = request.app[_REGISTRY].dialects
     return next((one for one in dialects if one.owns(request.path)), dialects[0])
 
@@ -152,8 +160,8 @@ async def _models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [model]})
 
 
-async def _response(request: web.Request) -> web.Response:
-    """Answer with a response that was given before."""
+async def _kept(request: web.Request) -> web.Response:
+    """Answer with an answer that was given before."""
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     access, id_ = _admit(request), request.match_info["answer"]
     rollout_id = access.rollout_id or dialect.rollout_of_answer(id_)
@@ -221,7 +229,7 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         known = named if dialect.repeats_bytes else None
         content = registry.bodies.body(known, await _chunks(request))
         body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
-        body |= dialect.fields_of(request.path, request.query)
+        body |= dialect.fields_of(request.path, request.match_info, request.query)
         # The body may name another rollout.
         access.check(_rollout_of(request, body) or dialect.rollout_of(body))
         part = part_of(request, registry.session_headers)
@@ -250,7 +258,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
     access = _admit(request)
     content = Body.of(await _chunks(request))
     body, _ = await _parsed(content)
-    body |= dialect.fields_of(request.path, request.query)
+    body |= dialect.fields_of(request.path, request.match_info, request.query)
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
     if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
