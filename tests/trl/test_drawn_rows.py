@@ -17,7 +17,7 @@ import trl
 import abut.trl
 from abut import Columns
 from abut.gateway.ledger.row import weights_of
-from abut.trl.rollout_func import MEAN_OF_A_ROW
+from abut.trl.row_weights import ROLLOUTS_VOTE
 from tests.kit.training.scripted_rows import RowsRun, random_columns, rollout_of
 
 REWARDS = (1.0, 0.25)
@@ -73,7 +73,7 @@ def error(ours: Any, right: Any) -> float:
     return float((ours - right).norm() / right.norm())
 
 
-@pytest.mark.parametrize("loss_type", MEAN_OF_A_ROW)
+@pytest.mark.parametrize("loss_type", sorted(ROLLOUTS_VOTE))
 def test_drawn_by_tokens_the_mean_gradient_is_that_of_all_rows(
     tmp_path: Path, loss_type: str
 ) -> None:

@@ -89,20 +89,10 @@ def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
     return sorted(set(gather_object(list(names))))
 
 
-def each_rank_s(accelerator: Any, value: T) -> list[T]:
-    """Return the value of each rank, in their order; all have to ask."""
-    if accelerator.num_processes == 1:
-        return [value]
-    from accelerate.utils import gather_object
-
-    values: list[T] = gather_object([value])
-    return values
-
-
 def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
     """Start this rank's gateway, and tell the others where it is.
 
-    Every rank takes part in this exchange, once, when its engine is built; after that no rank waits
+    Every rank takes part in this exchange when its engine is built; after that no rank waits
     for another one here.
 
     Raises:

@@ -33,7 +33,7 @@ from abut.trl.metrics import (
     rewards_by_name,
     tool_calls,
 )
-from abut.trl.ranks import each_rank_s, judged, mean_over_ranks, of_all_ranks, serve_ranks
+from abut.trl.ranks import gathered, judged, mean_over_ranks, of_all_ranks, serve_ranks
 from abut.trl.rewards import (
     ModelMetrics,
     are_of_envs,
@@ -64,10 +64,6 @@ from abut.trl.trainer_sampler import client_settings, sampler_of
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
 
 logger = logging.getLogger(__name__)
-
-MEAN_OF_A_ROW = ("grpo", "sapo")
-"""The values of `loss_type` that take the mean over the tokens of each row; others add tokens up.
-"""
 
 
 def make_rollout_func(
@@ -166,7 +162,7 @@ class RolloutFunc:
         if self._tasks.route.agents:
             fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
             stats = rows["rollout_stats"]
-            by_name = each_rank_s(trainer.accelerator, rewards_by_name(stats))
+            by_name = gathered(trainer.accelerator, rewards_by_name(stats))
             note_rewards_by_name(stats, by_name)
         if has_tools(self._tasks.route.kinds):
             calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
@@ -295,7 +291,7 @@ class RolloutFunc:
         hf_tokenizer = tokenizer_of(trainer.processing_class)
         for source in self._tasks.route.agents:
             source.rewards_turns = self._credit is not None
-            source.draws_by_tokens = trainer.loss_type in MEAN_OF_A_ROW
+            source.draws_by_tokens = _takes_means_of_rows(trainer)
             if isinstance(sampler, str):
                 source.sampling = functools.partial(client_settings, trainer)
         if self._tasks.route.agents:
@@ -313,6 +309,13 @@ class RolloutFunc:
         engine, for_task = engine_for(side, arguments)
         check_end_tokens(trainer, hf_tokenizer, engine.processor.close_token_id, stacklevel=3)
         return engine, for_task
+
+
+def _takes_means_of_rows(trainer: Any) -> bool:
+    """Return whether the loss takes the mean over the tokens of each row; others add tokens up."""
+    from abut.trl.row_weights import ROLLOUTS_VOTE  # torch, which a trainer has
+
+    return trainer.loss_type in ROLLOUTS_VOTE
 
 
 def _refuse_all_rows(config: RolloutConfig, credit: Credit) -> None:
