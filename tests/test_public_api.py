@@ -452,6 +452,19 @@ trl.AllRows
   take_rows(batch)
 trl.Returns
   discount = 1.0
+trl.ScoredConversation
+  name
+  reward
+  turns
+  before = ()
+trl.ScoredRollout
+  rollout_id
+  reward
+  advantage
+  conversations
+trl.ScoredTurn
+  tokens
+  reward = None
 trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
 trl.extend(trainer)

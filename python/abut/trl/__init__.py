@@ -7,7 +7,7 @@ from typing import Any
 
 from abut.tools.environment_factory import from_environment_factory
 from abut.trl.all_rows import AllRows, extend, grpo_trainer
-from abut.trl.credit import Returns
+from abut.trl.credit import Returns, ScoredConversation, ScoredRollout, ScoredTurn
 from abut.trl.rewards import env_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
 from abut.trl.streaming.worker import make_rollout_worker
@@ -15,6 +15,9 @@ from abut.trl.streaming.worker import make_rollout_worker
 __all__ = [
     "AllRows",
     "Returns",
+    "ScoredConversation",
+    "ScoredRollout",
+    "ScoredTurn",
     "env_reward",
     "extend",
     "from_environment_factory",
