@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from abut.gateway.dialects.anthropic import Anthropic
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.dialects.claude_code import reads_as
+from abut.gateway.dialects.dialect import HttpDialect
 from abut.gateway.dialects.gemini import Gemini
 from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.system_messages import SystemMessages
+from abut.gateway.server.results import checked_result
 from abut.messages import Message
 
 KILOBYTE = "x" * 1024
@@ -142,3 +146,78 @@ def test_a_request_too_deep_for_its_digest_is_refused() -> None:
     asked = AgentRequest(ASKED, sampling={"temperature": deep(3000)})
     with pytest.raises(Refusal, match="nested too deeply"):
         asked.digest  # noqa: B018
+
+
+CALL = {"name": "f", "args": {}}
+MIXED: list[dict[str, Any]] = [
+    {"functionCall": CALL, "text": "x"},
+    {"function_call": CALL, "text": "x"},
+    {"text": "x", "inlineData": {"mimeType": "image/png", "data": ""}},
+    {"functionResponse": {"name": "f", "response": {}}, "inline_data": {"data": ""}},
+    {"functionResponse": {"name": "f", "response": {}}, "text": "x"},
+]
+
+
+@pytest.mark.parametrize("part", MIXED)
+@pytest.mark.parametrize("role", ["user", "model"])
+def test_a_part_of_two_kinds_is_refused_not_read_by_half(part: Any, role: str) -> None:
+    with pytest.raises(Refusal, match="two kinds of data"):
+        Gemini().read({"contents": [{"role": role, "parts": [part]}]})
+
+
+def test_an_empty_id_is_none() -> None:
+    calls = [{"functionCall": {**CALL, "id": ""}}] * 2
+    results = [{"functionResponse": {"id": "", "name": "f", "response": {"a": "b"}}}] * 2
+    contents = [{"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    turn, *answers = Gemini().read({"contents": contents}).messages
+    ids = [call["id"] for call in turn["tool_calls"]]
+    assert len({*ids, ""}) == 3
+    assert [answer["tool_call_id"] for answer in answers] == ids
+
+
+def test_a_property_may_have_the_name_of_a_field_of_schemas() -> None:
+    names = ("default", "example", "enum", "type", "properties")
+    inner = {"type": "STRING", "enum": ["A"], "default": {"type": "A"}}
+    schema = {"type": "OBJECT", "properties": dict.fromkeys(names, inner)}
+    tools = [{"functionDeclarations": [{"name": "f", "parameters": schema}]}]
+    asked = Gemini().read({"contents": [{"parts": [{"text": "hi"}]}], "tools": tools})
+    assert asked.tools is not None
+    assert asked.tools[0]["function"]["parameters"] == {
+        "type": "object",
+        "properties": {name: {**inner, "type": "string"} for name in names},
+    }
+
+
+LONG = "x" * 2**20
+REFLECTED: list[tuple[HttpDialect, dict[str, Any]]] = [
+    (Chat(), {"messages": ASKED, "n": LONG}),
+    (Chat(), {"messages": ASKED, "top_logprobs": [LONG] * 9}),
+    (Chat(), {"messages": ASKED, "tool_choice": LONG}),
+    (Chat(), {"messages": ASKED, "max_tokens": LONG}),
+    (Chat(), {"messages": ASKED, "stream": LONG}),
+    (Chat(), {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
+    (Responses(), {"input": ASKED, "tool_choice": {"mode": LONG}}),
+    (Responses(), {"input": [{"type": LONG}]}),
+    (Responses(), {"input": [{"role": "user", "content": [{"type": LONG}]}]}),
+    (Anthropic(), {"messages": ASKED, "max_tokens": 1, "tool_choice": {"type": LONG}}),
+    (Anthropic(), {"messages": [{"role": "user", "content": [{"type": LONG}]}], "max_tokens": 1}),
+    (Gemini(), {"contents": [{"parts": [{LONG: 1}]}]}),
+    (Gemini(), {"contents": [], "generationConfig": {"candidateCount": LONG}}),
+    (Gemini(), {"contents": [], "generationConfig": {"responseModalities": {LONG: LONG}}}),
+    (Gemini(), {"contents": [], "toolConfig": {"functionCallingConfig": {"mode": LONG}}}),
+]
+
+
+@pytest.mark.parametrize("case", REFLECTED, ids=lambda case: type(case[0]).__name__)
+def test_a_refusal_is_short_whatever_it_refuses(case: tuple[HttpDialect, dict[str, Any]]) -> None:
+    dialect, body = case
+    with pytest.raises(Refusal) as refused:
+        dialect.read(body)
+    assert len(str(refused.value)) < 1000
+
+
+def test_the_refusal_of_a_reward_or_a_name_is_short() -> None:
+    for body in ({"reward": LONG}, {"names": {"a": LONG}}):
+        with pytest.raises(Refusal) as refused:
+            checked_result(body)
+        assert len(str(refused.value)) < 1000

@@ -44,7 +44,7 @@ from abut.gateway.ledger.entry import (
     without_space,
 )
 from abut.gateway.ledger.matching import key_of_calls
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
 
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -100,7 +100,7 @@ class Anthropic(HttpDialect):
         kind = choice.get("type", "auto")
         if not isinstance(kind, str) or kind not in _CHOICES:
             raise Refusal(
-                f"tool_choice.type={kind!r}: expected one of {', '.join(_CHOICES)}",
+                f"tool_choice.type={short(kind)}: expected one of {', '.join(_CHOICES)}",
                 param="tool_choice",
             )
         unmet = ["tool_choice"] if kind in ("any", "tool") else []
@@ -371,6 +371,6 @@ def _text(block: Mapping[str, Any], name: str, where: str) -> str:
 
 def _unread(where: str, kind: Any) -> Refusal:
     return Refusal(
-        f"{where} has a block of the type {kind!r}, and abut is text only",
+        f"{where} has a block of the type {short(kind)}, and abut is text only",
         param=where.partition("[")[0],
     )

@@ -25,7 +25,7 @@ from abut.gateway.dialects.dialect import (
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
 from abut.gateway.ledger.entry import OWN_KEYS
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message, strange_block
 
 SAMPLING = (
@@ -149,11 +149,13 @@ class Chat(ChatRewrites, HttpDialect):
 def _refuse_inexact(body: Mapping[str, Any]) -> None:
     n = body.get("n")
     if n is not None and n != 1:
-        raise Refusal(f"n={n!r}: one sample each request\nhint: ask again for another", param="n")
+        raise Refusal(
+            f"n={short(n)}: one sample each request\nhint: ask again for another", param="n"
+        )
     top = body.get("top_logprobs")
     if top:
         raise Refusal(
-            f"top_logprobs={top!r}: only those of the sampled tokens are known\n"
+            f"top_logprobs={short(top)}: only those of the sampled tokens are known\n"
             "hint: logprobs=true, top_logprobs=0",
             param="top_logprobs",
         )
@@ -177,7 +179,7 @@ def _unmet(body: Mapping[str, Any], unenforced: Unenforced) -> list[str]:
         unmet.append("tool_choice")
     elif choice not in (None, "auto", "none"):
         raise Refusal(
-            f"tool_choice={choice!r}: expected 'auto', 'none', 'required' or a function",
+            f"tool_choice={short(choice)}: expected 'auto', 'none', 'required' or a function",
             param="tool_choice",
         )
     for name in _ANSWER_FORMS:
@@ -212,7 +214,7 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
             content = _without_thinking(message)
             if (block := strange_block(content)) is not None:
                 raise Refusal(
-                    f"{where} has content of the type {block!r}, and abut is text only",
+                    f"{where} has content of the type {short(block)}, and abut is text only",
                     param="messages",
                 )
             if text_of(content) is None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from abut._native import Tokenizer
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.entry import Dialect
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 
 Unenforced: TypeAlias = Literal["refuse", "accept"]
 """How a request for a form of the answer is taken: it is refused, or sampled freely."""
@@ -130,7 +130,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     """Return a field that is true or false; False if it is missing."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise Refusal(f"{name}={value!r}: must be true or false", param=name)
+        raise Refusal(f"{name}={short(value)}: must be true or false", param=name)
     return bool(value)
 
 
@@ -166,7 +166,7 @@ def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Refusal(f"{name}={value!r}: must be 1 or more", param=name)
+            raise Refusal(f"{name}={short(value)}: must be 1 or more", param=name)
         given.append(value)
     return min(given, default=None)
 

@@ -24,7 +24,7 @@ from abut.gateway.dialects.gemini_answers import content_chunks, content_respons
 from abut.gateway.dialects.gemini_contents import messages_of, object_of, texts_of_content, value_of
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.entry import LEFT_OUT
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
 
 _VERBS = ("generateContent", "streamGenerateContent", "countTokens")
@@ -42,6 +42,8 @@ _MODES = {"AUTO": True, "VALIDATED": True, "ANY": True, "NONE": False, "MODE_UNS
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 # Fields of a schema that hold values, in which "type" is a name like any other.
 _VALUES = ("default", "example", "enum")
+# Fields of a schema that hold schemas by names, and "default" is a name like any other.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 class Gemini(HttpDialect):
@@ -131,13 +133,15 @@ class Gemini(HttpDialect):
         count = config.get("candidateCount")
         if count not in (None, 1):
             raise Refusal(
-                f"candidateCount={count!r}: one sample each request\nhint: ask again for another",
+                f"candidateCount={short(count)}: one sample each request\n"
+                "hint: ask again for another",
                 param="candidateCount",
             )
         kinds = config.get("responseModalities")
         if kinds and kinds not in (["TEXT"], ["text"]):
             raise Refusal(
-                f"responseModalities={kinds!r}: the policy writes text", param="responseModalities"
+                f"responseModalities={short(kinds)}: the policy writes text",
+                param="responseModalities",
             )
         schema = config.get("responseSchema") or config.get("responseJsonSchema")
         mime = config.get("responseMimeType") or "text/plain"
@@ -194,7 +198,8 @@ def _mode(body: Mapping[str, Any]) -> str:
     mode = value_of(object_of(calling, "functionCallingConfig"), "mode") or "AUTO"
     if not isinstance(mode, str) or mode.upper() not in _MODES:
         raise Refusal(
-            f"toolConfig has mode={mode!r}: expected one of {', '.join(_MODES)}", param="toolConfig"
+            f"toolConfig has mode={short(mode)}: expected one of {', '.join(_MODES)}",
+            param="toolConfig",
         )
     return mode.upper()
 
@@ -238,6 +243,8 @@ def _lowered(schema: Any) -> Any:
         if key == "type" and isinstance(value, str)
         else value
         if key in _VALUES
+        else {name: _lowered(inner) for name, inner in value.items()}
+        if key in _NAMED and isinstance(value, dict)
         else _lowered(value)
         for key, value in schema.items()
     }

@@ -16,11 +16,16 @@ from typing import Any
 from abut.gateway.ledger.agent_call import HANDLES
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
 from abut.gateway.ledger.entry import HANDLE, REORDERED
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
 
 _UPPER = re.compile("[A-Z]")
 _ROLES = ("user", "model", "function")
+# A part has one of them.
+_DATA = (
+    *("text", "functionCall", "functionResponse", "inlineData", "fileData"),
+    *("executableCode", "codeExecutionResult"),
+)
 # The order of parts in an answer of ours.
 _THOUGHT, _TEXT, _CALL = range(3)
 
@@ -104,7 +109,7 @@ class _Ids:
 
     def call(self, name: str, given: Any) -> str:
         """Return the id of a call."""
-        id_ = given
+        id_ = given = given or None
         while not isinstance(id_, str) or (given is None and id_ in self._used):
             id_ = f"call{self._number:05d}"
             self._number += 1
@@ -115,8 +120,7 @@ class _Ids:
 
     def result(self, name: str, given: Any) -> str | None:
         """Return the id of the call that a result answers; None if it answers none."""
-        if given is None:
-            given = self._first_open(name)
+        given = given or self._first_open(name)
         if not isinstance(given, str):
             return None
         self._open.pop(given, None)
@@ -228,6 +232,12 @@ def _parts(content: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
         parts = [parts]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise Refusal(f"{where} must have parts: a list of objects", param=where.partition("[")[0])
+    for part in parts:
+        if len(part) > 1 and sum(value_of(part, kind) is not None for kind in _DATA) > 1:
+            raise Refusal(
+                f"{where} has a part with two kinds of data\nhint: make a part of each",
+                param=where.partition("[")[0],
+            )
     return parts
 
 
@@ -238,7 +248,7 @@ def _text(part: Mapping[str, Any], where: str) -> str:
         return text
     if text is not None or {*part} - {"thought", "thoughtSignature", "thought_signature"}:
         raise Refusal(
-            f"{where} has a part with {', '.join(sorted(part))}, and abut is text only",
+            f"{where} has a part with {short(sorted(part))}, and abut is text only",
             param=where.partition("[")[0],
         )
     return ""

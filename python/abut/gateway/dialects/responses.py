@@ -39,7 +39,7 @@ from abut.gateway.ledger.entry import (
     REORDERED,
     RESPELLED,
 )
-from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal
+from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal, short
 from abut.messages import Message
 
 THINKING_AS_TEXT = "thinking_as_text"
@@ -190,7 +190,7 @@ def _choice(body: Mapping[str, Any]) -> str:
         choice = choice.get("mode") or "required"
     if choice not in _CHOICES:
         raise Refusal(
-            f"tool_choice={choice!r}: expected one of {', '.join(_CHOICES)}, or a tool",
+            f"tool_choice={short(choice)}: expected one of {', '.join(_CHOICES)}, or a tool",
             param="tool_choice",
         )
     return str(choice)
@@ -319,7 +319,7 @@ def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools)
         return {"role": item["role"], "content": _content(_texts(item.get("content"), where))}
     if kind != "tool_search_output" and kind not in _OUTPUTS:
         raise Refusal(
-            f"{where} has the type {kind!r}, and abut takes messages, reasoning, calls of "
+            f"{where} has the type {short(kind)}, and abut takes messages, reasoning, calls of "
             "functions and their outputs",
             param="input",
         )
@@ -362,7 +362,8 @@ def _texts(content: Any, where: str) -> list[str]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in _TEXTS or not isinstance(part.get("text"), str):
             raise Refusal(
-                f"{where} has a part of the type {kind!r}, and abut is text only", param="input"
+                f"{where} has a part of the type {short(kind)}, and abut is text only",
+                param="input",
             )
         texts.append(part["text"])
     return texts

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from abut.gateway.dialects.dialect import check_tools
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 
 TOOL_SEARCH = "tool_search"
 _NAMESPACE_END = "__"
@@ -56,7 +56,7 @@ def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -
             tools.left_out.append(f"tools[{kind}]")
             continue
         if not isinstance(name, str) or not name:
-            raise Refusal(f"a tool of the type {kind!r} has no name", param="tools")
+            raise Refusal(f"a tool of the type {short(kind)} has no name", param="tools")
         if kind == "namespace":
             add_tools(tools, tool.get("tools"), name)
             continue

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from abut._native import Tokenizer
 from abut.gateway.ledger.agent_call import AgentCall, AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch
+from abut.gateway.ledger.refusal import short
 from abut.gateway.ledger.writer import Writer
 from abut.notices import Once
 from abut.processor import PartsProcessor
@@ -129,6 +130,6 @@ class ClientWarnings:
             return
         for name, asked in request.sampling.items():
             if name not in self._sampling:
-                warn(name, f"requests have {name}={asked!r}, which the sampler decides itself")
+                warn(name, f"requests have {name}={short(asked)}, which the sampler decides itself")
             elif asked != (own := self._sampling[name]):
-                warn(name, f"requests have {name}={asked!r}; the trainer's {own!r} is used")
+                warn(name, f"requests have {name}={short(asked)}; the trainer's {own!r} is used")

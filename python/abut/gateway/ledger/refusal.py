@@ -6,12 +6,27 @@ after 401. Its code says which kind it is; the words by which clients of a proto
 kind are the dialect's.
 """
 
+import reprlib
+from typing import Any
+
 from abut.rollout.rollout import StopReason
 
 CONVERSATION_FULL = "conversation_full"
 """The code of a refusal because the conversation has used up its tokens; another one may go on."""
 LIMIT_REACHED = "limit_reached"
 """The code of a refusal because of another limit: nothing of the rollout goes on."""
+
+
+_MOST_SHOWN = 200
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _MOST_SHOWN
+_SHORT.maxlevel = 2  # 6 values of each level
+
+
+def short(value: Any) -> str:
+    """Return the `repr` of a client's value, cut where it is long: it may be a whole body."""
+    shown = _SHORT.repr(value)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
 
 
 class Refusal(Exception):

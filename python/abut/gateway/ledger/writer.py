@@ -18,7 +18,7 @@ from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, TemplateError, TokenizerError, text_of
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest
 from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
-from abut.gateway.ledger.refusal import Refusal, said_to_client, unwritten
+from abut.gateway.ledger.refusal import Refusal, said_to_client, short, unwritten
 from abut.gateway.ledger.system_messages import SystemMessages
 from abut.messages import Message
 from abut.processor import PartsProcessor
@@ -182,10 +182,11 @@ def why_unwritten(
 
 def _described(call: Mapping[str, Any]) -> str:
     name, arguments = call["function"]["name"], repr(call["function"]["arguments"])
-    id_ = f" with the id {call['id']!r}" if "id" in call else ""
-    short = arguments if len(arguments) <= _QUOTED else f"{arguments[:_QUOTED]}…"
+    id_ = f" with the id {short(call['id'])}" if "id" in call else ""
+    quoted = arguments if len(arguments) <= _QUOTED else f"{arguments[:_QUOTED]}…"
     return (
-        f"a call of {name!r}{id_}, has arguments that are not the JSON of an object: {short}\n"
+        f"a call of {short(name)}{id_}, has arguments that are not the JSON of an object: "
+        f"{quoted}\n"
         "hint: send arguments as the JSON text of an object"
     )
 

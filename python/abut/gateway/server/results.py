@@ -6,7 +6,7 @@ from typing import Any
 
 from abut.agents.protocol import NAME_HINT, AgentResult, is_name
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 from abut.rollout.named_rewards import RewardKeys
 
 
@@ -34,7 +34,7 @@ def check_reward(reward: Any) -> None:
     if reward is None:
         return
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
-        raise Refusal(f"reward={reward!r}: must be a finite number, or null", param="reward")
+        raise Refusal(f"reward={short(reward)}: must be a finite number, or null", param="reward")
 
 
 def checked_result(body: Mapping[str, Any]) -> AgentResult:
@@ -54,7 +54,7 @@ def checked_result(body: Mapping[str, Any]) -> AgentResult:
         check_reward(score)
     for name in fields["names"].values():
         if not is_name(name):
-            raise Refusal(f"names has the name {name!r}\nhint: {NAME_HINT}", param="names")
+            raise Refusal(f"names has the name {short(name)}\nhint: {NAME_HINT}", param="names")
     return AgentResult(reward, **fields)
 
 
