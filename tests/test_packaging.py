@@ -134,7 +134,9 @@ def wheel_of_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     unpacked = TARGET / "unpacked_sdist"
     shutil.rmtree(unpacked, ignore_errors=True)
     with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
+        # Python before 3.11.4 has no filters, and warns of none.
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(unpacked, **filters)
     out = tmp_path_factory.mktemp("wheel_of_sdist")
     pip = [sys.executable, "-m", "pip", "--isolated", "wheel", "--no-index", "--no-deps"]
     forget_our_builds()
