@@ -91,6 +91,9 @@ def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
         "max_env_steps": 64,
         "max_requests": 256,
         "branch": None,
+        "auxiliary": "train",
+        "max_calls": None,
+        "max_rollout_tokens": None,
         "seed": 0,
     }
 
