@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -51,7 +52,7 @@ class HarnessResult:
     transcript: str
 
 
-class Harness:
+class Harness(ABC):
     """The parts that all harnesses have; see `ClaudeCode`."""
 
     _title: ClassVar[str]
@@ -139,16 +140,18 @@ class Harness:
                 process.stop()
             await asyncio.shield(thread.ask(lambda: _delete(folder), last=True))
 
+    @abstractmethod
     def _command(self, endpoint: Endpoint) -> list[str]:
-        raise NotImplementedError
+        """Return the command line, without a prefix."""
 
+    @abstractmethod
     def _variables(self, endpoint: Endpoint) -> dict[str, str]:
-        raise NotImplementedError
+        """Return the variables that lead it to the endpoint."""
 
     @staticmethod
+    @abstractmethod
     def _answer(event: Mapping[str, Any]) -> str | None:
         """Return the text of an event that has the answer; None for any other one."""
-        raise NotImplementedError
 
     def _packaged(self) -> str:
         module, path = self._package

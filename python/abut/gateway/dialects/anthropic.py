@@ -24,6 +24,7 @@ from abut.gateway.dialects.dialect import (
     Unenforced,
     check_form,
     check_tools,
+    content_of,
     flag,
     list_at,
     most_tokens,
@@ -76,6 +77,7 @@ class Anthropic(HttpDialect):
 
     paths = ("/v1/messages",)
     count_paths = ("/v1/messages/count_tokens",)
+    count_key = "input_tokens"
     id_prefix = "msg_"
     places_system = True
 
@@ -152,10 +154,6 @@ class Anthropic(HttpDialect):
         """Return an answer as a `Message`."""
         return message_body(answer, model)
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the JSON of a number of tokens."""
-        return {"input_tokens": tokens}
-
     def events(
         self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer
     ) -> Iterator[bytes]:
@@ -220,7 +218,7 @@ def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
     texts = _texts(body.get("system"), "system")
     billing = "".join(text for text in texts if text.startswith(_BILLING))
     shown = [text for text in texts if not text.startswith(_BILLING)]
-    return billing, [{"role": "system", "content": _content(shown)}] if shown else []
+    return billing, [{"role": "system", "content": content_of(shown)}] if shown else []
 
 
 def _messages(body: Mapping[str, Any], deferred: Mapping[str, str]) -> list[Message]:
@@ -321,18 +319,11 @@ def _said(
         id_ = block.get("tool_use_id")
         if not isinstance(id_, str):
             raise Refusal(f"{where} has a tool_result without a tool_use_id", param="messages")
-        messages.append({"role": "tool", "tool_call_id": id_, "content": _content(texts)})
+        messages.append({"role": "tool", "tool_call_id": id_, "content": content_of(texts)})
     said = [block for block in blocks if block.get("type") != "tool_result"]
     if said or not results:
-        messages.append({"role": role, "content": _content(_texts(said, where))})
+        messages.append({"role": role, "content": content_of(_texts(said, where))})
     return messages
-
-
-def _content(texts: list[str]) -> Any:
-    """Return the content of a message: a single text as it is, else blocks."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def _texts(content: Any, where: str, deferred: Mapping[str, str] | None = None) -> list[str]:

@@ -28,6 +28,7 @@ class HttpDialect(Dialect, ABC):
     Attributes:
         paths: its routes, behind the part that names the rollout.
         count_paths: the routes that count the tokens of a request.
+        count_key: the key of that number in their answer.
         kept_path: the route of an answer that was given before, by its id, `answer`; None: it has
             no such route.
         keep_alive: sent in a stream while its turn is sampled.
@@ -37,6 +38,7 @@ class HttpDialect(Dialect, ABC):
 
     paths: ClassVar[Sequence[str]]
     count_paths: ClassVar[Sequence[str]] = ()
+    count_key: ClassVar[str] = ""
     kept_path: ClassVar[str | None] = None
     keep_alive: ClassVar[bytes] = b": the turn is being sampled\n\n"
     repeats_bytes: ClassVar[bool] = False
@@ -100,10 +102,6 @@ class HttpDialect(Dialect, ABC):
     ) -> Iterator[bytes]:
         """Yield an answer as server-sent events."""
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the JSON of a number of tokens; called only if there are `count_paths`."""
-        raise NotImplementedError
-
     @abstractmethod
     def refused(self, refusal: Refusal) -> dict[str, Any]:
         """Return the JSON of a refusal."""
@@ -121,6 +119,13 @@ def data_event(value: Any) -> bytes:
 def named_event(value: Mapping[str, Any]) -> bytes:
     """Return a server-sent event that has the name of its value's type."""
     return b"event: " + str(value["type"]).encode() + b"\n" + data_event(value)
+
+
+def content_of(texts: Sequence[str]) -> Any:
+    """Return the content of a message: a single text as it is, else text parts."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
 
 
 # ---- fields of a body: each is read, or refused by its name

@@ -16,6 +16,7 @@ from abut.gateway.dialects.dialect import (
     Unenforced,
     check_form,
     check_tools,
+    content_of,
     data_event,
     most_tokens,
     stops,
@@ -62,6 +63,7 @@ class Gemini(HttpDialect):
     count_paths = tuple(
         f"{version}/models/{{model:[^/]+}}:{_VERBS[2]}" for version in ("/v1beta", "/v1", "")
     )
+    count_key = "totalTokens"
     id_prefix = "gemini-"
     keep_alive = b"\n"  # google-genai takes a comment for an answer, and dies of it
     places_system = True
@@ -163,10 +165,6 @@ class Gemini(HttpDialect):
         """Yield an answer as server-sent events, one for each part."""
         return map(data_event, content_chunks(answer, model))
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the JSON of a number of tokens."""
-        return {"totalTokens": tokens}
-
     def refused(self, refusal: Refusal) -> dict[str, Any]:
         """Return the JSON of a refusal, as Google writes errors."""
         return error_body(refusal)
@@ -188,8 +186,7 @@ def _system(body: Mapping[str, Any]) -> list[Message]:
     texts = texts_of_content(given, "systemInstruction")
     if not texts:
         return []
-    parts = [{"type": "text", "text": text} for text in texts]
-    return [{"role": "system", "content": texts[0] if len(texts) == 1 else parts}]
+    return [{"role": "system", "content": content_of(texts)}]
 
 
 def _mode(body: Mapping[str, Any]) -> str:

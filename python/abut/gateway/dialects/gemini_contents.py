@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from abut.gateway.dialects.dialect import content_of
 from abut.gateway.ledger.agent_call import HANDLES
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
 from abut.gateway.ledger.entry import HANDLE, REORDERED
@@ -211,9 +212,7 @@ def _said(parts: list[Mapping[str, Any]], where: str, ids: _Ids) -> list[Message
         message: Message = {"role": "tool", "content": _result(response.get("response"))}
         messages.append(message | ({"name": name} if id_ is None else {"tool_call_id": id_}))
     if texts or not messages:
-        content: Any = [{"type": "text", "text": text} for text in texts]
-        content = texts[0] if len(texts) == 1 else content or ""
-        messages.append({"role": "user", "content": content})
+        messages.append({"role": "user", "content": content_of(texts)})
     return messages
 
 

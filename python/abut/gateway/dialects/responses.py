@@ -18,6 +18,7 @@ from abut.gateway.dialects.dialect import (
     HttpDialect,
     Unenforced,
     check_form,
+    content_of,
     flag,
     list_at,
     most_tokens,
@@ -316,7 +317,7 @@ def _is_refusal(part: Any) -> bool:
 def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> Message:
     """Return the message of an input."""
     if kind == "message":
-        return {"role": item["role"], "content": _content(_texts(item.get("content"), where))}
+        return {"role": item["role"], "content": content_of(_texts(item.get("content"), where))}
     if kind != "tool_search_output" and kind not in _OUTPUTS:
         raise Refusal(
             f"{where} has the type {short(kind)}, and abut takes messages, reasoning, calls of "
@@ -338,15 +339,8 @@ def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools)
     return {
         "role": "tool",
         "tool_call_id": id_,
-        "content": _content(_texts(item.get("output"), where)),
+        "content": content_of(_texts(item.get("output"), where)),
     }
-
-
-def _content(texts: list[str]) -> Any:
-    """Return the content of a message: a single text as it is, else parts."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def _texts(content: Any, where: str) -> list[str]:

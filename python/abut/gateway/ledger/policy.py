@@ -79,7 +79,7 @@ class Policy(Protocol):
         """Warn about fields of a request that are not followed."""
         ...
 
-    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
+    async def sample(self, request: SampleRequest, asked: AgentRequest) -> Sample:
         """Draw one turn.
 
         Raises:

@@ -126,7 +126,7 @@ class AttemptPolicy(BatchPolicy):
         """Return the seed of a call's sample."""
         return sample_seed(self._batch.config.seed, self._task, self._attempt, number)
 
-    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
+    async def sample(self, request: SampleRequest, asked: AgentRequest) -> Sample:
         """Draw one turn.
 
         Raises:
@@ -174,7 +174,7 @@ class JudgePolicy(BatchPolicy):
         """Return a seed that `sample` replaces, because only there the prompt is known."""
         return number
 
-    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
+    async def sample(self, request: SampleRequest, asked: AgentRequest) -> Sample:
         """Draw one answer.
 
         Raises:

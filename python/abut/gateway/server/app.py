@@ -265,7 +265,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
         return await _pass_on(request, registry, rank, content.whole)
     part = part_of(request, registry.session_headers)
     asked = dialect.read(body, None, request.headers).of_part(*part)
-    return web.json_response(dialect.count(await registry.count(rollout_id, asked)))
+    return web.json_response({dialect.count_key: await registry.count(rollout_id, asked)})
 
 
 async def _parsed(content: Body, *, repeats: bool = False) -> tuple[Any, Beginning | None]:

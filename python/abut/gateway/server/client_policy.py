@@ -127,19 +127,19 @@ class ClientPolicy:
         """Warn about fields of a request that are not followed."""
         self._shared.warnings.warn_about(request)
 
-    async def sample(self, request: SampleRequest, chat: AgentRequest) -> Sample:
+    async def sample(self, request: SampleRequest, asked: AgentRequest) -> Sample:
         """Draw one turn with the client's settings.
 
         Raises:
             Refusal: the time limit is over.
         """
-        seed = chat.sampling.get("seed")
+        seed = asked.sampling.get("seed")
         if seed is not None:
             request = dataclasses.replace(request, seed=seed)
         seconds = self._shared.config.turn_timeout_s
         try:
             async with asyncio.timeout(seconds), self._shared.slots:
-                return await self._shared.with_settings(chat.sampling).sample(request)
+                return await self._shared.with_settings(asked.sampling).sample(request)
         except TimeoutError:
             why = f"turn_timeout_s={seconds:g} is over"
             raise limit_reached(why, reason=StopReason.DEADLINE) from None

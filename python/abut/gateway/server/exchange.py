@@ -130,11 +130,11 @@ async def send_stream(
     return response
 
 
-def _is_small(answer: PolicyAnswer, chat: AgentRequest) -> bool:
+def _is_small(answer: PolicyAnswer, asked: AgentRequest) -> bool:
     """Return whether an answer is written quickly enough for the loop."""
     sampled = len(answer.ids)
-    tokens = (len(answer.prompt_ids) + sampled if chat.token_ids else 0) + (
-        _AS_LOGPROB * sampled if chat.logprobs else 0
+    tokens = (len(answer.prompt_ids) + sampled if asked.token_ids else 0) + (
+        _AS_LOGPROB * sampled if asked.logprobs else 0
     )
     return tokens <= _SMALL_TOKENS
 
