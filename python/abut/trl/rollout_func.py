@@ -191,7 +191,7 @@ class RolloutFunc:
         return rows_of_batch(
             rollouts,
             rows,
-            takes_all=self._trains_all,
+            takes_all=self._trains_all and trainer.model.training,
             can_score=lambda rollout: rollout.reward is not None or not only_envs,
             padding_id=self._engine.processor.close_token_id,
             by_agents=bool(self._tasks.route.agents),

@@ -20,8 +20,7 @@ def spread(trainer: Any, batch: RowBatch, output: dict[str, Any]) -> dict[str, A
         output: of its `_generate_and_score_completions`.
     """
     ids = output["prompt_ids"]
-    places = batch.places[: len(ids)]  # in evaluation there are main rows alone
-    padding = len(ids) - len(places)
+    places, padding = batch.places, len(ids) - len(batch.places)
     output[ROW] = torch.tensor([*range(len(places)), *[-1] * padding], device=ids.device)
     if not trainer.model.training:
         return output
