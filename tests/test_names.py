@@ -17,7 +17,6 @@ FILES_TWICE = {
     "gateway.py": "the command, and the gateway that it starts",
     "processor.py": "the protocols, and what implements them for templates; trl-env's name",
     "rollout.py": "a rollout; trl-env's name for what plays one",
-    "rows.py": "the same part of two adapters",
 }
 """Names that several files of the package have, each with the reason."""
 

@@ -11,7 +11,7 @@ from abut import AgentResult, agent
 from abut.trl import make_rollout_func
 from abut.trl.metrics import log_extra_metrics
 from abut.trl.ranks import of_all_ranks
-from abut.trl.rows import fill_metrics
+from abut.trl.rows.columns import fill_metrics
 from tests.kit.stage.agents import Client, play_agents, user
 from tests.kit.stage.rollouts import Stage
 from tests.kit.training.trl_run import a_trainer

@@ -16,8 +16,8 @@ pytest.importorskip("trl")
 
 from abut import Columns  # noqa: E402
 from abut.rollout.config import RolloutConfig  # noqa: E402
-from abut.trl import spread as spreading  # noqa: E402
-from abut.trl.row_weights import weigh_gradient  # noqa: E402
+from abut.trl.rows import spread as spreading  # noqa: E402
+from abut.trl.rows.row_weights import weigh_gradient  # noqa: E402
 from tests.kit.training.row_cases import (  # noqa: E402
     OTHER_CASES,
     WORST,

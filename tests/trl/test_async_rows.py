@@ -12,7 +12,7 @@ from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord
 from abut.trl import env_reward
 from abut.trl.route import EnvRoute
-from abut.trl.rows import conversations_of
+from abut.trl.rows.columns import conversations_of
 from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
 from abut.trl.streaming.group_scores import (
     GroupScores,

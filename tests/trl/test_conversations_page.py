@@ -16,7 +16,7 @@ pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
 from abut.trl.credit import ScoredConversation, ScoredRollout, ScoredTurn, credited
-from abut.trl.row_weights import CONSTANTS_DIVIDE, ROLLOUTS_VOTE, TOKENS_VOTE
+from abut.trl.rows.row_weights import CONSTANTS_DIVIDE, ROLLOUTS_VOTE, TOKENS_VOTE
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # its client lives to the end

@@ -17,7 +17,7 @@ import trl
 import abut.trl
 from abut import Columns
 from abut.gateway.ledger.row import weights_of
-from abut.trl.row_weights import ROLLOUTS_VOTE
+from abut.trl.rows.row_weights import ROLLOUTS_VOTE
 from tests.kit.training.scripted_rows import RowsRun, random_columns, rollout_of
 
 REWARDS = (1.0, 0.25)

@@ -19,7 +19,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.vllm import VLLMServerSampler
 from abut.trl import env_reward, make_rollout_func, scored_only
-from abut.trl.rows import rows_of
+from abut.trl.rows.columns import rows_of
 from abut.trl.trainer_sampler import sampler_of
 from tests.kit.servers.fake_server import FakeServer
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, check_exact, env

@@ -16,8 +16,9 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 
 import abut.trl  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
-from abut.trl import row_metrics, trainer_checks  # noqa: E402
-from abut.trl.all_rows import AllRows, with_all_rows  # noqa: E402
+from abut.trl import trainer_checks  # noqa: E402
+from abut.trl.rows import row_metrics  # noqa: E402
+from abut.trl.rows.all_rows import AllRows, with_all_rows  # noqa: E402
 from abut.trl.version import trl_version  # noqa: E402
 from tests.kit.training.row_cases import PADDED, WORST, errors_of  # noqa: E402
 from tests.kit.training.scripted_rows import (  # noqa: E402

@@ -6,10 +6,10 @@
 from typing import Any
 
 from abut.tools.environment_factory import from_environment_factory
-from abut.trl.all_rows import AllRows, extend, grpo_trainer
 from abut.trl.credit import Returns, ScoredConversation, ScoredRollout, ScoredTurn
 from abut.trl.rewards import env_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
+from abut.trl.rows.all_rows import AllRows, extend, grpo_trainer
 from abut.trl.streaming.worker import make_rollout_worker
 
 __all__ = [

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from abut.tools.environment_factory import EnvironmentFactory
 from abut.tools.tool_env import ToolEnv
 from abut.trl.metrics import log_batch
-from abut.trl.rows import COMPLETIONS
+from abut.trl.rows.columns import COMPLETIONS
 
 RewardFunction: TypeAlias = Callable[..., Any]
 

@@ -24,7 +24,6 @@ from abut.rollout.failures import Failures, Tally
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
-from abut.trl.all_rows import AllRows
 from abut.trl.credit import Credit, checked_credit
 from abut.trl.metrics import (
     is_metric,
@@ -42,8 +41,9 @@ from abut.trl.rewards import (
     wrap_reward_functions,
 )
 from abut.trl.route import EnvArgument
-from abut.trl.row_batch import RowBatch, rows_of_batch
-from abut.trl.rows import fill_metrics, rows_of
+from abut.trl.rows.all_rows import AllRows
+from abut.trl.rows.columns import fill_metrics, rows_of
+from abut.trl.rows.row_batch import RowBatch, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.trainer_checks import (
     check_end_tokens,
@@ -313,7 +313,7 @@ class RolloutFunc:
 
 def _takes_means_of_rows(trainer: Any) -> bool:
     """Return whether the loss takes the mean over the tokens of each row; others add tokens up."""
-    from abut.trl.row_weights import ROLLOUTS_VOTE  # torch, which a trainer has
+    from abut.trl.rows.row_weights import ROLLOUTS_VOTE  # torch, which a trainer has
 
     return trainer.loss_type in ROLLOUTS_VOTE
 

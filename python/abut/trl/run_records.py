@@ -16,8 +16,8 @@ from abut.envs.task import RolloutTask
 from abut.records.record import score_record
 from abut.records.recorder import Recorder
 from abut.rollout.rollout import Rollout
-from abut.trl.all_rows import AllRows
-from abut.trl.row_batch import RowBatch
+from abut.trl.rows.all_rows import AllRows
+from abut.trl.rows.row_batch import RowBatch
 
 
 class RolloutRecorder:

@@ -10,7 +10,7 @@ from abut.messages import Message, texts_of
 from abut.notices import Once
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
-from abut.trl.all_rows import REPLACED, AllRows
+from abut.trl.rows.all_rows import REPLACED, AllRows
 from abut.trl.version import (
     LIGER_IS_LOGPROBS,
     LUSPO_MASKS_PADDING,
@@ -124,7 +124,7 @@ def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklev
     Raises:
         ValueError: names the setting, and what to do.
     """
-    from abut.trl.row_weights import check_loss_type
+    from abut.trl.rows.row_weights import check_loss_type
 
     args: Any = trainer.args
     version = trl_version()

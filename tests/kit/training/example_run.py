@@ -28,7 +28,7 @@ def run_example(
     import trl
 
     import abut.trl
-    from abut.trl.all_rows import with_all_rows
+    from abut.trl.rows.all_rows import with_all_rows
 
     asked: dict[str, Any] = {}
     trainers: list[Any] = []
@@ -68,8 +68,8 @@ def run_block(
     import trl
 
     import abut.trl
-    from abut.trl.all_rows import with_all_rows
     from abut.trl.rollout_func import RolloutFunc
+    from abut.trl.rows.all_rows import with_all_rows
 
     outputs: list[Any] = []
     GRPOConfig, GRPOTrainer, call = trl.GRPOConfig, trl.GRPOTrainer, RolloutFunc.__call__

@@ -31,7 +31,7 @@ from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
 from abut.trl.rewards import OWN_REWARDS, are_of_envs, has_tools
 from abut.trl.route import EnvRoute
-from abut.trl.rows import COMPLETIONS, conversation_of, conversations_of, rows_of
+from abut.trl.rows.columns import COMPLETIONS, conversation_of, conversations_of, rows_of
 from abut.trl.run_records import RolloutRecorder
 from abut.trl.streaming.dataset_position import DatasetPosition
 from abut.trl.streaming.group_scores import (

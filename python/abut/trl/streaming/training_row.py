@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abut._native import Columns
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason
-from abut.trl.rows import conversation_of, conversations_of
+from abut.trl.rows.columns import conversation_of, conversations_of
 
 
 class RowMetrics(dict[str, float]):

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather_object
 
 from abut import Columns
-from abut.trl import pieces
+from abut.trl.rows import pieces
 from tests.kit.training.ranks import leave
 from tests.kit.training.ranks.fsdp2 import shard_on_cpus
 from tests.kit.training.row_cases import loss_of, scale_of

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from abut.trl.ranks import gathered
-from abut.trl.row_batch import WEIGHT, RowBatch
-from abut.trl.row_metrics import log_rows, refill_tables, tables_of
+from abut.trl.rows.row_batch import WEIGHT, RowBatch
+from abut.trl.rows.row_metrics import log_rows, refill_tables, tables_of
 from abut.trl.version import check_trl_version
 
 REPLACED = (
@@ -99,7 +99,7 @@ class AllRows(_Base):  # type: ignore[misc]
         batch, self._abut_scored = self._abut_scored, None
         if batch is None:
             return output
-        from abut.trl.spread import spread
+        from abut.trl.rows.spread import spread
 
         refill_tables(self, tables, batch, output)
         if self.model.training:
@@ -122,7 +122,7 @@ class AllRows(_Base):  # type: ignore[misc]
         batch = self.abut_rows
         if batch is None or not batch.has_others or not self.model.training:
             return loss_of(inputs)
-        from abut.trl.pieces import loss_in_pieces
+        from abut.trl.rows.pieces import loss_in_pieces
 
         return loss_in_pieces(self, model, inputs, loss_of)
 
@@ -130,7 +130,7 @@ class AllRows(_Base):  # type: ignore[misc]
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         rows = self._abut_forward
         if rows is not None and WEIGHT in rows and found[0].requires_grad:
-            from abut.trl.row_weights import weigh_gradient
+            from abut.trl.rows.row_weights import weigh_gradient
 
             weigh_gradient(found[0], rows[WEIGHT])
         return found

@@ -25,7 +25,7 @@ from abut.trl.credit import (
 from abut.trl.ranks import gathered
 from abut.trl.returns import Floats, increments
 from abut.trl.rewards import OWN_REWARDS, are_of_envs
-from abut.trl.row_batch import RowBatch
+from abut.trl.rows.row_batch import RowBatch
 
 _once = Once(logging.getLogger(__name__))
 

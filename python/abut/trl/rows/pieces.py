@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from abut.trl.row_batch import ROW
-from abut.trl.row_weights import trained_mask
+from abut.trl.rows.row_batch import ROW
+from abut.trl.rows.row_weights import trained_mask
 
 _OF_PROMPT = ("prompt_ids", "prompt_mask")
 _OF_COMPLETION = (

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from abut.trl.row_batch import ROW, WEIGHT, RowBatch
-from abut.trl.row_credit import advantages_of_rows
-from abut.trl.row_metrics import log_ratios, warn_of_masked_rows
-from abut.trl.row_weights import trained_mask, weights_of
+from abut.trl.rows.row_batch import ROW, WEIGHT, RowBatch
+from abut.trl.rows.row_credit import advantages_of_rows
+from abut.trl.rows.row_metrics import log_ratios, warn_of_masked_rows
+from abut.trl.rows.row_weights import trained_mask, weights_of
 from abut.trl.version import COUNTS_ALL_ROWS, trl_version
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from abut.notices import Once
-from abut.trl.row_batch import RowBatch, RowCounts
+from abut.trl.rows.row_batch import RowBatch, RowCounts
 from abut.trl.version import TABLES_OF_MAIN_ROWS, trl_version
 
 logger = logging.getLogger(__name__)

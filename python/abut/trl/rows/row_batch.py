@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout
 from abut.trl.credit import Credit
-from abut.trl.rows import conversations_of, is_measured
+from abut.trl.rows.columns import conversations_of, is_measured
 
 COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 """The lists of a `rollout_func` that TRL makes rows of."""
