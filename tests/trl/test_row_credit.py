@@ -18,7 +18,8 @@ from abut.errors import RolloutError  # noqa: E402
 from abut.notices import Once  # noqa: E402
 from abut.records.read import read_records  # noqa: E402
 from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord  # noqa: E402
-from abut.trl import Returns, make_rollout_func, row_credit  # noqa: E402
+from abut.trl import Returns, make_rollout_func  # noqa: E402
+from abut.trl.rows import row_credit  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 from tests.kit.training.row_cases import WORST, errors_of, loss_of  # noqa: E402
 from tests.kit.training.row_oracle import (  # noqa: E402
